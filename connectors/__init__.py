@@ -1,0 +1,1 @@
+"""Outside systems, one module or package each, its source and its sink side by side."""

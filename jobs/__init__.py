@@ -1,0 +1,1 @@
+"""What runs on Spark: session, planner, transforms, the epoch loop, backfill, handoff and stream."""

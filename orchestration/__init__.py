@@ -1,0 +1,1 @@
+"""Dagster: the pipeline component, assets, asset checks, sensors and schedules. The only room that imports dagster."""

@@ -1,0 +1,27 @@
+"""Durations as people write them: `500ms`, `1s`, `1h 30m`."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from headrace.pipeline.errors import UserError
+
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+def parse_duration(text: str) -> timedelta:
+    """The duration that `text` says. Raises UserError for anything else."""
+    seconds, at = 0.0, 0
+    while at < len(text.rstrip()):
+        part = _PART.match(text, at)
+        if part is None or part[2] not in _UNITS:
+            msg = f"`{text}` is not a duration"
+            raise UserError(msg, hint=f"Write a number and a unit, such as 500ms or 1h 30m; units: {', '.join(_UNITS)}.")
+        seconds += float(part[1]) * _UNITS[part[2]]
+        at = part.end()
+    if at == 0:
+        msg = "a duration is empty"
+        raise UserError(msg, hint="Write a number and a unit, such as 5s.")
+    return timedelta(seconds=seconds)

@@ -1,0 +1,60 @@
+"""What a ledger answers: leases, lane states, epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from headrace.pipeline.records import Counts, EpochPlan, Json, Position
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write a lane. `clean` says that the holder before gave it back by itself (or there was none)."""
+
+    pipeline: str
+    name: str
+    lane: str
+    generation: int
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRow:
+    """A sink as the ledger knows it: `state` is joining, joined or left; `epoch` the one after which it joined."""
+
+    sink: str
+    state: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """Where a lane stands. `committed` is 0 before the first epoch; `open_plan` is planned and not committed."""
+
+    pipeline: str
+    name: str
+    lane: str
+    generation: int
+    committed: int
+    position: Position
+    open_plan: EpochPlan | None
+    sinks: Mapping[str, SinkRow]
+    pipeline_hash: str | None
+    holder: Json | None
+    """Who holds the lease now (host, pid, run id, door), None when nobody does or it has expired."""
+    progress: Json
+    """What the holder last said with its heartbeat: phase, rows/s, lag, last error."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """One epoch as the ledger keeps it. `error` is the last failure of an epoch that was tried more than once."""
+
+    plan: EpochPlan
+    generation: int
+    committed_at: datetime | None
+    counts: Mapping[str, Counts]
+    attempts: int
+    error: str | None
