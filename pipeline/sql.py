@@ -1,0 +1,141 @@
+"""The SQL of transforms: what it reads, what is allowed in it, and the hidden columns added to it.
+
+A per-row transform is a projection, a filter, or a union all of such. Joins, aggregates, windows, sort, limit and
+distinct need state across rows; they are refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, TokenError
+
+from headrace.pipeline.errors import UserError
+
+DIALECT = "spark"
+_REFUSED: dict[type, str] = {
+    exp.Join: "a join",
+    exp.AggFunc: "an aggregate",
+    exp.Group: "GROUP BY",
+    exp.Having: "HAVING",
+    exp.Window: "a window function",
+    exp.Order: "ORDER BY",
+    exp.Limit: "LIMIT",
+    exp.Distinct: "DISTINCT",
+    exp.Lateral: "LATERAL VIEW",
+    exp.Explode: "explode",
+    exp.Intersect: "INTERSECT",
+    exp.Except: "EXCEPT",
+}
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> exp.Query:
+    try:
+        statements = [statement for statement in sqlglot.parse(text, dialect=DIALECT) if statement is not None]
+    except (ParseError, TokenError) as error:
+        details = getattr(error, "errors", None)
+        reason = (
+            f"{details[0]['description']} at line {details[0]['line']}, column {details[0]['col']}"
+            if details
+            else str(error).splitlines()[0]
+        )
+        msg = f"failed to parse SQL: {reason}"
+        raise UserError(msg, hint="--- SQL ---\n" + text.strip()) from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        msg = "a sql transform is one SELECT statement"
+        raise UserError(msg, hint="--- SQL ---\n" + text.strip())
+    return statements[0]
+
+
+def parse(text: str, *, node: str = "") -> exp.Query:
+    """The statement, checked. Raises UserError for what cannot be parsed or is not allowed in a per-row transform."""
+    try:
+        found = _parsed(text)
+    except UserError as error:
+        error.node = node
+        raise
+    for part in found.walk():
+        what = next((name for kind, name in _REFUSED.items() if isinstance(part, kind)), None)
+        if what is None and isinstance(part, exp.Union) and part.args.get("distinct"):
+            what = "UNION without ALL"
+        if (
+            what is None
+            and isinstance(part, exp.Subquery | exp.In | exp.Exists)
+            and part.find_ancestor(exp.Where)
+            and part.find(exp.Select)
+        ):
+            what = "a subquery in WHERE"
+        if what:
+            msg = f"unsupported plan: {what} is not possible in a per-row transform"
+            hint = "It needs rows beyond the one at hand. Do it in the target, or in a view over it."
+            raise UserError(msg, hint=hint, node=node)
+    return found.copy()
+
+
+def tables(text: str, *, node: str = "") -> tuple[str, ...]:
+    """The nodes that the statement reads, in order of appearance, without those that its own WITH defines."""
+    found = parse(text, node=node)
+    own = {cte.alias for cte in found.find_all(exp.CTE)}
+    names = dict.fromkeys(_table_name(table) for table in found.find_all(exp.Table))
+    return tuple(name for name in names if name not in own)
+
+
+def _table_name(table: exp.Table) -> str:
+    return ".".join(part.name for part in table.parts)
+
+
+def with_hidden(
+    text: str, hidden: Sequence[str], *, now: datetime | None = None, rename: dict[str, str] | None = None, node: str = ""
+) -> str:
+    """The statement with the hidden columns carried through every SELECT, clocks fixed, and tables renamed.
+
+    `now` is the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
+    """
+    found = parse(text, node=node)
+    own = {cte.alias for cte in found.find_all(exp.CTE)}
+    for select in _row_selects(found):
+        present = {column.alias_or_name for column in select.expressions}
+        star = any(column.is_star for column in select.expressions)
+        for column in hidden:
+            if column not in present and not star:
+                select.append("expressions", exp.column(column, quoted=True))
+    for table in list(found.find_all(exp.Table)):
+        name = _table_name(table)
+        if rename and name in rename and name not in own:
+            alias = table.alias or table.name
+            table.replace(exp.alias_(exp.to_table(rename[name], dialect=DIALECT), alias, table=True, quoted=True))
+    if now is not None:
+        _fix_clocks(found, now)
+    return found.sql(dialect=DIALECT)
+
+
+def _row_selects(query: exp.Query) -> Iterator[exp.Select]:
+    """The SELECTs whose rows are rows of the result (all, since joins and subqueries in WHERE are refused)."""
+    yield from query.find_all(exp.Select)
+
+
+def _fix_clocks(query: exp.Query, now: datetime) -> None:
+    stamp = now.astimezone(UTC)
+    moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
+    day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
+    for call in list(query.find_all(exp.CurrentTimestamp, exp.CurrentDate, exp.Anonymous)):
+        name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+        if isinstance(call, exp.CurrentTimestamp) or name in ("now", "localtimestamp"):
+            call.replace(moment.copy())
+        elif isinstance(call, exp.CurrentDate) or name in ("today", "curdate"):
+            call.replace(day.copy())
+
+
+def impure(text: str) -> tuple[str, ...]:
+    """Functions in the statement that give other values when an epoch is replayed."""
+    names = {"rand", "randn", "random", "uuid", "monotonically_increasing_id", "spark_partition_id", "input_file_name", "shuffle"}
+    found = (
+        part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
+        for part in parse(text).find_all(exp.Func)
+    )
+    return tuple(dict.fromkeys(name for name in found if name in names))
