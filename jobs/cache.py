@@ -1,0 +1,26 @@
+"""The per-user folder for what is large and can be had again: jars, the Java wrapper, class-data archives."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """`$HEADRACE_CACHE`, else `$XDG_CACHE_HOME/headrace`, else `~/.cache/headrace`; made if missing."""
+    own = os.environ.get("HEADRACE_CACHE")
+    folder = Path(own).expanduser() if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.resolve()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive flock on `path` (made if missing), which is waited for and ends with the process at the latest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
