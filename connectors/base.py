@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.pipeline.nodes import OffsetTable
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record, SinkKey
 
 if TYPE_CHECKING:
@@ -194,6 +195,10 @@ class BoundedSource(ABC):
         """What a task reads splits with on the direct path, or None. `query` is the transform in the source's own SQL."""
         return None
 
+    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+        """The first offset per partition that history does not hold, as its offset table says; partitions it lacks are left out."""
+        raise NotImplementedError
+
     def unpin(self, snapshot: Snapshot) -> None:
         """Gives back what `pin` made, once the history is complete."""
 
@@ -252,6 +257,10 @@ class UnboundedSource(ABC):
 
     def fence_at(self, moment_ms: int) -> Json:
         """The position of the first row at or after a wall-clock time."""
+        raise NotImplementedError
+
+    def earliest(self) -> Json:
+        """The position of the first row that the source still holds."""
         raise NotImplementedError
 
     def end(self) -> Json:

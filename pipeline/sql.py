@@ -85,6 +85,13 @@ def tables(text: str, *, node: str = "") -> tuple[str, ...]:
     return tuple(name for name in names if name not in own)
 
 
+def table_uses(text: str, *, node: str = "") -> dict[str, int]:
+    """How many SELECTs read each node: an upper bound of how often one input row can appear in the result."""
+    names = [_table_name(table) for table in parse(text, node=node).find_all(exp.Table)]
+    own = len(names) - sum(name in tables(text, node=node) for name in names)
+    return {name: names.count(name) * max(1, own) for name in tables(text, node=node)}
+
+
 def _table_name(table: exp.Table) -> str:
     return ".".join(part.name for part in table.parts)
 

@@ -1,0 +1,71 @@
+"""Which class serves which `type` of a pipeline file. Modules, and with them drivers, are imported when first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
+from headrace.pipeline.errors import InternalError, UserError
+from headrace.pipeline.records import Json, SinkKey
+from headrace.pipeline.settings import Settings
+
+_BOUNDED = {"clickhouse": "clickhouse:ClickHouseTable", "iceberg": "iceberg:IcebergTable"}
+_UNBOUNDED = {"kafka": "kafka:KafkaStream"}
+_SINKS = {
+    "postgres": "postgres:PostgresSink",
+    "delta": "delta:DeltaTableSink",
+    "print": "console:PrintSink",
+    "blackhole": "console:BlackholeSink",
+}
+_EXTRAS = {"clickhouse": "clickhouse", "kafka": "kafka", "postgres": "postgres", "delta": "delta"}
+
+
+def _load(table: dict[str, str], kind: str) -> Any:
+    if kind not in table:
+        msg = f"no connector is registered for type `{kind}`"
+        raise InternalError(msg)
+    module, name = table[kind].split(":")
+    try:
+        return getattr(import_module(f"headrace.connectors.{module}"), name)
+    except ImportError as error:
+        msg = f"type `{kind}` needs the package `{error.name}`"
+        raise UserError(msg, hint=f"pip install 'headrace[{_EXTRAS.get(kind, kind)}]'") from error
+
+
+def bounded_source(node: Any, settings: Settings, ordinal: int) -> BoundedSource:
+    """A bounded source for a node of that kind. Opens nothing. `ordinal` is the source's rank in `_gs_pos`."""
+    return _load(_BOUNDED, node.type)(node, settings, ordinal)
+
+
+def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
+    """An unbounded source, likewise; `name` is the node's, for consumer groups and messages."""
+    return _load(_UNBOUNDED, node.type)(name, node, settings, ordinal)
+
+
+def open_sink(context: SinkContext) -> Sink:
+    """A sink for one lane. Connects when it is prepared."""
+    return sink_class(context.node)(context)
+
+
+def sink_class(node: Any) -> type[Sink]:
+    """The class behind a sink node, for its capabilities."""
+    return _load(_SINKS, node.type)
+
+
+def describe(name: str, node: Any, settings: Settings) -> list[Json]:
+    """What a node is outside: one entry per physical thing (a hybrid source has several), without opening a connection.
+
+    Each has `kind`, `asset_key` (parts) and, where it makes sense, `table_name` or `location`.
+    """
+    if node.type == "hybrid":
+        phases = [part.node() for part in node.bounded_sources]
+        return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
+    if node.type in _BOUNDED:
+        return [bounded_source(node, settings, 0).describe()]
+    if node.type in _UNBOUNDED:
+        return [unbounded_source(name, node, settings, 0).describe()]
+    import pyarrow as pa
+
+    key = SinkKey("", "", "main", name)
+    return [sink_class(node)(SinkContext(key, node, settings, pa.schema([]))).describe()]

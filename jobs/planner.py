@@ -1,0 +1,151 @@
+"""From a pipeline file to frames: sources as views, transforms as SQL over them, one frame per sink.
+
+Payload columns and types come from Spark's own analyzer. The hidden columns `_gs_op` and `_gs_pos` are carried through
+every SELECT by `pipeline.sql`; a sink never sees a row without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
+from headrace.jobs.sources import LaneSource, Reading
+from headrace.pipeline import graph, sql
+from headrace.pipeline.errors import SchemaError, UserError
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.records import EpochPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Planner:
+    """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
+
+    Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources.
+    """
+
+    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, LaneSource]) -> None:
+        self.file = file
+        self.spark = spark.newSession()
+        self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
+        self.keys: dict[str, tuple[str, ...]] = {}
+        self.schemas: dict[str, pa.Schema] = {}
+        self._order = graph.in_order(file.model)
+        self._analyse()
+
+    def _analyse(self) -> None:
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None)
+        for name, frame in views.items():
+            self.schemas[name] = _payload(frame)
+        model = self.file.model
+        for name in [*model.sources, *model.transforms, *model.sinks]:
+            schema = self.schemas[name] if name in self.schemas else self.schemas[model.sinks[name].from_]
+            self.schemas[name] = schema
+            self.keys[name] = graph.key_of(model, name)
+            if missing := [column for column in self.keys[name] if column not in schema.names]:
+                shown = ", ".join(f'"{column}"' for column in missing)
+                available = ", ".join(f'"{column}"' for column in [*schema.names, OP])
+                msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+                raise SchemaError(msg, node=name, place=self._place(name, "primary_key"))
+
+    def _place(self, name: str, key: str):  # noqa: ANN202  Place
+        kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(self.file.model, kind))
+        return self.file.place(kind, name, key)
+
+    def _empty(self, name: str) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+        from pyspark.sql.types import StructType
+
+        payload = from_arrow_schema(self.source_schemas[name], prefer_timestamp_ntz=True)
+        hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
+        return self.spark.createDataFrame([], StructType([*payload.fields, *hidden.fields]))
+
+    def _views(self, readings: Mapping[str, Reading], plan: EpochPlan | None) -> dict[str, DataFrame]:
+        """The frame of every source and transform, lazily; transforms see their inputs as temporary views."""
+        found = {name: reading.frame for name, reading in readings.items()}
+        names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
+        for name, frame in found.items():
+            frame.createOrReplaceTempView(names[name])
+        for name in self._order:
+            text = sql.with_hidden(
+                self.file.model.transforms[name].sql, HIDDEN, now=plan.planned_at if plan else None, rename=names, node=name
+            )
+            found[name] = self._sql(name, text)
+            found[name].createOrReplaceTempView(names[name])
+        return found
+
+    def _sql(self, name: str, text: str) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        try:
+            frame = self.spark.sql(text)
+        except (AnalysisException, ParseException) as error:
+            said = (error.getMessage() or str(error)).split("; line ")[0].split("\n\n==")[0].strip()
+            said = re.sub(r"^\[[A-Z_.]+\] ", "", re.sub(r"`hr_(\w+?)_\d+`", r"`\1`", said))
+            hint = "--- SQL ---\n" + self.file.model.transforms[name].sql.strip()
+            raise SchemaError(said, hint=hint, node=name, place=self._place(name, "sql")) from None
+        names = [column for column in frame.columns if column not in HIDDEN]
+        if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
+            msg = f"column `{doubled[0]}` appears twice"
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self._place(name, "sql"))
+        return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
+
+    @contextmanager
+    def frames(self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str]) -> Iterator[dict[str, Frame]]:
+        """One frame per sink for this epoch. Sources without a reading have no rows in it.
+
+        A node that several of these sinks read is persisted at the latest shared point and given back afterwards.
+        """
+        every = {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
+        views = self._views(every, plan)
+        model = self.file.model
+        shared = {
+            model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
+        }
+        persisted = {name: views[name].persist() for name in shared if readings}
+        try:
+            yield {
+                sink: Frame(
+                    rows=persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_]),
+                    schema=self.schemas[sink],
+                    key=self.keys[sink],
+                    estimate=self._estimate(sink, every),
+                    spark=self.spark,
+                )
+                for sink in sinks
+            }
+        finally:
+            for frame in persisted.values():
+                frame.unpersist(blocking=False)
+
+    def _estimate(self, name: str, readings: Mapping[str, Reading]) -> int | None:
+        """An upper bound of a node's rows: what its sources read, times the ways that lead to it (a per-row transform adds none)."""
+        if name in readings:
+            return readings[name].rows
+        if name in self.file.model.sinks:
+            return self._estimate(self.file.model.sinks[name].from_, readings)
+        total = 0
+        for upstream, times in sql.table_uses(self.file.model.transforms[name].sql, node=name).items():
+            rows = self._estimate(upstream, readings)
+            if rows is None:
+                return None
+            total += rows * times
+        return total
+
+
+def _payload(frame: DataFrame) -> pa.Schema:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    payload = StructType([field for field in frame.schema.fields if field.name not in HIDDEN])
+    try:
+        return to_arrow_schema(payload, timezone="UTC")
+    except PySparkException as error:
+        msg = f"a column has a type that cannot leave Spark: {error}"
+        raise UserError(msg, hint="Cast it in the SQL, void columns for instance with CAST(NULL AS string).") from error

@@ -1,0 +1,141 @@
+"""The Spark session of a run: one per process, started with what its pipeline needs and no more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from headrace.jobs.jars import ensure_jars
+from headrace.jobs.java import find_java
+from headrace.pipeline.errors import SettingsError
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write.
+_FIXED = {"spark.speculation": "false", "spark.sql.session.timeZone": "UTC"}
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
+    cores = os.cpu_count() or 2
+    conf = {
+        "spark.app.name": "headrace",
+        "spark.master": settings.spark.master,
+        "spark.driver.memory": settings.spark.driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={files('headrace.jobs') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC",
+    }
+    if settings.spark.master.startswith("local"):
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return conf | (_DELTA if "delta" in kinds else {})
+
+
+def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
+    """The session's configuration. `kinds` are the node types of the pipeline: only their extensions are loaded.
+
+    Raises SettingsError where `spark.conf` would take away what the guarantees rest on.
+    """
+    for key, value in _FIXED.items():
+        if settings.spark.conf.get(key, value) != value:
+            msg = f"spark.conf: `{key}` must be {value}, found `{settings.spark.conf[key]}`"
+            raise SettingsError(msg, hint="Exactly-once rests on it. Remove the key from HEADRACE__SPARK__CONF or config.yaml.")
+    conf = _defaults(settings, frozenset(kinds)) | settings.spark.conf | _FIXED
+    jars = [str(path) for path in ensure_jars(java=str(settings.java_home) if settings.java_home else None).spark]
+    if settings.spark.master.startswith("local"):
+        conf["spark.driver.extraClassPath"] = ":".join(jars)  # no copying and no class loader of their own, as spark.jars would have
+    else:
+        conf["spark.jars"] = ",".join(jars)
+    return conf
+
+
+def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
+    """Starts Spark, or hands out the session that this process has already.
+
+    Raises ServiceError without Java or jars, SettingsError for a forbidden `spark.conf`.
+    """
+    started = time.monotonic()
+    conf = spark_conf(settings, kinds)
+    java = find_java(str(settings.java_home) if settings.java_home else None)
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # workers would otherwise take the first python3 on the path
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.Builder()
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    with _jvm_errors_to(settings.home / "logs" / "spark.log"):
+        spark = builder.getOrCreate()
+    log.info("spark started master=%s java=%s seconds=%.1f", conf["spark.master"], java.version, time.monotonic() - started)
+    return spark
+
+
+@contextmanager
+def _jvm_errors_to(path: Path) -> Iterator[None]:
+    """A JVM started inside inherits this file as its standard error: its chatter would break up progress lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with path.open("ab") as target:
+        os.dup2(target.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def jvm_process(spark: SparkSession) -> Json | None:
+    """Pid and creation time of the JVM on this host: a successor kills it where it outlives its driver."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001  pyspark keeps the process nowhere else
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return None
+    return {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+
+
+def stop_session(spark: SparkSession) -> None:
+    """Stops Spark and its JVM; the process can start another one afterwards."""
+    from pyspark import SparkContext
+
+    gateway = spark.sparkContext._gateway  # noqa: SLF001
+    spark.stop()
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    gateway.shutdown()
+    process.stdin.close()  # the JVM ends with its standard input
+    try:
+        process.wait(timeout=10)
+    except Exception:  # noqa: BLE001  whatever keeps it: it must not outlive the run
+        process.kill()
+        process.wait()
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
