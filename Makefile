@@ -1,0 +1,73 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 to 3.13 and a package index. Not root, no containers.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/python -m uv --quiet
+STAMP := $(VENV)/headrace-is-set-up
+JARS := $(VENV)/headrace-has-jars
+# The first that is there and new enough; `make demo PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && command -v $$python && break; done)
+
+.PHONY: help
+help: ## This list.
+	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$NF}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(STAMP) $(JARS) ## Virtual environment, Python packages, JVM jars. Done once, and again when a lock changes.
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found. Install one, or say: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "==> $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
+	@echo "==> Python packages (about 1 GB the first time)"
+	@$(BIN)/python -m uv --version >/dev/null 2>&1 || { \
+		awk '/^uv==/ {on = 1} /^[^ ]/ && !/^uv==/ {on = 0} on' requirements.lock > $(VENV)/uv.lock; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock; }
+	@$(BIN)/python -m uv pip install --python $(BIN)/python --require-hashes -r requirements.lock
+	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(JARS): jobs/ivy.xml $(STAMP)
+	@$(BIN)/python -m headrace.commands.fetch
+	@touch $@
+
+.PHONY: demo
+demo: setup ## The main job on real data, killed in the middle. Again: it resumes.
+	@$(BIN)/headrace demo
+
+.PHONY: demo-clean
+demo-clean: $(STAMP) ## Stops the demo's servers and removes its data.
+	@$(BIN)/headrace demo --clean
+
+.PHONY: ui
+ui: setup ## Dagster's pages, with the pipelines of examples/.
+	@$(BIN)/headrace ui
+
+.PHONY: test
+test: setup check ## All checks, and every test with a sample of the long suites.
+	@$(BIN)/pytest
+
+.PHONY: test-faults
+test-faults: setup ## Every fault test and long suite in full.
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest -m "faults or long"
+
+.PHONY: check
+check: $(STAMP) ## Linters, types, the order of the rooms.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@$(BIN)/lint-imports
+	@$(BIN)/pre-commit validate-config
+
+.PHONY: bench
+bench: setup ## The figures of docs/benchmarks.md, as ratios to the best bare way.
+	@$(BIN)/python -m benchmarks
+
+.PHONY: lock
+lock: ## Writes requirements.lock anew from pyproject.toml.
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--all-extras pyproject.toml -o requirements.lock
