@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.pipeline import graph, sql
-from headrace.pipeline.errors import SchemaError, UserError
+from headrace.pipeline.errors import Place, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 
@@ -53,7 +53,7 @@ class Planner:
                 msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
                 raise SchemaError(msg, node=name, place=self._place(name, "primary_key"))
 
-    def _place(self, name: str, key: str):  # noqa: ANN202  Place
+    def _place(self, name: str, key: str) -> Place:
         kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(self.file.model, kind))
         return self.file.place(kind, name, key)
 
@@ -61,7 +61,7 @@ class Planner:
         from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import StructType
 
-        payload = from_arrow_schema(self.source_schemas[name], prefer_timestamp_ntz=True)
+        payload = cast("StructType", from_arrow_schema(self.source_schemas[name], prefer_timestamp_ntz=True))
         hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
         return self.spark.createDataFrame([], StructType([*payload.fields, *hidden.fields]))
 
@@ -145,7 +145,7 @@ def _payload(frame: DataFrame) -> pa.Schema:
 
     payload = StructType([field for field in frame.schema.fields if field.name not in HIDDEN])
     try:
-        return to_arrow_schema(payload, timezone="UTC")
+        return to_arrow_schema(payload)
     except PySparkException as error:
         msg = f"a column has a type that cannot leave Spark: {error}"
         raise UserError(msg, hint="Cast it in the SQL, void columns for instance with CAST(NULL AS string).") from error

@@ -127,6 +127,8 @@ def stop_session(spark: SparkSession) -> None:
 
     gateway = spark.sparkContext._gateway  # noqa: SLF001
     spark.stop()
+    if gateway is None:
+        return
     process = getattr(gateway, "proc", None)
     if process is None:
         return

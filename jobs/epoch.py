@@ -1,0 +1,93 @@
+"""One epoch: what the plan says is read once, computed, and handed to every sink that does not hold it yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import Frame, Sink
+from headrace.jobs.failures import as_headrace_error
+from headrace.jobs.history import pieces_of
+from headrace.jobs.planner import Planner
+from headrace.jobs.sources import LaneSource, Reading
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.records import Counts, EpochPlan, Phase
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class EpochWriter:
+    """Writes epochs by one compiled pipeline: its sources, its planner, its sinks."""
+
+    def __init__(self, planner: Planner, sources: Mapping[str, LaneSource], sinks: Mapping[str, Sink]) -> None:
+        self._planner = planner
+        self._sources = sources
+        self._sinks = sinks
+        self.steps: dict[str, float] = {}
+
+    def write(self, plan: EpochPlan, pending: Sequence[str]) -> dict[str, Counts]:
+        """Writes the epoch to the pending sinks, side by side, and returns what each acknowledged.
+
+        Raises the first error as a HeadraceError that names the node; what other sinks wrote by then stays, and their
+        records say so.
+        """
+        started = time.monotonic()
+        self.steps = {}
+        try:
+            readings = self._readings(plan)
+            with self._planner.frames(plan, readings, pending) as frames:
+                self.steps["plan"] = time.monotonic() - started
+                return self._side_by_side(plan, frames)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise as_headrace_error(error) from error
+
+    def _readings(self, plan: EpochPlan) -> dict[str, Reading]:
+        spark = self._planner.spark
+        found: dict[str, Reading] = {}
+        for name, source in self._sources.items():
+            if plan.phase is Phase.HISTORY:
+                for phase, splits in pieces_of(plan.splits, name).items():
+                    found[name] = source.read_history(spark, plan.end[name], phase, splits, self._planner.source_schemas[name])
+            elif source.unbounded is not None and plan.start[name].get("stream") != plan.end[name]["stream"]:
+                start = plan.start[name] if "stream" in plan.start[name] else {**plan.start[name], "stream": plan.start[name]["fence"]}
+                found[name] = source.read_stream(spark, start, plan.end[name])
+        return found
+
+    def _side_by_side(self, plan: EpochPlan, frames: Mapping[str, Frame]) -> dict[str, Counts]:
+        if len(frames) == 1:
+            return {name: self._one(plan, name, frame) for name, frame in frames.items()}
+        with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
+            waiting = {
+                name: pool.submit(_in_pool(self._planner.spark, name, self._one), plan, name, frame) for name, frame in frames.items()
+            }
+            errors = [error for future in waiting.values() if (error := future.exception()) is not None]
+            if errors:
+                raise next((error for error in errors if not getattr(error, "retriable", False)), errors[0])
+            return {name: future.result() for name, future in waiting.items()}
+
+    def _one(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+        started = time.monotonic()
+        try:
+            return self._sinks[name].write(plan, frame)
+        except HeadraceError as error:
+            error.node = error.node or name
+            raise
+        except Exception as error:
+            raise as_headrace_error(error, node=name) from error
+        finally:
+            self.steps[f"write {name}"] = time.monotonic() - started
+
+
+def _in_pool(spark: SparkSession, pool: str, function: Callable[..., Counts]) -> Callable[..., Counts]:
+    """Runs in a scheduler pool of its own, so that sinks share the cores instead of queueing."""
+
+    def run(*args: object) -> Counts:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+        return function(*args)
+
+    return run

@@ -1,0 +1,55 @@
+"""What the next epoch of the stream carries: what every unbounded source has beyond the lane's position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.connectors.base import Limits
+from headrace.jobs.history import Step
+from headrace.jobs.sources import LaneSource
+from headrace.pipeline import positions
+from headrace.pipeline.records import Phase, Position
+
+
+class Stream:
+    """The unbounded part of a lane. Every source gets an equal share of an epoch's rows, so that a backlog starves nobody."""
+
+    def __init__(self, sources: Mapping[str, LaneSource], rows: int) -> None:
+        self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
+        self._rows = rows
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def begin(self, position: Position) -> Position:
+        """The position with every stream begun at its fence; the handoff happens here."""
+        return {**position, **{name: source.stream_start(position[name]) for name, source in self._sources.items()}}
+
+    def next(self, position: Position) -> Step | None:
+        """The next step after a position whose streams have begun, None when nothing has arrived."""
+        share = max(1, self._rows // max(1, len(self._sources)))
+        end = dict(position)
+        for name, source in self._sources.items():
+            limit = min(share, getattr(source.node, "batch_size", None) or share)
+            end[name] = source.latest(position[name], Limits(rows=limit))
+        if end == position:
+            return None
+        mine = [position[name] for name in self._sources]
+        return Step(Phase.CATCHING_UP if positions.catching_up(mine) else Phase.LIVE, end)
+
+    def backlog(self, position: Position) -> int | None:
+        """Offsets that lie between the position and the sources' ends; None where one cannot tell."""
+        total = 0
+        for name, source in self._sources.items():
+            assert source.unbounded is not None  # noqa: S101  by construction
+            found = source.unbounded.backlog(position[name]["stream"])
+            if found is None:
+                return None
+            total += found
+        return total
+
+    def commit(self, position: Position) -> None:
+        """Tells the sources' own tools how far the lane is."""
+        for name, source in self._sources.items():
+            if source.unbounded is not None and "stream" in position[name]:
+                source.unbounded.commit(position[name]["stream"])
