@@ -63,7 +63,7 @@ class Planner:
 
         payload = cast("StructType", from_arrow_schema(self.source_schemas[name], prefer_timestamp_ntz=True))
         hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
-        return self.spark.createDataFrame([], StructType([*payload.fields, *hidden.fields]))
+        return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
 
     def _views(self, readings: Mapping[str, Reading], plan: EpochPlan | None) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views."""
