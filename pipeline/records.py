@@ -114,6 +114,18 @@ class Record:
     totals: Counts
     baseline: int | None
     written_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    planned_at: datetime | None = None
+    """When the epoch was planned; None in the record that a sink joins with."""
+    splits: tuple[Json, ...] = ()
+
+    @property
+    def plan(self) -> EpochPlan | None:
+        """The plan that this record was written by, so that a lost ledger can be rebuilt; None for a sink that only joined."""
+        if self.planned_at is None:
+            return None
+        return EpochPlan(
+            self.epoch, self.phase, self.start, self.end, self.pipeline_hash, self.planned_at, window=self.window, splits=self.splits
+        )
 
     @classmethod
     def joined(cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None) -> Self:
@@ -134,11 +146,19 @@ class Record:
             counts=counts,
             totals=self.totals + counts,
             written_at=datetime.now(UTC),
+            planned_at=plan.planned_at,
+            splits=plan.splits,
         )
 
     def to_json(self) -> Json:
         """The record as plain JSON values, with its format number."""
-        return asdict(self) | {"format": RECORD_FORMAT, "phase": str(self.phase), "written_at": self.written_at.isoformat()}
+        return asdict(self) | {
+            "format": RECORD_FORMAT,
+            "phase": str(self.phase),
+            "written_at": self.written_at.isoformat(),
+            "planned_at": self.planned_at and self.planned_at.isoformat(),
+            "splits": list(self.splits),
+        }
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
@@ -155,5 +175,7 @@ class Record:
                 "counts": Counts(**known["counts"]),
                 "totals": Counts(**known["totals"]),
                 "written_at": datetime.fromisoformat(known["written_at"]),
+                "planned_at": datetime.fromisoformat(planned) if (planned := known.get("planned_at")) else None,
+                "splits": tuple(known.get("splits", ())),
             }
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from headrace.pipeline.records import Counts, EpochPlan, Json, Position
@@ -11,18 +11,23 @@ from headrace.pipeline.records import Counts, EpochPlan, Json, Position
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write a lane. `clean` says that the holder before gave it back by itself (or there was none)."""
+    """The right to write a lane. `clean` says that the holder before gave it back by itself (or there was none).
+
+    `settled` says that nothing an earlier holder began can still land: it was given back with no write under way, or the
+    holder and its JVM are proven dead. Where not, a sink that does not fence must be waited out.
+    """
 
     pipeline: str
     name: str
     lane: str
     generation: int
     clean: bool
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRow:
-    """A sink as the ledger knows it: `state` is joining, joined or left; `epoch` the one after which it joined."""
+    """A sink as the ledger knows it: `state` is joining, joined, replaying or left; `epoch` the one after which it joined."""
 
     sink: str
     state: str
@@ -46,6 +51,10 @@ class LaneState:
     """Who holds the lease now (host, pid, run id, door), None when nobody does or it has expired."""
     progress: Json
     """What the holder last said with its heartbeat: phase, rows/s, lag, last error."""
+    ended: Position = field(default_factory=dict)
+    """Where the last committed epoch ended, which is what sinks hold. Differs from `position` only after a rewind."""
+    droppable: bool = True
+    """False: a former holder that may only be paused knows the open plan and could still write it to a sink that does not fence."""
 
 
 @dataclass(frozen=True, slots=True)
