@@ -124,7 +124,7 @@ class LaneSource:
         if "stream" in position:
             return dict(position)
         assert self.unbounded is not None  # noqa: S101
-        return dict(position) | {"stream": position["fence"], "catch_up": self.unbounded.end()}
+        return dict(position) | {"stream": position["fence"], "began": position["fence"], "catch_up": self.unbounded.end()}
 
     def latest(self, position: Json, limits: Limits) -> Json:
         """The position that one stream epoch after `position` may reach."""

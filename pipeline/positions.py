@@ -4,9 +4,10 @@ A source with history::
 
     {"pins": [snapshot handle per bounded phase], "fence": unbounded position or null, "cursor": ISO time or null,
      "windows": {"2013-01-01": [phase, splits done, fingerprint of the phase's splits]},
-     "stream": unbounded position, "catch_up": unbounded position}
+     "stream": unbounded position, "began": unbounded position, "catch_up": unbounded position}
 
-`stream` and `catch_up` are there once the stream has begun; a source without history has only `stream`.
+The last three are there once the stream has begun: where it is, where it began, and the end that it had then. A source
+without history has only `stream`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,198 @@
+"""The asset checks: what the ledger says, held against what the real systems say.
+
+Each answers for one sink. None, never green, where it cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, Sink, SinkContext
+from headrace.connectors.ledgers import open_ledger
+from headrace.jobs.events import CheckResult
+from headrace.jobs.session import start_session, stop_session
+from headrace.jobs.status import history_complete
+from headrace.pipeline import graph, positions
+from headrace.pipeline.errors import LaneError
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.ledger import EpochRow, LaneState, Ledger
+from headrace.pipeline.records import Json, Phase, Record, SinkKey
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LANE = "main"
+
+
+def audit(
+    file: PipelineFile, settings: Settings, *, sinks: Sequence[str] | None = None, spark: SparkSession | None = None
+) -> list[CheckResult]:
+    """Runs every check of the named sinks (all if None) against the real systems.
+
+    Takes no lease and writes nothing, so it may run beside a stream. Raises LaneError for a pipeline that never ran.
+    """
+    ledger = open_ledger(settings)
+    state = ledger.state(file.name, LANE)
+    if state is None or not state.position:
+        msg = f"pipeline `{file.name}` has no epochs in this ledger yet"
+        raise LaneError(msg, hint="Start it first: headrace run FILE.")
+    names = [name for name in file.model.sinks if sinks is None or name in sinks]
+    own = None
+    if spark is None and any(file.model.sinks[name].type == "delta" for name in names):
+        spark = own = start_session(settings, [node.type for node in file.model.nodes().values()])
+    try:
+        walk = _walk(ledger, file, state)
+        return [result for name in names for result in _sink_checks(file, settings, state, name, walk, spark)]
+    finally:
+        if own is not None:
+            stop_session(own)
+
+
+def _sink_checks(
+    file: PipelineFile, settings: Settings, state: LaneState, name: str, walk: list[str], spark: SparkSession | None
+) -> Iterator[CheckResult]:
+    import pyarrow as pa
+
+    node = file.model.sinks[name]
+    if registry.sink_class(node).capabilities.delivery is not Delivery.EXACTLY_ONCE:
+        for check in ("exactly_once_epochs", "sink_count", "handoff_gapless"):
+            yield CheckResult(check, name, None, f"not applicable: a {node.type} sink keeps no record")
+        return
+    key = SinkKey(state.pipeline, file.name, LANE, name)
+    sink = registry.open_sink(SinkContext(key, node, settings, pa.schema([]), spark, {"key": graph.key_of(file.model, name)}))
+    try:
+        yield _exactly_once(name, sink, state, walk)
+        yield _count(name, sink)
+        yield _handoff(file, state, name)
+    finally:
+        sink.close()
+
+
+def _walk(ledger: Ledger, file: PipelineFile, state: LaneState) -> list[str]:
+    """Reads all epochs once; what is wrong with their ranges, in words."""
+    problems: list[str] = []
+    before: EpochRow | None = None
+    splits: set[tuple[str, str | None, int, str]] = set()
+    restarts = {event["data"].get("epoch") for event in ledger.events(file.name, LANE) if event["kind"] == "rewind"}
+    expected = 1
+    for row in ledger.epochs(file.name, LANE):
+        number = row.plan.number
+        if number != expected:
+            problems.append(f"epochs {expected} to {number - 1} are missing from the ledger")
+        if (
+            before is not None
+            and before.plan.number == number - 1
+            and dict(row.plan.start) != dict(before.plan.end)
+            and number not in restarts
+        ):
+            problems.append(f"epoch {number} starts at another position than epoch {number - 1} ended at{_skipped(before, row)}")
+        for piece in row.plan.splits:
+            mark = (piece["source"], row.plan.window, piece["phase"], positions.fingerprint([piece["split"]]))
+            if mark in splits and not restarts:
+                problems.append(f"epoch {number} reads a split of window {row.plan.window or 'all'} that an earlier epoch has read")
+            splits.add(mark)
+        expected, before = number + 1, row
+    if expected - 1 < state.committed:
+        problems.append(f"the ledger says {state.committed} epochs, and holds {expected - 1}")
+    return problems
+
+
+def _skipped(before: EpochRow, row: EpochRow) -> str:
+    """Which offsets lie between two epochs that do not join."""
+    found = []
+    for source, start in row.plan.start.items():
+        had, has = (positions.offsets(position.get("stream")) for position in (before.plan.end.get(source, {}), start))
+        found += [f"{source} partition {part}: {had.get(part)} to {offset}" for part, offset in has.items() if had.get(part) != offset]
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _exactly_once(name: str, sink: Sink, state: LaneState, walk: list[str]) -> CheckResult:
+    record = sink.record()
+    problems = list(walk)
+    allowed = {state.committed: dict(state.position)}
+    if state.open_plan is not None:
+        allowed[state.open_plan.number] = dict(state.open_plan.end)
+    if record is None:
+        problems.append("the sink holds no record of this pipeline")
+    else:
+        problems += _record_problems(record, state, allowed)
+    numbers: Json = {
+        "ledger_epochs": state.committed,
+        "record_epoch": record.epoch if record else None,
+        "record_generation": record.generation if record else None,
+        "generation": state.generation,
+        "open_epoch": state.open_plan.number if state.open_plan else None,
+        "problems": len(problems),
+    }
+    said = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    return CheckResult("exactly_once_epochs", name, not problems, said, numbers)
+
+
+def _record_problems(record: Record, state: LaneState, allowed: Mapping[int, Json]) -> Iterator[str]:
+    if record.epoch not in allowed:
+        yield f"the sink's record is at epoch {record.epoch}, the ledger at {state.committed}"
+    elif dict(record.end) != allowed[record.epoch]:
+        yield f"epoch {record.epoch} ends at another position in the sink's record than in the ledger"
+    if record.generation > state.generation:
+        yield f"the sink's record has generation {record.generation}, the ledger only {state.generation}"
+
+
+def _count(name: str, sink: Sink) -> CheckResult:
+    found = sink.count()
+    record, rows = found or (None, 0)
+    if record is None:
+        return CheckResult("sink_count", name, None, "not applicable: the sink cannot tell its own rows from others")
+    totals, baseline = record.totals, record.baseline
+    if baseline is None or totals.inserted is None or totals.deleted is None:
+        return CheckResult("sink_count", name, None, "not applicable: the sink does not know what it changed", {"rows": rows})
+    expected = baseline + totals.inserted - totals.deleted
+    numbers: Json = {
+        "rows": rows,
+        "expected": expected,
+        "baseline": baseline,
+        "inserted": totals.inserted,
+        "updated": totals.updated,
+        "deleted": totals.deleted,
+        "lost": max(0, expected - rows),
+        "doubled": max(0, rows - expected),
+        "epoch": record.epoch,
+    }
+    said = f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
+    if rows != expected:
+        word = "missing" if rows < expected else "too many"
+        said = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {word}"
+    return CheckResult("sink_count", name, rows == expected, said, numbers)
+
+
+def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
+    hybrids = [source for source in graph.upstream_sources(file.model, name) if file.model.sources[source].type == "hybrid"]
+    if not hybrids:
+        return CheckResult("handoff_gapless", name, None, "not applicable: no hybrid source")
+    if not history_complete(file, state):
+        done = positions.windows_done(file.model, state.position)
+        return CheckResult(
+            "handoff_gapless", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
+        )
+    problems: list[str] = []
+    numbers: Json = {}
+    for source in hybrids:
+        here = state.position[source]
+        fence, now, first = (positions.offsets(here.get(part)) for part in ("fence", "stream", "began"))
+        numbers[f"{source}_fence"] = sum(fence.values())
+        numbers[f"{source}_offset"] = sum(now.values()) if now else None
+        for part, offset in fence.items():
+            if now and now.get(part, -1) < offset:
+                problems.append(f"{source} partition {part}: the stream is at {now.get(part)}, before the fence {offset}")
+            if now and first.get(part, offset) != offset:
+                problems.append(f"{source} partition {part}: history holds up to {offset}, the stream began at {first.get(part)}")
+    phase = Phase.CATCHING_UP if positions.catching_up(state.position[source] for source in hybrids) else Phase.LIVE
+    numbers["phase"] = str(phase)
+    said = (
+        "; ".join(problems)
+        if problems
+        else "the stream began exactly where history ends" + ("" if phase is Phase.LIVE else "; still catching up")
+    )
+    return CheckResult("handoff_gapless", name, not problems, said, numbers)
