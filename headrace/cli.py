@@ -1,0 +1,192 @@
+"""The `headrace` command. Verbs are thin: what they do is in `headrace.commands`, imported when the verb is called."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace import __version__
+from headrace.jobs.events import Until
+from headrace.pipeline.errors import HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    help="Carries data from history to live, every row exactly once.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+File = Annotated[Path, typer.Argument(help="A pipeline file.", show_default=False)]
+SinkName = Annotated[str, typer.Option("--sink", help="The sink's name in the file.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log lines on standard error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+) -> None:
+    del version
+    from headrace import logs
+
+    logs.set_up(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
+
+
+def _log_format() -> str:
+    return os.environ.get("HEADRACE__LOG_FORMAT") or os.environ.get("STREAMLING__LOG_FORMAT") or "text"
+
+
+@app.command()
+def run(
+    file: File,
+    *,
+    until: Annotated[
+        Until | None, typer.Option(help="When to end. Not given: forever, or after the history if the file says job_mode.")
+    ] = None,
+    job_mode: Annotated[bool, typer.Option("--job-mode", help="End after the history; never read the unbounded source.")] = False,
+    window: Annotated[list[str] | None, typer.Option(help="Only this partition of the history, by its first day. Repeatable.")] = None,
+) -> None:
+    """Run a pipeline: history, handoff, stream. Ctrl-C ends it cleanly."""
+    from headrace.commands.run import run_file
+
+    run_file(file, until, job_mode=job_mode, windows=window or [])
+
+
+@app.command()
+def validate(file: File, *, as_json: AsJson = False) -> None:
+    """Check a pipeline file without opening a connection."""
+    from headrace.commands.inspect import validate as work
+
+    work(file, as_json=as_json)
+
+
+@app.command()
+def explain(
+    file: File, *, spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also the plan that Spark makes of it.")] = False
+) -> None:
+    """Show what a run would do, and what it guarantees."""
+    from headrace.commands.inspect import explain as work
+
+    work(file, spark_plan=spark_plan)
+
+
+@app.command()
+def status(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file; all pipelines if not given.", show_default=False)] = None,
+    *,
+    epochs: Annotated[int, typer.Option(min=0, help="How many of the last epochs to show.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Show where pipelines stand, by the ledger."""
+    from headrace.commands.inspect import status as work
+
+    work(file, as_json=as_json, epochs=epochs)
+
+
+@app.command()
+def audit(file: File, *, as_json: AsJson = False) -> None:
+    """Hold the sinks against the ledger. Exit code 1 if a check fails."""
+    from headrace.commands.inspect import audit as work
+
+    work(file, as_json=as_json)
+
+
+@app.command()
+def replay(
+    file: File,
+    *,
+    sink: SinkName,
+    from_epoch: Annotated[int, typer.Option("--from", min=1, help="The first epoch to write again.", show_default=False)],
+) -> None:
+    """Write epochs to one sink again, as they were planned."""
+    from headrace.commands.repair import replay as work
+
+    work(file, sink, from_epoch)
+
+
+@app.command()
+def adopt(file: File, *, sink: SinkName) -> None:
+    """Take a sink's target as it stands, and go on from there."""
+    from headrace.commands.repair import adopt as work
+
+    work(file, sink)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def services(ctx: typer.Context) -> None:
+    """Real Postgres, Kafka, ClickHouse: up, down, status."""
+    from headrace.services.cli import app as services_app
+
+    services_app(args=ctx.args, prog_name="headrace services")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what it lacks."""
+    from headrace.services.doctor import doctor as work
+
+    work()
+
+
+@app.command()
+def ui(
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.")] = 3000,
+) -> None:
+    """Open Dagster's pages with the pipelines of this folder."""
+    from headrace.orchestration.ui import serve
+    from headrace.pipeline.settings import load_settings
+
+    serve(load_settings().home, host, port)
+
+
+@app.command()
+def demo(
+    *,
+    tamper: Annotated[
+        bool, typer.Option("--tamper", help="Delete a row behind the sink's back, see a check find it, and repair it.")
+    ] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Stop the demo's servers and remove its data.")] = False,
+) -> None:
+    """336,776 real flights from history to live, killed in the middle."""
+    from headrace.demo.run import demo as work
+
+    raise typer.Exit(work(tamper=tamper, clean=clean))
+
+
+def main() -> None:
+    """The console script. Exit codes: 0 done, or stopped by a signal; 1 an error; 2 wrong usage."""
+    try:
+        app()
+    except HeadraceError as error:
+        from headrace.screen import show_error
+
+        show_error(error)
+        sys.exit(1)
+    except Exception as error:  # noqa: BLE001  the last resort: whatever it is, it is reported and not thrown at the user
+        from headrace import logs, screen
+
+        home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
+        path = logs.report(error, home)
+        screen.err().print(f"error: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
+        screen.err().print(f"  This is a fault of Headrace itself. The whole story is in {path}", markup=False, soft_wrap=True)
+        sys.exit(1)

@@ -1,0 +1,181 @@
+"""`headrace validate`, `status`, `audit` and `explain`: they look and change nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headrace.connectors.ledgers import open_ledger
+from headrace.jobs.events import CheckResult
+from headrace.pipeline.errors import PipelineFileError, UserError
+from headrace.pipeline.file import PipelineFile, load_pipeline
+from headrace.pipeline.graph import key_of
+from headrace.pipeline.ledger.base import EpochRow, LaneState
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import load_settings
+from headrace.screen import count, out
+
+_FAILURES_SHOWN = 20
+
+
+def validate(path: Path, *, as_json: bool) -> None:
+    """Checks a file without opening a connection. Raises PipelineFileError, or ends with exit code 1 after printing JSON."""
+    try:
+        file = load_pipeline(path)
+    except PipelineFileError as error:
+        if not as_json:
+            raise
+        _print_json({"is_valid": False, "errors": [_problem(problem) for problem in error.problems]})
+        raise typer.Exit(1) from None
+    if as_json:
+        _print_json({"is_valid": True, "errors": []})
+        return
+    model = file.model
+    console = out()
+    console.print(f"{path}: good")
+    console.print(f"  pipeline {file.name}: {_named('source', model.sources)}; {_named('transform', model.transforms)}")
+    for name, sink in model.sinks.items():
+        key = ", ".join(key_of(model, name))
+        console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}")
+
+
+def _problem(problem: UserError) -> Json:
+    place = problem.place
+    return {
+        "message": problem.message,
+        "hint": problem.hint,
+        "node": problem.node,
+        "file": place.file if place else None,
+        "line": place.line if place else None,
+        "column": place.column if place else None,
+    }
+
+
+def _named(what: str, nodes: dict[str, Any]) -> str:
+    names = f" ({', '.join(nodes)})" if nodes else ""
+    return f"{len(nodes)} {what}{'' if len(nodes) == 1 else 's'}{names}"
+
+
+def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
+    """Where lanes stand, by the ledger: all of them, or the one of a pipeline file."""
+    ledger = open_ledger(load_settings())
+    try:
+        name = load_pipeline(path).name if path else None
+        lanes = [lane for lane in ledger.lanes() if name in (None, lane.name)]
+        last = {lane.name: list(ledger.epochs(lane.name, lane.lane, first=max(1, lane.committed - epochs + 1))) for lane in lanes}
+    finally:
+        ledger.close()
+    if as_json:
+        _print_json([_lane_json(lane, last[lane.name]) for lane in lanes])
+        return
+    console = out()
+    if not lanes:
+        console.print(f"{name} has not been started yet." if name else "Nothing has been started yet: the ledger is empty.")
+    for lane in lanes:
+        _show_lane(console, lane, last[lane.name])
+
+
+def _lane_json(lane: LaneState, epochs: list[EpochRow]) -> Json:
+    return {
+        "name": lane.name,
+        "pipeline": lane.pipeline,
+        "lane": lane.lane,
+        "committed": lane.committed,
+        "generation": lane.generation,
+        "open_epoch": lane.open_plan.number if lane.open_plan else None,
+        "position": dict(lane.position),
+        "holder": lane.holder,
+        "progress": lane.progress,
+        "sinks": {name: {"state": sink.state, "since_epoch": sink.epoch} for name, sink in lane.sinks.items()},
+        "epochs": [
+            {
+                "number": row.plan.number,
+                "phase": row.plan.phase,
+                "window": row.plan.window,
+                "planned_at": row.plan.planned_at,
+                "committed_at": row.committed_at,
+                "rows": {sink: counts.rows for sink, counts in row.counts.items()},
+                "attempts": row.attempts,
+                "error": row.error,
+            }
+            for row in epochs
+        ],
+    }
+
+
+def _show_lane(console: Console, lane: LaneState, epochs: list[EpochRow]) -> None:
+    holder = f"held by {_holder(lane.holder)}" if lane.holder else "nobody holds it"
+    console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {holder}")
+    if lane.open_plan:
+        console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
+    if said := ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, [])):
+        console.print(f"  {said}")
+    for name, sink in lane.sinks.items():
+        console.print(f"  sink {name}: {sink.state} since epoch {sink.epoch}")
+    if epochs:
+        console.print(_epoch_table(epochs))
+    for row in epochs:
+        if row.error:
+            console.print(f"  epoch {row.plan.number}, attempt {row.attempts}: {row.error}", style="yellow")
+
+
+def _holder(holder: Json) -> str:
+    return f"{holder.get('door', 'a run')} on {holder.get('host', '?')}, pid {holder.get('pid', '?')}"
+
+
+def _epoch_table(epochs: list[EpochRow]) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for name in ("epoch", "rows"):
+        table.add_column(name, justify="right")
+    for name in ("phase", "window", "committed"):
+        table.add_column(name)
+    for row in epochs:
+        rows = max((counts.rows for counts in row.counts.values()), default=0)
+        at = row.committed_at.isoformat(sep=" ", timespec="seconds") if row.committed_at else "open"
+        table.add_row(str(row.plan.number), count(rows), str(row.plan.phase).replace("_", " "), row.plan.window or "", at)
+    return table
+
+
+def audit(path: Path, *, as_json: bool) -> None:
+    """Holds the sinks against the ledger. Ends with exit code 1 if a check fails."""
+    file = load_pipeline(path)
+    settings = load_settings()
+    from headrace.jobs.checks import audit as run_audit  # Spark, which takes a second to import
+
+    results = run_audit(file, settings)
+    if as_json:
+        _print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
+    else:
+        show_checks(out(), results)
+    if any(result.passed is False for result in results):
+        raise typer.Exit(1)
+
+
+def show_checks(console: Console, results: list[CheckResult]) -> None:
+    """One paragraph per check: verdict, sink, what was found, and the numbers where it failed."""
+    words = {True: ("ok  ", "green"), False: ("FAIL", "bold red"), None: ("n/a ", "dim")}
+    for result in results:
+        word, style = words[result.passed]
+        console.print(f"  [{style}]{word}[/] {result.name} of {result.sink}")
+        console.print(f"       {result.message}", markup=False)
+        if result.passed is False:
+            for key, value in list(result.numbers.items())[:_FAILURES_SHOWN]:
+                console.print(f"       {key}: {value}", markup=False)
+
+
+def explain(path: Path, *, spark_plan: bool) -> None:
+    """What a run of the file would do, and which guarantees it would keep."""
+    file: PipelineFile = load_pipeline(path)
+    settings = load_settings()
+    from headrace.jobs.explain import explain as run_explain  # Spark, which takes a second to import
+
+    out().print(str(run_explain(file, settings, spark_plan=spark_plan)), markup=False)
+
+
+def _print_json(value: Any) -> None:
+    out().print(json.dumps(value, indent=2, default=str), markup=False, soft_wrap=True)

@@ -1,0 +1,89 @@
+"""`headrace run`: one run in the foreground, with progress, that a signal ends cleanly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from headrace.commands.progress import progress_screen
+from headrace.jobs.events import RunResult, Until
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.file import PipelineFile, load_pipeline
+from headrace.pipeline.settings import load_settings
+from headrace.pipeline.windows import window_keys
+from headrace.processes import Stopper
+from headrace.screen import count, err, out, rate, span
+
+_WHY = {"done": "", "signal": "stopped by a signal, ", "lifetime": "its lifetime is over, "}
+
+
+def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequence[str]) -> None:
+    """Runs a pipeline until `until` holds or a signal comes.
+
+    Raises HeadraceError for what the run raises, and typer.BadParameter for options that do not go together.
+    """
+    file = load_pipeline(path)
+    chosen = _until(file, until, job_mode=job_mode, windows=windows)
+    settings = load_settings()
+    from headrace.jobs.run import run  # Spark, which takes a second to import
+
+    with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
+        result = stopper.call(
+            lambda: run(file, settings, until=chosen, windows=windows or None, listener=listener, stop=stopper.event, door="cli")
+        )
+    show_result(result)
+
+
+def _until(file: PipelineFile, until: Until | None, *, job_mode: bool, windows: Sequence[str]) -> Until:
+    if job_mode and until not in (None, Until.HISTORY):
+        msg = f"--job-mode stops after the history, --until {until} does not"
+        raise typer.BadParameter(msg)
+    if windows and until not in (None, Until.HISTORY):
+        msg = f"--window runs history alone, --until {until} does not"
+        raise typer.BadParameter(msg)
+    if windows:
+        _known_windows(file, windows)
+    if job_mode or windows or (until is None and file.model.job_mode):
+        return Until.HISTORY
+    return until or Until.FOREVER
+
+
+def _known_windows(file: PipelineFile, windows: Sequence[str]) -> None:
+    if file.model.partitions is None:
+        msg = "the pipeline has no `partitions`, so there are no windows to choose from"
+        raise UserError(msg, hint="Leave --window out, or add `partitions` to the file.", place=file.place())
+    known = window_keys(file.model.partitions)
+    if unknown := [window for window in windows if window not in known]:
+        msg = f"no window of the history: {', '.join(unknown)}"
+        hint = f"There are {known[0]} to {known[-1]}, one per {file.model.partitions.every}."
+        raise UserError(msg, hint=hint, place=file.place("partitions"))
+
+
+def show_result(result: RunResult) -> None:
+    """What the run did, in a few lines on standard output."""
+    console = out()
+    if not result.epochs:
+        console.print(f"{result.name}: {_WHY[result.stopped]}nothing to do. {_stand(result)}")
+        return
+    rows = sum(figures.rows for figures in result.phases.values())
+    seconds = sum(figures.seconds for figures in result.phases.values())
+    epochs = f"epochs {result.first_epoch} to {result.last_epoch}" if result.epochs > 1 else f"epoch {result.last_epoch}"
+    console.print(f"{result.name}: {_WHY[result.stopped]}{epochs}, {count(rows)} rows in {span(seconds)}. {_stand(result)}")
+    for phase, figures in result.phases.items():
+        name = str(phase).replace("_", " ")
+        console.print(f"  {name:<12} {count(figures.rows):>12} rows  {rate(figures.rows, figures.seconds):>15}  {figures.epochs:>5} epochs")
+    for sink, counts in result.counts.items():
+        changes = ", ".join(
+            f"{count(number)} {what}"
+            for what, number in (("inserted", counts.inserted), ("updated", counts.updated), ("deleted", counts.deleted))
+            if number is not None
+        )
+        console.print(f"  {sink}: {count(counts.rows)} rows written{f' ({changes})' if changes else ''}")
+
+
+def _stand(result: RunResult) -> str:
+    if not result.history_complete:
+        return "History is not complete."
+    return "History complete, stream caught up." if result.caught_up else "History complete."

@@ -1,0 +1,75 @@
+"""Logging of a front door: lines on standard error, as text or JSON, and a report where something unexpected happened."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+import traceback
+from collections import deque
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from headrace import __version__
+
+_OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+_KEPT = 500
+
+
+class JsonLines(logging.Formatter):
+    """One flat JSON object per line: time, level, logger, message, and what was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in record.__dict__.items() if key not in _OWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class Recent(logging.Handler):
+    """Keeps the last lines in memory, for the report."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: deque[str] = deque(maxlen=_KEPT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps the record."""
+        self.lines.append(self.format(record))
+
+
+_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
+_recent = Recent()
+
+
+def set_up(*, level: int, log_format: str = "text") -> None:
+    """Sends log lines of `level` and above to standard error. May be called again: the last call holds."""
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setLevel(level)
+    shown.setFormatter(JsonLines() if log_format == "json" else _TEXT)
+    _recent.setFormatter(_TEXT)
+    root = logging.getLogger()
+    root.handlers = [shown, _recent]
+    root.setLevel(min(level, logging.INFO))
+    for chatty in ("py4j", "clickhouse_connect", "urllib3"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def report(error: BaseException, home: Path) -> Path:
+    """Writes what a maintainer needs to know about an unexpected error; returns the file."""
+    folder = home / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    head = [f"headrace {__version__}, Python {platform.python_version()}, {platform.platform()}", f"command: {' '.join(sys.argv[1:2])}"]
+    path.write_text("\n".join([*head, "", *traceback.format_exception(error), "Last log lines:", *_recent.lines, ""]))
+    return path

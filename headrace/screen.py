@@ -1,0 +1,65 @@
+"""What the commands print with: two consoles of at least 80 columns' worth of care, and how numbers are written."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from headrace.pipeline.errors import HeadraceError
+
+WIDTH = 80
+"""What is printed without a terminal, and all that tables and reports may use."""
+
+
+def out() -> Console:
+    """Standard output. Colour only on a terminal, and not with NO_COLOR."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """Standard error: progress, notices, errors."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, soft_wrap=not terminal, width=None if terminal else WIDTH)
+
+
+def show_error(error: HeadraceError) -> None:
+    """`error: …` and what to do about it; one such paragraph per mistake of a pipeline file."""
+    for problem in getattr(error, "problems", (error,)):
+        text = Text("error: ", style="bold red", end="\n")
+        text.append(str(problem), style="default not bold")
+        err().print(text, soft_wrap=True)
+
+
+def count(number: int | None) -> str:
+    """336776 as `336,776`; what is not known as `?`."""
+    return "?" if number is None else f"{number:,}"
+
+
+def rate(rows: int, seconds: float) -> str:
+    """Rows per second, to three digits or so."""
+    if seconds <= 0 or not rows:
+        return "-"
+    found = rows / seconds
+    return f"{found:,.0f} rows/s" if found >= 10 else f"{found:.1f} rows/s"
+
+
+def span(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `3 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def size(octets: int) -> str:
+    """Bytes as `12.3 MB`."""
+    return f"{octets / 1e6:,.1f} MB"
