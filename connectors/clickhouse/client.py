@@ -1,0 +1,113 @@
+"""Connections to ClickHouse, and its errors told as ours."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
+from headrace.pipeline.settings import ClickHouseConnection
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+UNKNOWN_TABLE, UNKNOWN_DATABASE, ACCESS_DENIED = 60, 81, 497
+_LOGIN = frozenset({192, 193, 194, 516})
+# Timeouts, network, memory, too much at once, Keeper: the server says "not now", not "no".
+_PASSING = frozenset({3, 159, 160, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 285, 319, 425, 439, 473, 529, 999})
+READ_TIMEOUT_S = 3600
+CONNECT_TIMEOUT_S = 10
+
+
+def connect(connection: ClickHouseConnection, name: str) -> Client:
+    """An open client. Raises SettingsError for a wrong URL, TransientError when nobody answers.
+
+    No session id: tasks and threads ask at the same time, and a session answers one of them.
+    """
+    import clickhouse_connect
+
+    parts = urlsplit(connection.url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        msg = "clickhouse_source.url is not an address such as http://localhost:8123"
+        raise SettingsError(msg, hint="Set clickhouse_source.url in config.yaml or HEADRACE__CLICKHOUSE_SOURCE__URL.", node=name)
+    with told(name):
+        return clickhouse_connect.get_client(
+            interface=parts.scheme,
+            host=parts.hostname,
+            port=parts.port or (8443 if parts.scheme == "https" else 8123),
+            username=connection.user,
+            password=connection.password.get_secret_value(),
+            autogenerate_session_id=False,
+            compress=False,
+            connect_timeout=CONNECT_TIMEOUT_S,
+            send_receive_timeout=READ_TIMEOUT_S,
+            client_name="headrace",
+        )
+
+
+def arrow_settings(url: str) -> dict[str, str]:
+    """Settings of a query that answers with Arrow. Compressing pays across a network, not on this machine."""
+    return {
+        "output_format_arrow_string_as_string": "1",
+        "output_format_arrow_compression_method": "none" if _loopback(urlsplit(url).hostname or "") else "lz4_frame",
+    }
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def told(name: str, table: str = "", doing: str = "") -> Iterator[None]:
+    """Raises what the driver raises as errors of ours: TransientError where trying again may help, else TargetError."""
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except HTTPError as error:
+        msg = f"the connection to ClickHouse broke: {error}"
+        raise TransientError(msg, node=name) from error
+    except ClickHouseError as error:
+        raise _ours(error, name, table, doing) from error
+
+
+def _ours(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
+    from clickhouse_connect.driver.exceptions import OperationalError
+
+    code = getattr(error, "code", None)
+    said = str(error)
+    subject = f"`{table}`" if table else "ClickHouse"
+    if code in _LOGIN:
+        msg = "ClickHouse refuses the user or the password of clickhouse_source"
+        return TargetError(msg, hint="Set clickhouse_source.user and .password in config.yaml or the environment.", node=name)
+    if code in _PASSING or (code is None and isinstance(error, OperationalError)):
+        return TransientError(f"ClickHouse cannot be reached or is busy: {said}", node=name)
+    if code == ACCESS_DENIED:
+        return TargetError(f"{subject}: no right to {doing or 'do this'}: {said}", node=name)
+    if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
+        return TargetError(f"{subject} does not exist: {said}", node=name)
+    return TargetError(f"{subject}: ClickHouse says: {said}", node=name)
+
+
+def missing(client: Client, database: str, table: str, name: str) -> TargetError:
+    """The error for a table that is not there, with the names that come closest."""
+    with told(name):
+        known = [
+            f"{row[0]}.{row[1]}"
+            for row in client.query(
+                "SELECT database, name FROM system.tables WHERE database NOT IN ('system', 'INFORMATION_SCHEMA', 'information_schema')"
+                " AND NOT is_temporary LIMIT 10000"
+            ).result_rows
+        ]
+    wanted = f"{database}.{table}"
+    close = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6) or [one for one in known if one.partition(".")[2] == table][:3]
+    hint = f"Did you mean {' or '.join(close)}?" if close else "Set `table_name` to `database.table`."
+    return TargetError(f"table `{wanted}` does not exist in ClickHouse", hint=hint, node=name)

@@ -1,0 +1,179 @@
+# ruff: noqa: S608  SQL is put together from names that the driver quotes and from the server's own texts; values are bound
+"""Reading splits in tasks: Arrow over HTTP, one query per split, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.connectors.base import SplitFetch
+from headrace.connectors.clickhouse.client import arrow_settings, connect, told
+from headrace.connectors.clickhouse.splits import Bound, in_range, in_scope
+from headrace.connectors.clickhouse.types import Column, arrow_schema, quote
+from headrace.pipeline.errors import LaneError, TransientError
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import ClickHouseConnection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PART, OFF = "_headrace_part", "_headrace_off"
+SPLIT = "_headrace_split"
+"""The name that a translated query reads from: the rows of one split, in the types that Spark sees."""
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What all splits of one table ask for. Picklable; holds no connection.
+
+    `order` is SQL that makes the order of rows total, empty where nothing depends on it. `checked` says that a split's
+    count of rows is known and must be met.
+    """
+
+    name: str
+    table: str
+    final: bool
+    columns: tuple[Column, ...]
+    filter: str
+    order: str
+    checked: bool
+
+    def where(self, split: Json, bound: Bound) -> str:
+        """SQL for the rows of one split. The filter stands on a line of its own: it may end in a comment."""
+        found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
+        return f"{found} AND (\n{self.filter}\n)" if self.filter else found
+
+    def select(self, split: Json, bound: Bound, extra: Sequence[str] = (), order: str = "") -> str:
+        """The query of one split; columns go by place, because an alias would shadow the column that a filter means."""
+        asked = [_cast(column) for column in self.columns]
+        listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
+        text = f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE {self.where(split, bound)}"
+        return f"{text} ORDER BY {order}" if order else text
+
+
+def _cast(column: Column) -> str:
+    sql = quote(column.name)
+    return sql if column.source == column.target else f"CAST({sql} AS {column.target})"
+
+
+class _Tail:
+    """A stream that remembers its last bytes: an answer that breaks off in the middle must not pass for a short one."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._last = b""
+        self.closed = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(size)
+        self._last = (self._last + data[-len(_END) :])[-len(_END) :]
+        return data
+
+    def close(self) -> None:
+        self.closed = True
+        self._stream.close()
+
+    @property
+    def whole(self) -> bool:
+        return self._last == _END
+
+
+@dataclass(frozen=True)
+class ClickHouseFetch(SplitFetch):
+    """Reads splits on a worker. With `query`, ClickHouse SQL over the name `_headrace_split`, the transform runs in the server."""
+
+    connection: ClickHouseConnection = field(repr=False)
+    scan: Scan
+    splits: Sequence[Json]
+    query: str | None = None
+
+    def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
+        """The split's rows, payload only. Raises TransientError for an answer that breaks off, LaneError for a wrong count."""
+        bound = Bound()
+        if self.query is None:
+            yield from self._checked(split, self.scan.select(split, bound), bound, arrow_schema(self.scan.columns))
+            return
+        names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
+        inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound)})"
+        for batch in self.stream(f"WITH {SPLIT} AS ({inner}) {self.query}", bound):
+            yield _plain(batch)
+
+    def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
+        """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number."""
+        bound, cut = Bound(), split["scope"]["cut"]
+        schema = arrow_schema(self.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+        if cut is not None:
+            extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
+            yield from self._checked(split, self.scan.select(split, bound, extra), bound, schema)
+            return
+        seen = 0
+        for batch in self._checked(split, self.scan.select(split, bound, (), self.scan.order), bound, arrow_schema(self.scan.columns)):
+            part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
+            rows = pa.array(range(seen, seen + batch.num_rows), pa.int64())
+            seen += batch.num_rows
+            yield pa.RecordBatch.from_arrays([*batch.columns, part, rows], schema=schema)
+
+    def _checked(self, split: Json, query: str, bound: Bound, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in self.stream(query, bound):
+            seen += batch.num_rows
+            columns = [_fit(column, field.type) for column, field in zip(batch.columns, schema, strict=bool(schema.names))]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema) if schema.names else batch
+        if self.scan.checked and seen != split["rows"]:
+            msg = f"split {split['id']} of {self.scan.table} has {seen} rows, planned were {split['rows']}: the pinned copy was changed"
+            raise LaneError(msg, hint="Nothing may write to tables named _headrace_…; start the history over.", node=self.scan.name)
+
+    def stream(self, query: str, bound: Bound) -> Iterator[pa.RecordBatch]:
+        """The answer to a query, batch by batch."""
+        client = connect(self.connection, self.scan.name)
+        try:
+            with told(self.scan.name, self.scan.table, "read it"):
+                settings = arrow_settings(self.connection.url)
+                raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
+                try:
+                    with pa.ipc.open_stream(pa.PythonFile(raw, mode="r")) as reader:
+                        yield from reader
+                except pa.ArrowInvalid as error:
+                    msg = f"the answer of ClickHouse is not readable as Arrow: {error}"
+                    raise TransientError(msg, node=self.scan.name) from error
+                if not raw.whole:
+                    msg = "the answer of ClickHouse broke off in the middle"
+                    raise TransientError(msg, node=self.scan.name)
+        finally:
+            client.close()
+
+
+def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return column if column.type == wanted else column.cast(wanted)
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Fixed binaries as binaries, which is all that the types of a translated query need."""
+    columns = [_fit(column, pa.binary()) if pa.types.is_fixed_size_binary(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def read(spark: SparkSession, fetch: ClickHouseFetch) -> DataFrame:
+    """All splits of `fetch` with the columns `PART` and `OFF` behind the payload; one task per split."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    splits = tuple(fetch.splits)
+    wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+    tasks = max(len(splits), 1)
+    return spark.range(0, len(splits), 1, tasks).mapInArrow(_task(fetch), from_arrow_schema(wanted))
+
+
+def _task(fetch: ClickHouseFetch) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in places:
+            for place in batch.column(0).to_pylist():
+                yield from fetch.positioned(fetch.splits[place])
+
+    return run

@@ -1,0 +1,186 @@
+# ruff: noqa: S608  SQL is put together from names that the driver quotes and from the server's own texts; values are bound
+"""A ClickHouse table as a bounded source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, SplitFetch, Window
+from headrace.connectors.clickhouse import pin, reader
+from headrace.connectors.clickhouse.client import connect, told
+from headrace.connectors.clickhouse.planning import Planner
+from headrace.connectors.clickhouse.splits import expressions
+from headrace.connectors.clickhouse.types import Column, arrow_schema, columns_of, quote
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.nodes import ClickHouseSource, OffsetTable
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from clickhouse_connect.driver.client import Client
+    from pyspark.sql import DataFrame, SparkSession
+
+_READABLE = frozenset({"", "DEFAULT", "MATERIALIZED"})
+
+
+class ClickHouseTable(BoundedSource):
+    """Reads a table once, pinned by hard links, split by its sorting key.
+
+    Engines that merge rows of one key (ReplacingMergeTree and its kin) are read with FINAL: the newest version of a key
+    counts, and a key whose newest version is marked as deleted is not in the history at all. In a plain MergeTree a column
+    `is_deleted` is a column like any other. Every row of history is an insert (`_gs_op` = i). `_gs_pos` is the row's
+    topic partition and offset where the history is cut by them, else the split and the row's place in it by sorting key.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, direct=True)
+
+    def __init__(self, node: ClickHouseSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+        """`name` is how errors call the node; the table's name if not given."""
+        self.node = node
+        self.ordinal = ordinal
+        self.name = name or node.table_name
+        self._connection = settings.clickhouse_source
+        self._opened: Client | None = None
+
+    @property
+    def _client(self) -> Client:
+        if self._opened is None:
+            self._opened = connect(self._connection, self.name)
+        return self._opened
+
+    def _address(self, table_name: str) -> tuple[str, str]:
+        database, dot, table = table_name.partition(".")
+        return (database, table) if dot else (self._client.database or "default", table_name)
+
+    def _source(self) -> pin.Table:
+        return pin.need(self._client, *self._address(self.node.table_name), self.name)
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload's schema, see `clickhouse.types`. Raises SchemaError for types that have no counterpart yet."""
+        del spark
+        return arrow_schema(self._columns(self._source()))
+
+    def _columns(self, table: pin.Table, only: Sequence[str] | None = None) -> tuple[Column, ...]:
+        known = {name: spelled for name, spelled, kind in self._described(table) if kind in _READABLE or name in self.node.columns}
+        wanted = (
+            only if only is not None else self.node.columns or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
+        )
+        if absent := [name for name in wanted if name not in known]:
+            msg = f"`{table.database}.{table.name}` has no column {', '.join(absent)}"
+            raise SchemaError(msg, hint=f"It has: {', '.join(known)}.", node=self.name)
+        return columns_of([(name, known[name]) for name in wanted], self.name)
+
+    def _described(self, table: pin.Table) -> list[tuple[str, str, str]]:
+        with told(self.name, f"{table.database}.{table.name}", "see its columns"):
+            rows = self._client.query(
+                "SELECT name, type, default_kind FROM system.columns WHERE database = {database:String} AND table = {name:String}"
+                " ORDER BY position",
+                parameters={"database": table.database, "name": table.name},
+            ).result_rows
+        return [(row[0], row[1], row[2]) for row in rows]
+
+    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+        """A copy by hard links that holds still (`snapshot: clone`), or the table itself (`snapshot: none`)."""
+        del spark
+        source = self._source()
+        self._check_filter(source)
+        pinned = self.node.snapshot == "clone"
+        table = pin.clone(self._client, source, token, self.name) if pinned else source
+        with told(self.name, f"{table.database}.{table.name}", "count it"):
+            rows = self._client.query(f"SELECT count() FROM {table.sql}{' FINAL' if table.merges_rows else ''}").result_rows[0][0]
+        handle = {
+            "pinned": pinned,
+            "database": table.database,
+            "table": table.name,
+            "uuid": table.uuid,
+            "source": f"{source.database}.{source.name}",
+            "rows": rows,
+        }
+        return Snapshot(handle, pinned)
+
+    def _check_filter(self, source: pin.Table) -> None:
+        """Refuses a filter that is wrong, or that is a predicate only with, or only without, brackets round it."""
+        if not self.node.filter:
+            return
+        with told(self.name, f"{source.database}.{source.name} with filter {self.node.filter!r}", "filter it"):
+            for tried in (f"(\n{self.node.filter}\n)", self.node.filter):
+                self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
+
+    def unpin(self, snapshot: Snapshot) -> None:
+        """Drops the copy; a second time does nothing."""
+        if snapshot.handle["pinned"]:
+            pin.drop(self._client, snapshot.handle["database"], snapshot.handle["table"], self.name)
+
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+        """Ranges of the sorting key with `rows` exact rows each, in the order of the key; rows whose key is NULL or NaN come last."""
+        del spark
+        table = pin.held(self._client, snapshot.handle, self.name)
+        plan = Planner(self._client, table, self.node, self.name)
+        if cut is not None:
+            self._columns(table, [cut.partition_column, cut.offset_column])
+        return plan.splits(window, cut, parted=snapshot.pinned)
+
+    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows of these splits; `columns` narrows what is fetched, in that order."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        frame = reader.read(spark, self._fetch(snapshot, splits, None, columns))
+        place = F.struct(
+            F.lit(self.ordinal).alias("source"), F.col(reader.PART).alias("part"), F.col(reader.OFF).alias("off"), F.lit(0).alias("sub")
+        )
+        payload = [F.col(quote(name)) for name in frame.columns if name not in {reader.PART, reader.OFF}]
+        return frame.select(*payload, F.lit("i").alias(OP), place.alias(POS))
+
+    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None) -> SplitFetch:
+        """Reads the same splits in a task. `query` is ClickHouse SQL over the name `_headrace_split`."""
+        return self._fetch(snapshot, splits, query, None)
+
+    def _fetch(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None) -> reader.ClickHouseFetch:
+        table = pin.held(self._client, snapshot.handle, self.name)
+        order = [*expressions(table.sorting_key), *(["_part", "_part_offset"] if table.merge_tree and not table.merges_rows else [])]
+        scan = reader.Scan(
+            name=self.name,
+            table=table.sql,
+            final=table.merges_rows,
+            columns=self._columns(table, only),
+            filter=self.node.filter or "",
+            order=", ".join(order),
+            checked=snapshot.pinned,
+        )
+        return reader.ClickHouseFetch(self._connection, scan, tuple(splits), query)
+
+    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+        """Per topic partition the offset behind the largest that history holds now.
+
+        Ask before `pin`: a copy made later holds all of it, whereas a copy made before may lack rows below the fence.
+        """
+        found = pin.need(self._client, *self._address(table.table_name or self.node.table_name), self.name)
+        self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
+        partition, offset = quote(table.partition_column), quote(table.offset_column)
+        only = f" AND {quote(table.topic_column)} = {{topic:String}}" if table.topic_column else ""
+        with told(self.name, f"{found.database}.{found.name}", "read its offsets"):
+            rows = self._client.query(
+                f"SELECT toString({partition}), max(toInt64({offset})) + 1 FROM {found.sql}"
+                f" WHERE isNotNull({partition}) AND isNotNull({offset}){only} GROUP BY {partition}",
+                parameters={"topic": table.topic_name or topic},
+            ).result_rows
+        return {str(name): int(behind) for name, behind in rows}
+
+    def describe(self) -> Json:
+        """Kind, asset key and table name, from the file alone: nothing is asked."""
+        database, dot, table = self.node.table_name.partition(".")
+        address = (database, table) if dot else ("default", self.node.table_name)
+        return {
+            "kind": "clickhouse",
+            "asset_key": ["clickhouse", *address],
+            "table_name": ".".join(address),
+            "snapshot": self.node.snapshot,
+        }
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
