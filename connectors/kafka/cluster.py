@@ -1,0 +1,160 @@
+"""What a topic's cluster says about it: identity, partitions, offsets. Nothing here reads a message."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.kafka.options import client_options
+from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
+from headrace.pipeline.settings import KafkaConnection
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now. A topic made anew under the same name has another `topic_id`."""
+
+    topic_id: str
+    cluster_id: str
+    partitions: tuple[int, ...]
+
+
+class TopicCluster:
+    """One topic of one cluster, seen through an admin client. Connects at the first question."""
+
+    def __init__(self, node: str, topic: str, connection: KafkaConnection) -> None:
+        self.node = node
+        self.topic = topic
+        self._connection = connection
+        self._admin: AdminClient | None = None
+        self._cluster_id = ""
+
+    @property
+    def admin(self) -> AdminClient:
+        """The client; it keeps its connections."""
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            options: dict[str, Any] = {**client_options(self._connection), "logger": log}
+            self._admin = AdminClient(options)
+        return self._admin
+
+    def describe(self) -> Topic:
+        """Identity and partitions. Never makes a topic. Raises TargetError where there is none, TransientError where nobody answers."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        cluster = self.admin.describe_cluster(request_timeout=_TIMEOUT) if not self._cluster_id else None
+        asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT)[self.topic]
+        try:
+            if cluster is not None:
+                self._cluster_id = str(cluster.result().cluster_id)
+            found = asked.result()
+        except KafkaException as error:
+            raise self.explain(error) from error
+        return Topic(str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions)))
+
+    def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The first offset that each partition still holds."""
+        return self._offsets(partitions, "earliest", committed=True)
+
+    def stable_end(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The last stable offset: behind the last row that no open transaction can still take back."""
+        return self._offsets(partitions, "latest", committed=True)
+
+    def high_watermark(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Behind the last row, committed or not."""
+        return self._offsets(partitions, "latest", committed=False)
+
+    def at_time(self, partitions: Iterable[int], moment_ms: int) -> dict[int, int]:
+        """The first offset at or after a time; -1 where a partition has none."""
+        return self._offsets(partitions, moment_ms, committed=True)
+
+    def _offsets(self, partitions: Iterable[int], what: str | int, *, committed: bool) -> dict[int, int]:
+        """`what`: earliest, latest, or epoch milliseconds."""
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        spec = (
+            OffsetSpec.for_timestamp(what)
+            if isinstance(what, int)
+            else {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}[what]()
+        )
+        wanted = {TopicPartition(self.topic, part): spec for part in partitions}
+        if not wanted:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
+        try:
+            return {part.partition: answer.result().offset for part, answer in asked.items()}
+        except KafkaException as error:
+            raise self.explain(error) from error
+
+    def commit(self, group: str, offsets: Mapping[int, int]) -> None:
+        """Sets a group's offsets for lag tools. What goes wrong is logged, not raised: nobody reads them back."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(self.topic, part, offset) for part, offset in offsets.items()])
+        try:
+            done = self.admin.alter_consumer_group_offsets([wanted], request_timeout=_TIMEOUT)[group].result()
+            failed = [part for part in done.topic_partitions if part.error is not None]
+        except KafkaException as error:
+            log.warning("node=%s group=%s group_offsets=not_set reason=%s", self.node, group, error.args[0])
+            return
+        if failed:
+            log.warning("node=%s group=%s group_offsets=not_set reason=%s", self.node, group, failed[0].error)
+
+    def explain(self, error: KafkaException) -> HeadraceError:
+        """The error of ours that a client's error means."""
+        from confluent_kafka import KafkaError
+
+        cause = error.args[0]
+        brokers = self._connection.brokers
+        if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return self._missing()
+        refused = {
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError._AUTHENTICATION,  # noqa: SLF001  librdkafka's local codes have no other name
+        }
+        if cause.code() in refused:
+            msg = f"the brokers at {brokers} refuse access to topic `{self.topic}`: {cause.str()}"
+            return TargetError(
+                msg, hint="Set user and rights in kafka_source.options (sasl.*, ssl.*); DESCRIBE and READ are needed.", node=self.node
+            )
+        msg = f"Kafka at {brokers} did not answer about topic `{self.topic}`: {cause.str()}"
+        return TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
+
+    def _missing(self) -> HeadraceError:
+        from confluent_kafka import KafkaException
+
+        try:
+            names = [name for name in self.admin.list_topics(timeout=_TIMEOUT).topics if not name.startswith("__")]
+        except KafkaException as error:
+            return self.explain(error)
+        near = difflib.get_close_matches(self.topic, names, n=3)
+        meant = (
+            f" Did you mean {' or '.join(f'`{name}`' for name in near)}?"
+            if near
+            else f" It has: {', '.join(sorted(names)[:20]) or 'no topics'}."
+        )
+        msg = f"topic `{self.topic}` does not exist at {self._connection.brokers}.{meant}"
+        return TargetError(
+            msg, hint="Correct `topic` in the pipeline file, or create the topic; Headrace never creates it.", node=self.node
+        )
+
+    def close(self) -> None:
+        """Lets go of the client and its connections."""
+        self._admin = None
+        self._cluster_id = ""

@@ -1,0 +1,177 @@
+"""From Kafka's messages to rows: JSON payloads by the node's `schema`, the operation from a header, the order from the offset.
+
+Every message is checked as a whole, also where only some of its columns are used: a broken one fails the task that meets it
+and is named by topic, partition and offset. Keys that `schema` does not name are ignored; a missing key is null.
+
+Numbers: decimals may come as numbers or as text and are taken exactly; more digits behind the point than the scale has are refused
+up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers out of range are refused. Times and dates are ISO 8601 text
+(without a zone: UTC); binary is hexadecimal text. An object or an array in a `string` column stays as JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from headrace.connectors.base import OP, POS
+from headrace.connectors.rowerrors import row_error
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.types import parse_type, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PARTITION, OFFSET, TIMESTAMP = "__kafka_partition", "__kafka_offset", "__kafka_timestamp"
+METADATA = ((PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timestamp("us", tz="UTC")))
+OP_HEADER = "dbz.op"
+_OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
+_MAX_DIGITS = 38
+_ISO_DATE = 10  # characters
+
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20),
+    pa.float16(): pa.float32(),
+}
+_READ_AS = {pa.int8(): "smallint", pa.uint64(): f"decimal({_MAX_DIGITS},{_MAX_DIGITS - 20})"}
+_RANGES = {
+    pa.int8(): (-(2**7), 2**7 - 1),
+    pa.uint8(): (0, 2**8 - 1),
+    pa.uint16(): (0, 2**16 - 1),
+    pa.uint32(): (0, 2**32 - 1),
+    pa.uint64(): (0, 2**64 - 1),
+}
+
+
+def payload_schema(node: str, declared: Mapping[str, str], *, metadata: bool) -> pa.Schema:
+    """The columns as Spark gives them, in the file's order: unsigned and half types are one size wider, times are text.
+
+    Raises SchemaError for a type that JSON cannot carry or a name that is taken.
+    """
+    taken = {POS, *(name for name, _ in METADATA if metadata)} & set(declared)
+    if taken:
+        msg = f"`schema` names {', '.join(sorted(taken))}, which Headrace adds by itself"
+        raise SchemaError(msg, hint="Leave it out of `schema`.", node=node)
+    fields = [pa.field(name, _as_spark(node, name, text)) for name, text in declared.items() if name != OP]
+    return pa.schema(fields + [pa.field(name, kind) for name, kind in METADATA if metadata])
+
+
+def _as_spark(node: str, name: str, text: str) -> pa.DataType:
+    kind = parse_type(text)
+    if kinds.is_duration(kind) or kinds.is_interval(kind) or (kinds.is_decimal(kind) and kind.precision > _MAX_DIGITS):
+        msg = f"column `{name}`: JSON messages cannot carry {text}"
+        raise SchemaError(msg, hint="Declare it as string and convert it in a transform; decimals have up to 38 digits.", node=node)
+    if kinds.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if kinds.is_date(kind):
+        return pa.date32()
+    return pa.string() if kinds.is_time(kind) else _WIDER.get(kind, kind)
+
+
+def decode(messages: DataFrame, node: str, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> DataFrame:
+    """Rows of `messages` (as Spark's Kafka reader gives them, with headers): payload, metadata if wanted, `_gs_op`, `_gs_pos`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = {name: parse_type(text) for name, text in declared.items()}
+    fields = ", ".join(f"{_quoted(name)}: {_read_as(kind)}" for name, kind in columns.items())
+    text = F.col("value").cast("string")
+    # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
+    wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
+    options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
+    parsed = F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options)
+    where = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset")}
+    kept = messages.select("topic", "partition", "offset", "timestamp", "headers", "value", text.alias("text"), parsed.alias("json"))
+    row = F.struct(*[_value(node, name, kind, declared[name], where).alias(name) for name, kind in columns.items()])
+    # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
+    kept = kept.select("partition", "offset", "timestamp", "headers", "topic", F.inline(F.array(_checked(node, declared, where, row))))
+    pos = F.struct(
+        F.lit(ordinal).cast("int").alias("source"),
+        F.col("partition").alias("part"),
+        F.col("offset").alias("off"),
+        F.lit(0).cast("int").alias("sub"),
+    )
+    extra = [
+        F.col(name).alias(alias) for name, alias in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP)) if metadata
+    ]
+    payload = [F.col(_quoted(name)) for name in declared if name != OP]
+    return kept.select(*payload, *extra, _operation(node, where, own=OP in declared).alias(OP), pos.alias(POS))
+
+
+def _checked(node: str, declared: Mapping[str, str], where: Mapping[str, Column], row: Column) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    shown = {"payload": F.substring("text", 1, 2000), "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()}))}
+    tombstone = row_error(
+        node,
+        "the message has no payload (a tombstone)",
+        "Let the producer send a JSON object with the key columns and the header dbz.op=d for a delete.",
+        **where,
+    )
+    broken = row_error(node, "the message does not fit `schema`", "Correct the message's producer, or `schema`.", **where, **shown)
+    encoding = row_error(node, "the payload is not UTF-8", "Messages are JSON in UTF-8.", **where)
+    bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
+    return F.when(F.col("value").isNull(), tombstone).when(~F.is_valid_utf8("text"), encoding).when(bad, broken).otherwise(row)
+
+
+def _read_as(kind: pa.DataType) -> str:
+    """The type that from_json reads: wider where Spark would wrap round or round off, text where it would guess."""
+    if kinds.is_decimal(kind):
+        return f"decimal({_MAX_DIGITS},{_MAX_DIGITS - (kind.precision - kind.scale)})"
+    if kinds.is_timestamp(kind) or kinds.is_date(kind) or kinds.is_binary(kind):
+        return "string"
+    return _READ_AS.get(kind, spark_type(kind))
+
+
+def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+    """One column of the row, checked and in its final type."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    raw = F.col(f"json.v.{_quoted(name)}")
+    if kind in _RANGES:
+        low, high = _RANGES[kind]
+        good = raw.between(F.lit(low).cast("decimal(20,0)"), F.lit(high).cast("decimal(20,0)"))
+        good = good & (raw == F.floor(raw)) if kind == pa.uint64() else good
+        final = raw.cast(spark_type(kind))
+    elif kinds.is_decimal(kind):
+        final = raw.try_cast(spark_type(kind))
+        good = final.isNotNull() & (final == raw)
+    elif kinds.is_timestamp(kind) or kinds.is_date(kind):
+        final = raw.try_cast(spark_type(kind))
+        # Spark would also take `12:30` (today) and `2024`; and a date with a time behind it, dropping the time.
+        length = F.length(raw) == _ISO_DATE if kinds.is_date(kind) else F.length(raw) >= _ISO_DATE
+        good = final.isNotNull() & length & (F.substring(raw, 5, 1) == "-") & (F.substring(raw, 8, 1) == "-")
+    elif kinds.is_binary(kind):
+        final = F.try_to_binary(raw, F.lit("hex"))
+        good = final.isNotNull()
+    else:
+        return raw
+    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw.cast("string"), 1, 100), F.lit("`"))
+    refused = row_error(node, what, f"Correct the message's producer, or the type of `{name}` in `schema`.", **where)
+    return F.when(raw.isNull() | good, final).otherwise(refused)
+
+
+def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
+    """i, u or d: from the payload where `schema` names `_gs_op`, else from the header; absent means i."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    header = F.element_at(F.filter("headers", lambda h: h["key"] == OP_HEADER), -1)["value"].cast("string")
+    has_header = F.col("headers").isNotNull() & F.exists("headers", lambda h: h["key"] == OP_HEADER)
+    said = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
+    known = F.lower(said)
+    what = F.concat(F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`"))
+    found = F.when(said.isNull(), F.lit("i"))
+    for name, operation in _OPERATIONS.items():
+        found = found.when(known == name, F.lit(operation))
+    hint = "Known: r, c (insert), u (update), d (delete); without the header a message is an insert."
+    return found.otherwise(row_error(node, what, hint, **where))
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"

@@ -1,0 +1,229 @@
+"""A Kafka topic as an unbounded source, read in ranges by Spark's batch reader.
+
+A position: {"topic": name, "topic_id": id, "cluster_id": id, "offsets": {"0": next offset to read, …}}.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
+from headrace.connectors.kafka.cluster import Topic, TopicCluster
+from headrace.connectors.kafka.options import spark_options
+from headrace.connectors.kafka.rows import decode, payload_schema
+from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
+from headrace.pipeline.nodes import KafkaSource
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_MESSAGES = (
+    "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>"
+)
+_SMALL = 20_000
+"""Ranges below this many offsets are read by one task per topic partition, at most one per core: starting a task costs more than they do."""
+
+
+class KafkaStream(UnboundedSource):
+    """One topic. Exact: the same range gives the same rows again, and only rows of committed transactions."""
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False)
+
+    def __init__(self, name: str, node: KafkaSource, settings: Settings, ordinal: int = 0) -> None:
+        self._name = name
+        self._node = node
+        self._connection = settings.kafka_source
+        self._ordinal = ordinal
+        self._cluster = TopicCluster(name, node.topic, self._connection)
+        self._checked: Json | None = None
+
+    @property
+    def group(self) -> str:
+        """The consumer group that lag tools see."""
+        return f"{self._connection.consumer_group_id or 'headrace'}-{self._name}"
+
+    def schema(self) -> pa.Schema:
+        """The columns of `schema` in the file's order, then the metadata columns if asked for."""
+        return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
+
+    def initial(self) -> Json:
+        """By `starting_offsets`: earliest, latest, or the first rows at or after epoch milliseconds."""
+        asked = self._node.starting_offsets.strip().lower()
+        if asked == "earliest":
+            return self.earliest()
+        if asked == "latest":
+            return self.end()
+        if not re.fullmatch(r"\d+", asked):
+            msg = f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch milliseconds"
+            raise UserError(msg, hint="Write for example starting_offsets: '1735689600000'.", node=self._name)
+        return self.fence_at(int(asked))
+
+    def earliest(self) -> Json:
+        """The first offsets that the topic still holds."""
+        topic = self._cluster.describe()
+        return self._position(topic, self._cluster.earliest(topic.partitions))
+
+    def end(self) -> Json:
+        """Behind the last row that no open transaction can take back."""
+        topic = self._cluster.describe()
+        return self._position(topic, self._cluster.stable_end(topic.partitions))
+
+    def fence_at(self, moment_ms: int) -> Json:
+        """The first row at or after a time, per partition; the end of a partition that has none.
+
+        The end is asked for first: a row that arrives between the two questions is then behind the fence, not lost.
+        """
+        topic = self._cluster.describe()
+        end = self._cluster.stable_end(topic.partitions)
+        found = self._cluster.at_time(topic.partitions, moment_ms)
+        return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
+
+    def backlog(self, at: Json) -> int:
+        """Offsets between `at` and the end, transaction markers and compacted gaps included."""
+        offsets = at["offsets"]
+        return sum(max(0, end - offsets.get(part, 0)) for part, end in self.end()["offsets"].items())
+
+    def latest(self, after: Json, limits: Limits) -> Json:
+        """At most `limits.rows` offsets behind `after`, shared fairly: small backlogs whole, the rest in equal parts.
+
+        Partitions that `after` does not know begin at their first offset.
+        """
+        topic = self._same_topic(after)
+        ends = self._cluster.stable_end(topic.partitions)
+        starts = self._starts(after, topic, ends)
+        rows = min(limits.rows, self._node.batch_size or limits.rows)
+        most = limits.per_partition or rows
+        backlog = {part: min(most, max(0, ends[part] - start)) for part, start in starts.items()}
+        taken = fair_shares(backlog, rows)
+        found = self._position(topic, {part: start + taken[part] for part, start in starts.items()})
+        self._checked = found
+        return found
+
+    def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
+        """The rows in [start, end). Raises TargetError or RetentionError if the topic does not hold that range any more."""
+        if end != self._checked:
+            topic = self._same_topic(end)
+            self._starts(start, topic, self._cluster.stable_end(topic.partitions))
+        ranges = {part: (start["offsets"].get(part, 0), stop) for part, stop in end["offsets"].items()}
+        if missing := sorted(set(start["offsets"]) - set(ranges)):
+            msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
+            raise InternalError(msg, node=self._name)
+        messages = self._messages(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
+        rows = decode(messages, self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+        return self._filtered(rows) if self._node.filter else rows
+
+    def commit(self, position: Json) -> None:
+        """Sets the group's offsets, so that ordinary lag tools work. Failures are logged only."""
+        self._cluster.commit(self.group, {int(part): offset for part, offset in position["offsets"].items()})
+
+    def describe(self) -> Json:
+        """Kind, asset key and topic."""
+        return {"kind": "kafka", "asset_key": ["kafka", self._node.topic], "topic": self._node.topic, "table_name": self._node.topic}
+
+    def close(self) -> None:
+        """Lets go of the admin client."""
+        self._cluster.close()
+
+    def _position(self, topic: Topic, offsets: Mapping[int, int]) -> Json:
+        ordered = {str(part): offsets[part] for part in sorted(offsets)}
+        return {"topic": self._node.topic, "topic_id": topic.topic_id, "cluster_id": topic.cluster_id, "offsets": ordered}
+
+    def _same_topic(self, at: Json) -> Topic:
+        """The topic, if it is the one that `at` was taken from."""
+        topic = self._cluster.describe()
+        hint = "Offsets of another topic mean nothing here. Start the pipeline over, or replay from a position of the new topic."
+        if at["topic"] != self._node.topic:
+            msg = f"the position is of topic `{at['topic']}`, the file says `{self._node.topic}`"
+            raise TargetError(msg, hint=hint, node=self._name)
+        for what, mine, its in (("cluster", at["cluster_id"], topic.cluster_id), ("topic", at["topic_id"], topic.topic_id)):
+            if mine != its:
+                made = "was deleted and made anew" if what == "topic" else "is of another cluster"
+                msg = f"topic `{self._node.topic}` {made}: its {what} id is {its}, the position has {mine}"
+                raise TargetError(msg, hint=hint, node=self._name)
+        if gone := sorted(set(map(int, at["offsets"])) - set(topic.partitions)):
+            msg = f"topic `{self._node.topic}` lost its partitions {', '.join(map(str, gone))}"
+            raise TargetError(msg, hint=hint, node=self._name)
+        return topic
+
+    def _starts(self, after: Json, topic: Topic, ends: Mapping[int, int]) -> dict[int, int]:
+        """Where reading goes on, per partition; partitions unknown to `after` are new and begin at 0."""
+        starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions}
+        earliest = self._cluster.earliest(topic.partitions)
+        if lost := {part: start for part, start in starts.items() if start < earliest[part]}:
+            said = "; ".join(f"partition {part}: next to read {at}, earliest held {earliest[part]}" for part, at in lost.items())
+            count = sum(earliest[part] - at for part, at in lost.items())
+            msg = f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read ({said})"
+            hint = "Lengthen retention.ms (and delete.retention.ms of a compacted topic), then replay from history."
+            raise RetentionError(msg, hint=hint, node=self._name)
+        if ahead := [part for part, start in starts.items() if start > ends[part]]:
+            high = self._cluster.high_watermark(ahead)
+            if cut := {part: starts[part] for part in ahead if starts[part] > high[part]}:
+                said = "; ".join(f"partition {part}: next to read {at}, end {high[part]}" for part, at in cut.items())
+                msg = f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
+                raise TargetError(
+                    msg, hint="Was the cluster restored from a backup? Replay from a position that it holds.", node=self._name
+                )
+        return starts
+
+    def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
+        if not ranges:
+            return spark.createDataFrame([], _MESSAGES)
+        topic, total, cores = self._node.topic, sum(end - start for start, end in ranges.values()), spark.sparkContext.defaultParallelism
+        options = spark_options(self._connection) | {
+            "assign": json.dumps({topic: [int(part) for part in ranges]}),
+            "startingOffsets": json.dumps({topic: {part: span[0] for part, span in ranges.items()}}),
+            "endingOffsets": json.dumps({topic: {part: span[1] for part, span in ranges.items()}}),
+            "includeHeaders": "true",
+            "failOnDataLoss": "true",
+            "kafka.isolation.level": "read_committed",
+            "kafka.group.id": self.group,  # fixed, so that the executors' consumers are used again by the next epoch
+        }
+        if total >= _SMALL and len(ranges) < cores:
+            options["minPartitions"] = str(cores)
+        reader = spark.read.format("kafka")
+        for key, value in options.items():
+            reader = reader.option(key, value)
+        found = reader.load()
+        return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
+
+    def _filtered(self, rows: DataFrame) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import functions as F  # noqa: N812
+
+        columns = [name for name in rows.columns if name != POS]
+        try:
+            return rows.where(F.expr(self._node.filter or ""))
+        except ParseException as error:
+            msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
+            raise SchemaError(msg, node=self._name) from error
+        except AnalysisException as error:
+            unknown = (error.getMessageParameters() or {}).get("objectName", "").strip("`")
+            near = difflib.get_close_matches(unknown, columns, n=1)
+            meant = f" Did you mean `{near[0]}`?" if near else ""
+            msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
+            raise SchemaError(msg, hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}", node=self._name) from error
+
+
+def fair_shares(backlog: Mapping[int, int], rows: int) -> dict[int, int]:
+    """Shares of at most `rows` in all, none above its backlog: what small ones leave goes to the larger ones."""
+    taken = dict.fromkeys(backlog, 0)
+    left = rows
+    waiting = sorted(backlog, key=lambda part: backlog[part])
+    for rank, part in enumerate(waiting):
+        taken[part] = min(backlog[part], left // (len(waiting) - rank))
+        left -= taken[part]
+    return taken
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0]

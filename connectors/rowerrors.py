@@ -1,0 +1,114 @@
+"""Rows that cannot be taken: an expression that fails the task where the row is met, and the way back to a message for people.
+
+Nothing is collected and nothing is read twice: the marker travels inside Spark's own exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.pipeline.errors import DataError, HeadraceError, RetentionError
+from headrace.pipeline.records import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_MARK = "headrace-row:"
+
+
+def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) -> Column:
+    """An expression of any type that fails the task. `what` says what is wrong; `facts` (text, numbers) say where.
+
+    Only rows that reach it pay for it. `explain_failure` turns the failure into a DataError.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    said = F.lit(what) if isinstance(what, str) else what
+    fields = [F.lit(node).alias("node"), said.alias("what"), F.lit(hint).alias("hint"), F.struct(*[v.alias(k) for k, v in facts.items()])]
+    return F.raise_error(F.concat(F.lit(_MARK), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
+
+
+def explain_failure(error: BaseException) -> HeadraceError | None:
+    """The error that a failed Spark action means to people, None if it is not about rows or offsets.
+
+    DataError for a row that `row_error` refused, RetentionError where Kafka lost offsets while they were read.
+    """
+    for text in _texts(error):
+        if (at := text.find(_MARK)) >= 0:
+            found, _ = json.JSONDecoder().raw_decode(text, at + len(_MARK))
+            return _data_error(found)
+        if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
+            msg = "Kafka no longer holds offsets that this epoch was planned with"
+            hint = "Retention or delete-records passed the stream's position while it was read. Lengthen retention.ms; then replay."
+            return RetentionError(msg, hint=hint)
+    return None
+
+
+def _data_error(found: Json) -> DataError:
+    facts = dict(found.get("facts", {}))
+    payload, columns = facts.pop("payload", None), facts.pop("columns", None)
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    reason = _reason(payload, json.loads(columns)) if payload is not None and columns is not None else ""
+    tail = f": {reason}" if reason else ""
+    shown = f"\n  payload: {payload[:300]}{'…' if len(payload) > 300 else ''}" if payload is not None else ""
+    return DataError(
+        f"{where}: {found['what']}{tail}{shown}" if where else f"{found['what']}{tail}{shown}",
+        hint=found.get("hint", ""),
+        node=found["node"],
+    )
+
+
+def _reason(payload: str, columns: dict[str, str]) -> str:
+    """What is wrong with one JSON payload, as well as one can say; `columns` are the declared types."""
+    try:
+        value = json.loads(payload)
+    except ValueError as error:
+        return str(error)
+    if not isinstance(value, dict):
+        return f"one object per message is expected, found {_kind(value)}"
+    for name, kind in columns.items():
+        if name in value and value[name] is not None and not _fits(value[name], kind):
+            return f"column `{name}` is {kind}, found {_kind(value[name])} {json.dumps(value[name])[:80]}"
+    return ""
+
+
+def _fits(value: object, kind: str) -> bool:
+    """Whether a JSON value can be a column of a type, as the pipeline file writes it."""
+    if kind in ("string", "utf8"):
+        return True
+    if kind == "binary" or kind.startswith(("date", "time")):
+        return isinstance(value, str)
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    if kind.startswith("decimal"):
+        return isinstance(value, int | float | str)
+    if kind.startswith(("int", "uint")):
+        return isinstance(value, int) and _in_range(value, kind)
+    return isinstance(value, int | float)
+
+
+def _in_range(value: int, kind: str) -> bool:
+    bits = int(kind.lstrip("uint"))
+    return 0 <= value < 2**bits if kind.startswith("u") else -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """Everything that the exception and its causes say, in Python and in the JVM."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield str(at)
+        yield str(getattr(at, "_stackTrace", "") or "")
+        java = getattr(at, "java_exception", None)
+        while java is not None:
+            yield str(java.toString())
+            java = java.getCause()
+        at = at.__cause__ or at.__context__
