@@ -1,0 +1,70 @@
+"""What the server and its two drivers say, as errors of Headrace's own tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.pipeline.errors import DataError, HeadraceError, TargetError, TransientError
+
+TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
+"""SQLSTATE classes that pass by themselves: connection, rollback, resources, locks, operator, system error."""
+PERMANENT_STATES = ("40002", "57P04")
+"""Exceptions to them: an integrity rule checked at commit, a dropped database."""
+READ_ONLY = "25006"
+DATA_CLASSES = ("22", "23")
+
+_STARTING = re.compile(r"starting up|shutting down|recovery|too many clients|too many connections|connection slots|administrator command")
+
+
+class LostError(TransientError):
+    """The connection is gone: what was not committed has not happened, what was being committed may have."""
+
+
+@contextmanager
+def translated(node: str) -> Iterator[None]:
+    """Raises what psycopg or ADBC raise inside as DataError, TargetError or TransientError with the server's message."""
+    import adbc_driver_manager
+    import psycopg
+
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except (psycopg.Error, adbc_driver_manager.Error) as error:
+        raise translate(error, node) from error
+
+
+def translate(error: Exception, node: str) -> HeadraceError:
+    """The error to raise for a driver's error. Only connection trouble, conflicts and shortages are retriable."""
+    state: str = getattr(error, "sqlstate", None) or ""
+    text = _message(error)
+    if not state:
+        return _without_state(text, node)
+    msg = f"Postgres says: {text} (SQLSTATE {state})"
+    if state == READ_ONLY:
+        return TransientError(msg, node=node, hint="The server is read-only: a standby, or failing over.")
+    if state[:2] in DATA_CLASSES or state == "40002":
+        return DataError(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
+    if state[:2] in TRANSIENT_CLASSES and state not in PERMANENT_STATES:
+        lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
+        return (LostError if lost else TransientError)(msg, node=node)
+    return TargetError(msg, node=node, hint="Mend the table or the rights of the role in Postgres, then run again.")
+
+
+def _without_state(text: str, node: str) -> HeadraceError:
+    """Errors of the connection itself: libpq gives no code for them, only FATAL lines from the server say more."""
+    msg = f"Postgres says: {text}"
+    if "FATAL:" in text and not _STARTING.search(text):
+        return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
+    return LostError(msg, node=node)
+
+
+def _message(error: Exception) -> str:
+    """One line of what the server said, without ADBC's prefixes and the statement that it repeats."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("LINE ", " "))]
+    text = "; ".join(lines)
+    cut = re.search(r"(ERROR|FATAL|PANIC):\s.*", text)
+    text = cut[0] if cut else text
+    return re.sub(r";?\s*\.?\s*SQLSTATE: \w+$", "", text).rstrip("; .")

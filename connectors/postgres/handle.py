@@ -1,0 +1,152 @@
+"""An opened Postgres sink: its connections, its target, its record."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from psycopg import sql
+
+from headrace.connectors.base import Frame, SinkContext, SplitFetch
+from headrace.connectors.postgres.driver import write_table
+from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.merge import Policy
+from headrace.connectors.postgres.records import RecordStore
+from headrace.connectors.postgres.rows import Checks, flat
+from headrace.connectors.postgres.session import Address, Control, Loader, Session, application_name, end_older
+from headrace.connectors.postgres.target import prepare_target
+from headrace.pipeline.errors import InternalError, SchemaError, TransientError
+from headrace.pipeline.nodes import PostgresSink as Node
+from headrace.pipeline.records import Counts, EpochPlan, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+
+class Handle:
+    """Connections are made when first used, and made anew after they were lost."""
+
+    def __init__(self, context: SinkContext, generation: int | None) -> None:
+        self._node: Node = context.node
+        self._name = context.key.sink
+        self._key = context.key
+        self._columns: tuple[str, ...] = tuple(context.extra.get("key", self._node.primary_key))
+        self._generation = generation
+        self._table = sql.Identifier(self._node.schema_, self._node.table)
+        self._store = RecordStore(context.key, self._table.as_string(None), self._name)
+        self._address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
+        self._control = Control(self._address)
+        self._loader = Loader(self._address)
+        self._policy = Policy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()))
+        self._load: Load | None = None
+
+    def prepare(self, schema: pa.Schema) -> None:
+        """Target first: one that cannot take the rows leaves a running older generation alone."""
+        generation = self._required_generation()
+        self._check_policy(schema)
+        with self._control.transaction() as session:
+            self._check_writable(session)
+            self._store.create(session)
+        with self._control.transaction() as session:
+            place = (self._node.schema_, self._node.table)
+            target = prepare_target(session, node=self._name, table=place, schema=schema, key=self._columns)
+        self._end_older(generation)
+        with self._control.transaction() as session:
+            self._store.announce(session, generation)
+        self._end_older(generation)
+        self._load = Load(
+            node=self._name,
+            target=target,
+            schema=schema,
+            policy=self._policy,
+            checks=Checks.of(self._name, schema, self._columns),
+            generation=generation,
+        )
+
+    def record(self) -> Record | None:
+        """See PostgresSink."""
+        with self._control.transaction() as session:
+            return self._store.read(session)
+
+    def join(self, record: Record) -> Record:
+        """See PostgresSink."""
+        if record.generation != self._required_generation():
+            msg = f"a record of generation {record.generation} is written under generation {self._generation}"
+            raise InternalError(msg, node=self._name)
+        with self._control.transaction() as session:
+            return self._store.join(session, record, self._rows(session))
+
+    def foreign_record(self) -> Record | None:
+        """See PostgresSink."""
+        with self._control.transaction() as session:
+            return self._store.foreign(session)
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """See PostgresSink."""
+        with self._control.transaction(snapshot=True) as session:
+            if self._store.shared(session):
+                return None
+            record = self._store.read(session)
+            return (record, self._rows(session)) if record else None
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """The driver's path for small epochs."""
+        load = self._loading()
+        if frame.key != self._columns:
+            msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
+            raise InternalError(msg, node=self._name)
+        return write_table(self._loader, self._store, load, plan, flat(frame.rows, load.schema).toArrow())
+
+    def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+        """See PostgresSink."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes both connections."""
+        self._loader.close()
+        self._control.close()
+
+    def _loading(self) -> Load:
+        if self._load is None:
+            msg = "a Postgres sink is written to before prepare, or although it failed"
+            raise InternalError(msg, node=self._name)
+        return self._load
+
+    def _required_generation(self) -> int:
+        if self._generation is None:
+            msg = "a Postgres sink is used for writing without a generation"
+            raise InternalError(msg, node=self._name)
+        return self._generation
+
+    def _rows(self, session: Session) -> int:
+        ((rows,),) = session.run(sql.SQL("SELECT count(*) FROM {}").format(self._table))
+        return rows
+
+    def _check_policy(self, schema: pa.Schema) -> None:
+        """update_where names columns of the rows, and only means something for upserts that update."""
+        where = self._node.update_where
+        problem = ""
+        if where and not self._columns:
+            problem = "the sink has no primary_key"
+        elif where and self._node.on_conflict == "nothing":
+            problem = "on_conflict is nothing, so nothing is ever updated"
+        elif unknown := [name for name in where if name not in schema.names]:
+            problem = f"no column '{unknown[0]}'; the rows have {', '.join(schema.names)}"
+        if problem:
+            msg = f"update_where validation failed for sink '{self._name}': {problem}"
+            raise SchemaError(msg, node=self._name, hint="Correct `update_where` in the pipeline file.")
+
+    def _check_writable(self, session: Session) -> None:
+        if session.run("SHOW transaction_read_only")[0][0] == "on":
+            msg = "the server is read-only: a standby, or failing over"
+            raise TransientError(msg, node=self._name)
+
+    def _end_older(self, generation: int) -> None:
+        """Ends the server's processes of older generations, so that neither their locks nor their COPYs go on."""
+        with self._control.transaction() as session:
+            stubborn = end_older(session, self._key, generation)
+        if stubborn:
+            log.warning("event=backends_still_alive node=%s pids=%s", self._name, stubborn)

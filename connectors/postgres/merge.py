@@ -1,0 +1,176 @@
+"""The SQL that brings staged rows into a target: builders only, values stay bound.
+
+Per key the last row by position wins. With `on_conflict: nothing` the first one wins, with `update_where` over an order
+(>, >=, <, <=) the best one, both counted from the last delete on: so the result does not depend on where epochs are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from headrace.connectors.postgres.session import Session, trusted
+from headrace.connectors.postgres.target import Target
+from headrace.pipeline.records import Counts
+
+OP = "_gs_op"
+POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
+"""The four fields of `_gs_pos`, flat."""
+ATTEMPT = "_gs_attempt"
+STAGE_TYPES = {OP: "TEXT", "_gs_source": "INTEGER", "_gs_part": "INTEGER", "_gs_off": "BIGINT", "_gs_sub": "INTEGER"}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a conflict does: `nothing`, or an update where `EXCLUDED.column op t.column` holds for all of `where`."""
+
+    nothing: bool
+    where: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def plain(self) -> bool:
+        """The last row always wins."""
+        return not self.nothing and not self.where
+
+    def preference(self) -> sql.Composable:
+        """The order in which the rows of one key are preferred."""
+        if self.nothing:
+            return _order("ASC")
+        if len(self.where) == 1 and self.where[0][1] in {">", ">=", "<", "<="}:
+            column, op = self.where[0]
+            best = sql.SQL("s.{} {} NULLS LAST, ").format(sql.Identifier(column), sql.SQL("DESC" if op[0] == ">" else "ASC"))
+            return sql.SQL("").join([best, _order("DESC" if op.endswith("=") else "ASC")])
+        return _order("DESC")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the rows lie. `attempts`: only rows of these task attempts count; None: all."""
+
+    table: sql.Identifier
+    attempts: Sequence[int] | None = None
+
+    def values(self) -> tuple[object, ...]:
+        """What is bound as `$1`."""
+        return () if self.attempts is None else (list(self.attempts),)
+
+
+def create_stage(target: Target, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False) -> sql.Composed:
+    """CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
+    types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | ({ATTEMPT: "BIGINT"} if attempts else {})
+    columns = [sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()]
+    return sql.SQL("CREATE {} TABLE {} ({}) {}").format(trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail))
+
+
+def merge(session: Session, target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> Counts:
+    """Brings the stage into the target. `deletes` says whether any staged row is a delete. Returns what was changed."""
+    if not target.key:
+        ((rows,),) = session.run(append(target, stage), *stage.values())
+        return Counts(rows, rows, 0, 0)
+    only, gone = session.run(delete(target, stage, policy), *stage.values())[0] if deletes else (0, 0)
+    ((rows, inserted, updated),) = session.run(upsert(target, stage, policy, deletes=deletes), *stage.values())
+    return Counts(rows + only, inserted, updated, gone)
+
+
+def append(target: Target, stage: Stage) -> sql.Composed:
+    """INSERT of all rows; returns (rows)."""
+    query = sql.SQL("WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT count(*) FROM put")
+    return query.format(target=target.identifier, columns=_names(_all(target)), rows=_rows(target, stage))
+
+
+def upsert(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sql.Composed:
+    """INSERT … ON CONFLICT of the preferred row per key; returns (rows, inserted, updated)."""
+    query = sql.SQL(
+        "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src WHERE {op} <> 'd'"
+        " ON CONFLICT ({key}) {action} RETURNING (xmax = 0) AS fresh)"
+        " SELECT {rows}, count(*) FILTER (WHERE fresh), count(*) FILTER (WHERE NOT fresh) FROM put"
+    )
+    return query.format(
+        winners=_winners(target, stage, policy, deletes=deletes),
+        target=target.identifier,
+        columns=_names(_all(target)),
+        op=sql.Identifier(OP),
+        key=_names(target.key),
+        action=_action(target, policy),
+        rows=sql.SQL("count(*)" if policy.plain and _others(target) else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"),
+    )
+
+
+def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
+    """DELETE of keys; returns (keys whose last row is a delete, rows deleted).
+
+    Where a conflict may keep the old row, a delete before an insert in one epoch must take it away first; else the insert
+    alone has the same effect, and disturbs no foreign key.
+    """
+    query = sql.SQL(
+        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, {op} = 'd' AS last, bool_or({op} = 'd') OVER (PARTITION BY {key}) AS any"
+        " FROM {rows} s ORDER BY {key}, {order}),"
+        " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
+    )
+    same = [sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key]
+    return query.format(
+        key=_names(target.key, "s"),
+        op=sql.Identifier(OP),
+        rows=_rows(target, stage),
+        order=_order("DESC"),
+        target=target.identifier,
+        same=sql.SQL(" AND ").join(same),
+        which=sql.Identifier("last" if policy.plain else "any"),
+    )
+
+
+def _winners(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sql.Composed:
+    rows = _rows(target, stage)
+    if deletes and not policy.plain:
+        place = sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s"))
+        query = "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE s._gs_op = 'd') OVER (PARTITION BY {key}) AS _gs_end FROM {rows} s)"
+        rows = sql.SQL(query).format(place=place, key=_names(target.key, "s"), rows=rows)
+        alive = sql.SQL("WHERE s._gs_op <> 'd' AND (s._gs_end IS NULL OR s._gs_place > s._gs_end)")
+    else:
+        alive = sql.SQL("")
+    query = sql.SQL("SELECT DISTINCT ON ({key}) {columns} FROM {rows} s {alive} ORDER BY {key}, {order}")
+    return query.format(
+        key=_names(target.key, "s"), columns=_names((*_all(target), OP), "s"), rows=rows, alive=alive, order=policy.preference()
+    )
+
+
+def _rows(target: Target, stage: Stage) -> sql.Composed:
+    """The staged rows that count, in the target's types."""
+    parts = [
+        sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
+        if column.cast
+        else sql.SQL("r.{}").format(sql.Identifier(column.name))
+        for column in target.columns
+    ]
+    columns = sql.SQL(", ").join([*parts, _names((OP, *POSITION), "r")])
+    counted = sql.SQL("" if stage.attempts is None else "WHERE r._gs_attempt = ANY($1::bigint[])")
+    return sql.SQL("(SELECT {} FROM {} r {})").format(columns, stage.table, counted)
+
+
+def _action(target: Target, policy: Policy) -> sql.Composable:
+    others = _others(target)
+    if policy.nothing or not others:
+        return sql.SQL("DO NOTHING")
+    sets = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
+    tests = [sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op)) for name, op in policy.where]
+    where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(tests)) if tests else sql.SQL("")
+    return sql.SQL("DO UPDATE SET {}{}").format(sets, where)
+
+
+def _others(target: Target) -> list[str]:
+    return [name for name in _all(target) if name not in target.key]
+
+
+def _all(target: Target) -> list[str]:
+    return [column.name for column in target.columns]
+
+
+def _names(names: Sequence[str], alias: str = "") -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(alias, name) if alias else sql.Identifier(name) for name in names)
+
+
+def _order(direction: str) -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL("s.{} {}").format(sql.Identifier(name), trusted(direction)) for name in POSITION)

@@ -1,0 +1,201 @@
+"""The schema `headrace` in the target's database: one row per sink key, its history, and the markers of direct loads.
+
+Every change of a row is a compare-and-set under the generation that `announce` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from psycopg import sql
+
+from headrace.connectors.postgres.session import Session, trusted
+from headrace.pipeline.errors import FencedError, RecordError
+from headrace.pipeline.records import Counts, EpochPlan, Record, SinkKey
+
+log = logging.getLogger(__name__)
+
+SCHEMA = "headrace"
+KEPT = 100
+"""Epochs of history kept per sink key."""
+
+_TABLES = (
+    "CREATE SCHEMA IF NOT EXISTS headrace",
+    """CREATE TABLE IF NOT EXISTS headrace.records (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL,
+        name text NOT NULL, target text NOT NULL, target_oid bigint,
+        generation bigint NOT NULL, epoch bigint, body jsonb, changed_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, lane, sink))""",
+    """CREATE TABLE IF NOT EXISTS headrace.history (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL,
+        generation bigint NOT NULL, body jsonb NOT NULL,
+        PRIMARY KEY (pipeline, lane, sink, epoch))""",
+    """CREATE TABLE IF NOT EXISTS headrace.splits (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL, split text NOT NULL,
+        generation bigint NOT NULL, rows bigint, inserted bigint, updated bigint,
+        PRIMARY KEY (pipeline, lane, sink, epoch, split))""",
+)
+_THERE = "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(name) WHERE to_regclass('headrace.' || name) IS NOT NULL"
+
+
+def _sql(text: str) -> sql.Composed:
+    """A statement; `{mine}` is the predicate of one sink key ($1 to $3), `{oid}` the table that a row speaks of, as it is now."""
+    mine = sql.SQL("pipeline = $1::text AND lane = $2::text AND sink = $3::text")
+    return trusted(text).format(mine=mine, oid=sql.SQL("to_regclass(target)::oid::bigint"))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The row as it is inside a transaction that has locked it."""
+
+    record: Record
+    marked: bool
+    """Markers of a direct load lie there for the epoch behind the record's."""
+
+
+class RecordStore:
+    """The rows of one sink key. `target` is the quoted name of the table that its records speak of."""
+
+    def __init__(self, key: SinkKey, target: str, node: str) -> None:
+        self.key = key
+        self.target = target
+        self.node = node
+
+    @property
+    def _id(self) -> tuple[str, str, str]:
+        return self.key.pipeline, self.key.lane, self.key.sink
+
+    def create(self, session: Session) -> None:
+        """Makes schema and tables where missing; processes that do it at once wait for each other."""
+        if self._there(session):
+            return
+        session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
+        for statement in _TABLES:
+            session.run(statement)
+
+    def _there(self, session: Session) -> bool:
+        return session.run(_THERE)[0][0] == 3
+
+    def announce(self, session: Session, generation: int) -> None:
+        """Raises the row's generation. Raises FencedError where a newer one has been here."""
+        raised = session.run(
+            "INSERT INTO headrace.records AS r (pipeline, lane, sink, name, target, generation)"
+            " VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint)"
+            " ON CONFLICT (pipeline, lane, sink) DO UPDATE SET generation = EXCLUDED.generation, name = EXCLUDED.name, changed_at = now()"
+            " WHERE r.generation <= EXCLUDED.generation RETURNING generation",
+            *self._id,
+            self.key.name,
+            self.target,
+            generation,
+        )
+        if not raised:
+            self._fenced(session, generation)
+
+    def read(self, session: Session) -> Record | None:
+        """The record; None without one, or where it speaks of a table that is gone or was made anew."""
+        if not self._there(session):
+            return None
+        rows = session.run(_sql("SELECT body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
+        if not rows or rows[0][0] is None:
+            return None
+        body, target, then, now = rows[0]
+        if target != self.target or then != now:
+            log.warning("event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target)
+            return None
+        return Record.from_json(json.loads(body))
+
+    def foreign(self, session: Session) -> Record | None:
+        """The newest record for the same pipeline name, lane, sink and target under another UUID."""
+        if not self._there(session):
+            return None
+        query = (
+            "SELECT body::text FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
+            " AND name = $4::text AND target = $5::text AND target_oid = {oid} AND body IS NOT NULL ORDER BY changed_at DESC LIMIT 1"
+        )
+        rows = session.run(_sql(query), *self._id, self.key.name, self.target)
+        return Record.from_json(json.loads(rows[0][0])) if rows else None
+
+    def shared(self, session: Session) -> bool:
+        """Whether another sink key has a record for the same target."""
+        if not self._there(session):
+            return False
+        query = (
+            "SELECT 1 FROM headrace.records WHERE NOT ({mine}) AND target = $4::text AND target_oid = {oid} AND body IS NOT NULL LIMIT 1"
+        )
+        return bool(session.run(_sql(query), *self._id, self.target))
+
+    def lock(self, session: Session, generation: int, *, share: bool = False) -> Held | None:
+        """The row, locked until the transaction ends; None before the sink has joined. Raises FencedError for another generation."""
+        query = (
+            "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline = r.pipeline AND s.lane = r.lane"
+            " AND s.sink = r.sink AND s.epoch = r.epoch + 1) FROM headrace.records r WHERE {mine} FOR "
+        )
+        rows = session.run(_sql(query + ("SHARE OF r" if share else "UPDATE OF r")), *self._id)
+        if not rows or rows[0][0] != generation:
+            self._fenced(session, generation)
+        _, body, marked = rows[0]
+        return Held(Record.from_json(json.loads(body)), marked) if body else None
+
+    def expect(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> Held | Counts:
+        """The locked row when it stands right before `plan`; the counts when it holds `plan` already.
+
+        The latter happens when the connection died at the commit, so that nobody knew. Raises FencedError, or RecordError
+        when the row stands anywhere else.
+        """
+        held = self.lock(session, generation, share=share)
+        record = held.record if held else None
+        if held and record and record.epoch == plan.number - 1:
+            return held
+        if record and record.epoch == plan.number and _speaks_of(record, plan):
+            log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
+            return record.counts
+        msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
+        raise RecordError(msg, node=self.node, hint="Start with `headrace replay --from`, or `adopt` the sink's record.")
+
+    def advance(self, session: Session, held: Held, plan: EpochPlan, generation: int, counts: Counts) -> None:
+        """Sets the row from N-1 to N, writes history, and sweeps old history and markers of older epochs."""
+        record = held.record.next(plan, generation, counts)
+        self._set(session, record, after=held.record.epoch)
+        session.run(_sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"), *self._id, plan.number - KEPT)
+        session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
+
+    def join(self, session: Session, record: Record, baseline: int) -> Record:
+        """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again."""
+        held = self.lock(session, record.generation)
+        written = replace(record, baseline=baseline)
+        self._set(session, written, after=held.record.epoch if held else None)
+        session.run(_sql("DELETE FROM headrace.splits WHERE {mine}"), *self._id)
+        return written
+
+    def _set(self, session: Session, record: Record, *, after: int | None) -> None:
+        """Compare-and-set of the row, and its line of history."""
+        body = json.dumps(record.to_json())
+        update = (
+            "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(), target = $6::text,"
+            " target_oid = to_regclass($6::text)::oid::bigint"
+            " WHERE {mine} AND generation = $7::bigint AND coalesce(epoch, -1) = $8::bigint RETURNING epoch"
+        )
+        values = (record.epoch, body, self.target, record.generation, -1 if after is None else after)
+        if not session.run(_sql(update), *self._id, *values):
+            self._fenced(session, record.generation)
+        history = (
+            "INSERT INTO headrace.history (pipeline, lane, sink, epoch, generation, body)"
+            " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::bigint, $6::text::jsonb)"
+            " ON CONFLICT (pipeline, lane, sink, epoch) DO UPDATE SET generation = EXCLUDED.generation, body = EXCLUDED.body"
+        )
+        session.run(history, *self._id, record.epoch, record.generation, body)
+
+    def _fenced(self, session: Session, generation: int) -> NoReturn:
+        rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
+        newer = rows[0][0] if rows else "none"
+        msg = f"generation {generation} is not the one that holds {self.target}: the row there says {newer}"
+        raise FencedError(msg, node=self.node, hint="Another run has taken the lane over; this one stops.")
+
+
+def _speaks_of(record: Record, plan: EpochPlan) -> bool:
+    """Whether a record is the one that `plan` leaves."""
+    left = (dict(record.start), dict(record.end), record.pipeline_hash, record.window)
+    return left == (dict(plan.start), dict(plan.end), plan.pipeline_hash, plan.window)

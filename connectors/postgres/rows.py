@@ -1,0 +1,76 @@
+"""Rows on their way into staging: columns laid flat by Spark, values checked as Arrow before the server sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.base import OP, POS
+from headrace.pipeline.errors import DataError, GuaranteeError
+from headrace.pipeline.types import is_nested, postgres_type, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+
+
+def flat(rows: DataFrame, schema: pa.Schema) -> DataFrame:
+    """The payload as staging tables hold it (nested columns as JSON text), then operation and position in five columns."""
+    from pyspark.sql import functions as f
+
+    def column(field: pa.Field) -> Any:
+        there = f.col(_quoted(field.name))
+        if is_nested(field.type):
+            return f.to_json(there, {"ignoreNullFields": "false"}).alias(field.name)
+        kind = "STRING" if postgres_type(field.type) == "TEXT" else spark_type(field.type)
+        return there.cast(kind).alias(field.name)
+
+    place = f.col(POS)
+    position = [place[inner].alias(f"_gs_{inner}") for inner in ("source", "part", "off", "sub")]
+    return rows.select(*(column(field) for field in schema), f.col(OP), *position)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What must hold of every row, whatever path it takes. Picklable."""
+
+    node: str
+    key: tuple[str, ...]
+    texts: tuple[str, ...]
+    """String columns: Postgres text cannot hold the character NUL."""
+
+    @classmethod
+    def of(cls, node: str, schema: pa.Schema, key: Sequence[str]) -> Checks:
+        """The checks for rows of `schema`."""
+        return cls(node, tuple(key), tuple(field.name for field in schema if postgres_type(field.type) == "TEXT"))
+
+    def check(self, rows: pa.RecordBatch | pa.Table) -> int:
+        """Raises DataError or GuaranteeError for the first row that cannot go in; returns the number of deletes."""
+        for name in self.texts:
+            column = rows.column(name)
+            if pc.any(pc.match_substring(column, "\x00")).as_py():
+                at = pc.index(pc.match_substring(column, "\x00"), True).as_py()
+                msg = f"column '{name}' holds {column[at].as_py()!r}: Postgres text cannot hold the character NUL"
+                raise DataError(msg, node=self.node, hint=f"Take it out in a transform: replace({name}, chr(0), '').")
+        for name in self.key:
+            if (column := rows.column(name)).null_count:
+                row = rows.slice(pc.index(pc.is_null(column), True).as_py(), 1).to_pylist()[0]
+                shown = ", ".join(f"{other}={value!r}" for other, value in list(row.items())[:8])
+                msg = f"key column '{name}' is null in a row ({shown})"
+                raise DataError(msg, node=self.node, hint="Filter such rows out in a transform, or choose another `primary_key`.")
+        deletes = pc.sum(pc.equal(rows.column(OP), "d")).as_py() if OP in rows.schema.names else 0
+        if deletes and not self.key:
+            msg = "a delete arrived, and a table without a key cannot apply it"
+            raise GuaranteeError(msg, node=self.node, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+        return deletes or 0

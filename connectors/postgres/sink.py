@@ -1,0 +1,105 @@
+"""The Postgres sink: exactly once, upserts and deletes by key, appends without one."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace.connectors.base import Delivery, DirectSink, Frame, SinkCapabilities, SinkContext, SplitFetch, Visibility
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.nodes import PostgresSink as Node
+from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from headrace.connectors.postgres.handle import Handle
+
+log = logging.getLogger(__name__)
+
+
+class PostgresSink(DirectSink):
+    """One table. Delivery is exactly once: rows and record of an epoch share one transaction.
+
+    Epochs of up to `driver_rows` go out by one connection of the driver; larger ones are staged by tasks and merged by the
+    driver. During a backfill tasks may load splits by themselves, each in a transaction with its marker: then readers see
+    an epoch split by split.
+    """
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
+        counts_changes=True,
+        direct=True,
+    )
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._node: Node = context.node
+        self._handle: Handle | None = None
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Connects, proves or makes the table, raises the generation, ends and sweeps what older generations left."""
+        self.close()
+        self._handle = self._made(generation)
+        self._handle.prepare(schema)
+
+    def record(self) -> Record | None:
+        """The record in the target's database."""
+        return self._open.record()
+
+    def join(self, record: Record) -> Record:
+        """Writes the first record, or rewinds; `baseline` is the table's count in the same transaction."""
+        return self._open.join(record)
+
+    def foreign_record(self) -> Record | None:
+        """The newest record of the same pipeline name, lane, sink and table under another UUID."""
+        return self._open.foreign_record()
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """Record and rows in one snapshot; None where others write the table too, as far as their records tell."""
+        return self._open.count()
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """Rows and record in one transaction. An epoch that is held already is not written again: its counts come back."""
+        return self._open.write(plan, frame)
+
+    def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+        """One transaction per split, marker first; then the record, once every split has its marker."""
+        return self._open.write_direct(plan, fetch, spark)
+
+    def describe(self) -> Json:
+        """Kind, asset key and table name, without opening anything."""
+        connection = self._context.settings.postgres_for(self._context.key.sink)
+        return {
+            "kind": "postgres",
+            "asset_key": ["postgres", self._node.schema_, self._node.table],
+            "table_name": f"{connection.db}.{self._node.schema_}.{self._node.table}",
+            "location": f"{connection.host}:{connection.port}",
+        }
+
+    def close(self) -> None:
+        """Closes all connections."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle = None
+
+    @property
+    def _open(self) -> Handle:
+        """The handle; one without a generation, for questions alone, where the sink was not prepared."""
+        if self._handle is None:
+            self._handle = self._made(None)
+        return self._handle
+
+    def _made(self, generation: int | None) -> Handle:
+        try:
+            from headrace.connectors.postgres.handle import Handle
+        except ImportError as error:
+            msg = f"type `postgres` needs the package `{error.name}`"
+            raise UserError(msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink) from error
+        return Handle(self._context, generation)

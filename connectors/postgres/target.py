@@ -1,0 +1,223 @@
+"""The target table: created when missing, otherwise proved to take the rows. It is never altered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg import sql
+
+from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
+from headrace.pipeline.errors import SchemaError, TargetError
+from headrace.pipeline.types import is_nested, postgres_type
+
+NUMBERS = ("smallint", "integer", "bigint", "numeric")
+TEXTS = ("text", "character varying", "bpchar", "citext", "name")
+TIMES = ("timestamp with time zone", "timestamp without time zone")
+TAKES: Mapping[str, tuple[str, ...]] = {
+    "smallint": (*NUMBERS, "real", "double precision"),
+    "integer": (*NUMBERS, "double precision"),
+    "bigint": NUMBERS,
+    "numeric": ("numeric",),
+    "real": ("real", "double precision"),
+    "double precision": ("double precision",),
+    "boolean": ("boolean",),
+    "text": TEXTS,
+    "bytea": ("bytea",),
+    "date": ("date", *TIMES),
+    "timestamp with time zone": TIMES,
+    "timestamp without time zone": TIMES,
+    "time without time zone": ("time without time zone",),
+    "jsonb": ("jsonb", "json", *TEXTS),
+}
+"""Which column types of a table that is already there take which of ours. What would round or cut in silence is not here;
+a value out of a column's range is the server's own error."""
+PARSES_TEXT = ("uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8")
+"""Types that take a string by their own input syntax, beside enumerations and domains over text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the rows: `staged` is its type in staging tables, `cast` what the merge turns it into (None: nothing)."""
+
+    name: str
+    staged: str
+    cast: str | None
+    straight: bool
+    """COPY may write it into the target as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A proved target. `columns` are those of the rows, in their order; `key` the conflict key, empty for appends."""
+
+    schema: str
+    table: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The table, quoted."""
+        return sql.Identifier(self.schema, self.table)
+
+    @property
+    def straight(self) -> bool:
+        """Whether COPY may write rows into the target without a staging table in between."""
+        return all(column.straight for column in self.columns)
+
+
+def prepare_target(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> Target:
+    """Makes the table if it is missing, then proves that it takes rows of `schema` under `key`.
+
+    Raises SchemaError for a column or type, TargetError for rights and keys; each names what is there and what to do.
+    """
+    _check_names(node, schema, key)
+    if _oid(session, *table) is None:
+        _create(session, *table, schema=schema, key=key)
+    where = f"{table[0]}.{table[1]}"
+    found = _columns(session, *table)
+    columns = tuple(_match(node, where, field, found, keyed=field.name in key) for field in schema)
+    _check_others(node, where, found, schema)
+    if key:
+        _check_key(session, node, table, key)
+    _check_rights(session, node, table)
+    return Target(*table, columns, tuple(key))
+
+
+def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
+    for name in (*key, *schema.names):
+        if len(name.encode()) > NAME_BYTES:
+            msg = f"column '{name}' has a longer name than Postgres keeps ({NAME_BYTES} bytes)"
+            raise SchemaError(msg, node=node, hint="Rename it in a transform.")
+    for name in key:
+        if name not in schema.names:
+            msg = f"primary_key names '{name}', which the rows do not have; they have {', '.join(schema.names)}"
+            raise SchemaError(msg, node=node, hint="Correct `primary_key`, or select the column in the transform.")
+        if is_nested(schema.field(name).type):
+            msg = f"primary_key column '{name}' is {schema.field(name).type}, which cannot be a key"
+            raise SchemaError(msg, node=node, hint="Use columns of plain types as the key.")
+
+
+def _oid(session: Session, schema: str, table: str) -> int | None:
+    found = session.run(
+        "SELECT c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
+        schema,
+        table,
+    )
+    return found[0][0] if found else None
+
+
+def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, key: Sequence[str]) -> None:
+    """Makes the schema and the table. Two processes that do it at once wait for each other."""
+    session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
+    if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", namespace):
+        session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(namespace)))
+    parts: list[sql.Composable] = [
+        sql.SQL("{} {}").format(sql.Identifier(field.name), trusted(postgres_type(field.type))) for field in schema
+    ]
+    if key:
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    session.run(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(sql.Identifier(namespace, table), sql.SQL(", ").join(parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A column that the table has. `kind` is its type without modifiers, domains resolved; `shown` as people know it."""
+
+    kind: str
+    shown: str
+    scale: int | None
+    enum: bool
+    plain: bool
+    needed: bool
+    written: bool
+
+
+_COLUMNS = """
+SELECT a.attname, format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
+       CASE WHEN b.oid = 'numeric'::regtype AND m.typmod >= 0 THEN ((m.typmod - 4) & 2047) END,
+       b.typtype = 'e', a.atttypid = b.oid,
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AND a.attgenerated = '',
+       a.attgenerated = '' AND a.attidentity <> 'a'
+FROM pg_attribute a
+JOIN pg_class c ON c.oid = a.attrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_type t ON t.oid = a.atttypid
+JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END
+CROSS JOIN LATERAL (SELECT CASE t.typtype WHEN 'd' THEN t.typtypmod ELSE a.atttypmod END AS typmod) m
+WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+def _columns(session: Session, schema: str, table: str) -> dict[str, _Found]:
+    return {name: _Found(*rest) for name, *rest in session.run(_COLUMNS, schema, table)}
+
+
+def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Found], *, keyed: bool) -> Column:
+    """How the rows' column goes into the table's column of the same name.
+
+    A key is turned into the table's own type before rows are compared: what is one key there must be one key here. Other
+    columns are left to the server's assignment, which refuses what a cast would cut.
+    """
+    there = found.get(field.name)
+    if there is None:
+        msg = f"{where} has no column '{field.name}' ({field.type}); it has {', '.join(found)}"
+        hint = f"Add it (ALTER TABLE … ADD COLUMN, type {postgres_type(field.type)}), or leave it out in the transform."
+        raise SchemaError(msg, node=node, hint=hint)
+    if not there.written:
+        msg = f"column '{field.name}' of {where} is generated by Postgres and cannot be written"
+        raise SchemaError(msg, node=node, hint="Leave it out in the transform.")
+    ours = postgres_type(field.type)
+    kind = ours.split("(")[0].lower()
+    parsed = kind == "text" and (there.kind in PARSES_TEXT or there.enum)
+    rounds = there.scale is not None and (field.type.scale if pa.types.is_decimal(field.type) else 0) > there.scale
+    if rounds or not (parsed or there.kind in TAKES[kind]):
+        msg = f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type} ({ours}) without loss"
+        raise SchemaError(msg, node=node, hint="Change the column's type, or cast in the transform.")
+    plain = "text" if kind == "jsonb" else kind
+    cast = there.shown if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}) else None
+    if keyed and cast is None and there.kind != plain:
+        cast = there.kind
+    staged = "TEXT" if kind == "jsonb" else ours
+    return Column(field.name, staged, cast, straight=there.plain and there.kind == plain)
+
+
+def _check_others(node: str, where: str, found: Mapping[str, _Found], schema: pa.Schema) -> None:
+    for name, column in found.items():
+        if column.needed and name not in schema.names:
+            msg = f"column '{name}' of {where} is NOT NULL without a default, and the rows do not have it"
+            raise SchemaError(msg, node=node, hint="Give it a default, or add the column in the transform.")
+
+
+_UNIQUE = """
+SELECT i.indexrelid::regclass::text,
+       array(SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(num, at)
+             JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.num WHERE k.at <= i.indnkeyatts)
+FROM pg_index i
+JOIN pg_class c ON c.oid = i.indrelid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i.indimmediate
+  AND i.indpred IS NULL AND i.indexprs IS NULL
+"""
+
+
+def _check_key(session: Session, node: str, table: tuple[str, str], key: Sequence[str]) -> None:
+    """Upserts need a unique index over exactly the key's columns: valid, immediate, without a predicate."""
+    there = session.run(_UNIQUE, *table)
+    if any(set(columns) == set(key) for _, columns in there):
+        return
+    shown = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in there) or "none"
+    names = ", ".join(key)
+    msg = f"{'.'.join(table)} has no unique index over the key ({names}); unique indexes there: {shown}"
+    raise TargetError(msg, node=node, hint=f"CREATE UNIQUE INDEX ON {'.'.join(table)} ({names}), or correct `primary_key`.")
+
+
+def _check_rights(session: Session, node: str, table: tuple[str, str]) -> None:
+    wanted = ("SELECT", "INSERT", "UPDATE", "DELETE")
+    name = sql.Identifier(*table).as_string(None)
+    held = session.run("SELECT r, has_table_privilege($1::text, r), current_user FROM unnest($2::text[]) r", name, list(wanted))
+    if lacking := [right for right, has, _ in held if not has]:
+        msg = f"role {held[0][2]} lacks {', '.join(lacking)} on {'.'.join(table)}"
+        raise TargetError(msg, node=node, hint=f"GRANT {', '.join(lacking)} ON {name} TO {held[0][2]}")
