@@ -1,0 +1,313 @@
+"""How a lane is opened: lease, fences, agreement with every sink, and the end of what a former run left open."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple, Protocol, Self
+
+from headrace.pipeline.errors import FencedError, InternalError, LaneError, RecordError
+from headrace.pipeline.lane.agreement import AGREES, Finding, Verdict, complaint, judge, judge_newcomer
+from headrace.pipeline.lane.heartbeat import Heartbeat
+from headrace.pipeline.ledger import LaneState, Lease, Ledger
+from headrace.pipeline.records import EpochPlan, Json, Position, Record, SinkKey
+
+log = logging.getLogger(__name__)
+
+
+class EpochSink(Protocol):
+    """What the protocol needs of an open sink; writing is the caller's."""
+
+    @property
+    def fences(self) -> bool:
+        """Whether the atomic act compares generations."""
+        ...
+
+    @property
+    def upserts(self) -> bool:
+        """Whether writing an epoch again leaves the same rows: the sink has a key."""
+        ...
+
+    def prepare(self, generation: int) -> None:
+        """Proves the target and fences older generations; raises FencedError when a newer one was here."""
+        ...
+
+    def record(self) -> Record | None:
+        """The record of this lane and sink, asked from the outside system."""
+        ...
+
+    def foreign_record(self) -> Record | None:
+        """A record of the same pipeline name and sink under another UUID."""
+        ...
+
+    def join(self, record: Record) -> Record:
+        """Writes the first record over whatever record this key had; `record.epoch` may be lower than that of the old one."""
+        ...
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """Record and rows of the target in one snapshot; None where the sink cannot know."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        ...
+
+
+OpenSinks = Callable[[str, Json], Mapping[str, EpochSink]]
+"""Opens the sinks of a compiled pipeline, by name. Called with the pipeline's UUID and a compiled pipeline: the file's, or the
+older one that an open epoch was planned with. The lane closes what it opened."""
+
+
+class Pending(NamedTuple):
+    """An epoch to be written: by which compiled pipeline, and to which sinks (those that do not hold it)."""
+
+    plan: EpochPlan
+    compiled: Json
+    sinks: tuple[str, ...]
+
+
+class OpenLane:
+    """A lane in the hands of this process, up to the point where all sinks agree with the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        sinks: OpenSinks,
+        compiled: Json,
+        pipeline_hash: str,
+        *,
+        holder: Json,
+        ttl: float,
+        commit_timeout: float,
+        max_attempts: int,
+        repair: Collection[str],
+        vouched: bool,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        threaded: bool,
+    ) -> None:
+        self.ledger = ledger
+        self.lease = lease
+        self.compiled = compiled
+        self.pipeline_hash = pipeline_hash
+        self.max_attempts = max_attempts
+        self.sinks: dict[str, EpochSink] = {}
+        self.heartbeat = Heartbeat(ledger, lease, ttl, clock, threaded=threaded)
+        self._open_sinks = sinks
+        self._file = str(holder.get("file", "FILE"))
+        self._commit_timeout = commit_timeout
+        self._repair = frozenset(repair)
+        self._vouched = vouched
+        self._sleep = sleep
+        self._clock = clock
+        self._acquired = clock()
+        self._body, self._body_hash = compiled, pipeline_hash
+        self._state: LaneState = self._ask()
+        self._findings: dict[str, Finding] = {}
+        self._doubtful = True
+        self._writing = False
+
+    @classmethod
+    def open(
+        cls,
+        ledger: Ledger,
+        name: str,
+        lane: str,
+        holder: Json,
+        sinks: OpenSinks,
+        compiled: Json,
+        pipeline_hash: str,
+        *,
+        initial: Position | Callable[[], Position],
+        ttl: float = 15.0,
+        commit_timeout: float = 30.0,
+        max_attempts: int = 3,
+        repair: Collection[str] = (),
+        vouched: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        threaded: bool = True,
+    ) -> Self:
+        """Takes the lane and brings ledger and sinks to agreement; what a former run left open is then `pending`.
+
+        `initial` is where a new lane starts, asked only then. `commit_timeout` bounds, in seconds, how long an atomic act of
+        a sink that does not fence may still land after its process was stopped. `repair` names sinks whose record may
+        disagree, for `replay` and `adopt`. `vouched`: the user says that no earlier process of this lane is alive.
+        Raises LeaseHeldError, RecordError, FencedError, and what the sinks' `prepare` raises.
+        """
+        lease = ledger.acquire(name, lane, holder, ttl)
+        self = cls(
+            ledger,
+            lease,
+            sinks,
+            compiled,
+            pipeline_hash,
+            holder=holder,
+            ttl=ttl,
+            commit_timeout=commit_timeout,
+            max_attempts=max_attempts,
+            repair=repair,
+            vouched=vouched,
+            clock=clock,
+            sleep=sleep,
+            threaded=threaded,
+        )
+        try:
+            self.heartbeat.start()
+            self._start(initial if callable(initial) else lambda: initial)
+        except BaseException:
+            self._let_go(clean=True)
+            raise
+        return self
+
+    def check(self) -> None:
+        """Raises FencedError if this process no longer holds the lane. Call it right before any write of your own."""
+        self.heartbeat.check()
+
+    # --- opening
+
+    def _start(self, initial: Callable[[], Position]) -> None:
+        self.ledger.begin(self.lease, initial)
+        plan = self._ask().open_plan
+        if plan is None or plan.pipeline_hash == self.pipeline_hash:
+            self._enter(self.compiled, self.pipeline_hash)
+        else:
+            self._enter(self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
+        self._advance()
+
+    def _enter(self, compiled: Json, pipeline_hash: str) -> None:
+        """Opens the sinks of a compiled pipeline, fences them, and only then reads what they hold."""
+        self._close_sinks()
+        self._body, self._body_hash = compiled, pipeline_hash
+        self.sinks = dict(self._open_sinks(self.lease.pipeline, compiled))
+        self._prepare()
+        self._wait_out()
+        self._agree()
+
+    def _prepare(self) -> None:
+        self.check()
+        for name, sink in self.sinks.items():
+            try:
+                sink.prepare(self.lease.generation)
+            except FencedError as error:
+                self.heartbeat.beat()
+                self.check()
+                msg = f"a generation newer than {self.lease.generation}, the newest that the ledger ever gave, has been here"
+                hint = (
+                    "The ledger is older than the sink (restored from a backup?). Restore the newest one, or move it away and rebuild it."
+                )
+                raise RecordError(msg, hint=hint, node=name) from error
+
+    def _wait_out(self) -> None:
+        """Lets what a former holder began land before records are read, where a sink cannot refuse it."""
+        if self.lease.settled:
+            return
+        if not all(sink.fences for sink in self.sinks.values()):
+            left = self._acquired + self._commit_timeout - self._clock()
+            log.info("waiting out commits of the former run: seconds=%.1f lane=%s", left, self.lease.lane)
+            self._sleep(max(0.0, left))
+        self.lease = self.ledger.settle(self.lease)
+
+    def _agree(self) -> None:
+        """Judges every sink's record; raises RecordError for those that disagree and are not up for repair."""
+        self._state = state = self._ask()
+        last = next(self.ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
+        self._findings = {}
+        for name, row in state.sinks.items():
+            if row.state not in ("joined", "replaying"):
+                continue
+            if name in self.sinks:
+                self._findings[name] = judge(state, last, row, self.sinks[name].record(), self._file)
+            elif state.open_plan is not None:
+                msg = f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which was not opened"
+                raise InternalError(msg, node=name)
+        if state.open_plan is None:
+            for name in self._newcomers():
+                sink, row = self.sinks[name], state.sinks.get(name)
+                self._findings[name] = judge_newcomer(state, name, row, sink.record(), sink.foreign_record(), self._file)
+        if refused := [one for one in self._problems() if one.sink not in self._repair]:
+            raise complaint(refused)
+
+    def _advance(self) -> None:
+        """Drops an open epoch that nobody holds and the file no longer means; with none open, lets sinks leave and join."""
+        if self._problems():
+            return
+        plan = self._state.open_plan
+        if plan is not None and plan.pipeline_hash != self.pipeline_hash and not self._held() and self._may_drop():
+            self.ledger.drop_plan(self.lease, plan.number, "the file changed and no sink held the epoch")
+            self._enter(self.compiled, self.pipeline_hash)
+            plan = None
+        if plan is None and not self._problems():
+            self._leave()
+            for name in self._newcomers():
+                self._join(name, self._state.committed, self._state.ended)
+            self._state = self._ask()
+
+    def _may_drop(self) -> bool:
+        """Not while a paused process may know the plan and could write it to a sink that does not compare generations."""
+        return self._vouched or self._state.droppable or all(sink.fences for sink in self.sinks.values())
+
+    def _leave(self) -> None:
+        for name, row in self._state.sinks.items():
+            if name not in self.sinks and row.state != "left":
+                self.ledger.set_sink(self.lease, name, "left", row.epoch)
+            elif row.state == "replaying":
+                self.ledger.set_sink(self.lease, name, "joined", row.epoch)
+
+    def _join(self, name: str, epoch: int, position: Position, data: Json | None = None) -> None:
+        """Lets a sink join after `epoch`. Dying anywhere in between is safe: it joins again."""
+        self.check()
+        self.ledger.set_sink(self.lease, name, "joining", epoch, data)
+        written = self._write_join(name, epoch, position)
+        self.ledger.set_sink(self.lease, name, "joined", epoch, {"baseline": written.baseline})
+
+    def _write_join(self, name: str, epoch: int, position: Position) -> Record:
+        return self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
+
+    # --- parts
+
+    def _ask(self) -> LaneState:
+        state = self.ledger.state(self.lease.name, self.lease.lane)
+        if state is None or state.pipeline != self.lease.pipeline:
+            msg = f"the ledger no longer knows lane '{self.lease.lane}' of pipeline '{self.lease.name}'"
+            raise FencedError(msg, hint="Was the ledger removed while the pipeline ran?")
+        return state
+
+    def _key(self, sink: str) -> SinkKey:
+        return SinkKey(self.lease.pipeline, self.lease.name, self.lease.lane, sink)
+
+    def _newcomers(self) -> list[str]:
+        known = self._state.sinks
+        return [name for name in self.sinks if name not in known or known[name].state not in ("joined", "replaying")]
+
+    def _problems(self) -> list[Finding]:
+        return [one for one in self._findings.values() if one.verdict not in AGREES]
+
+    def _held(self) -> dict[str, Record]:
+        """Records of the sinks that hold the open epoch."""
+        return {one.sink: one.record for one in self._findings.values() if one.verdict is Verdict.AHEAD and one.record is not None}
+
+    def _ready(self) -> None:
+        self.check()
+        if problems := self._problems():
+            names = ", ".join(f"'{one.sink}'" for one in problems)
+            msg = f"sink {names} must be replayed or adopted first"
+            raise LaneError(msg, hint="; ".join(one.message for one in problems))
+
+    def _close_sinks(self) -> None:
+        while self.sinks:
+            name, sink = self.sinks.popitem()
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - closing must not hide what went before
+                log.warning("a sink did not close: sink=%s error=%s", name, error)
+
+    def _let_go(self, *, clean: bool) -> None:
+        self.heartbeat.stop()
+        self._close_sinks()
+        try:
+            self.ledger.release(self.lease, clean=clean)
+        except FencedError:
+            log.info("the lane was no longer ours to give back: lane=%s generation=%s", self.lease.lane, self.lease.generation)

@@ -1,0 +1,159 @@
+"""How a lane is mended: epochs written again into one sink, a sink taken as it is, a ledger rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from headrace.pipeline.errors import FencedError, LaneError, RecordError
+from headrace.pipeline.lane.agreement import Finding, Verdict
+from headrace.pipeline.lane.opening import OpenLane, OpenSinks, Pending
+from headrace.pipeline.ledger import EpochRow, Ledger, SinkRow
+from headrace.pipeline.records import Counts, Json, Position
+
+
+class Repairs(OpenLane):
+    """Replay and adopt. A lane whose sinks disagree opens only with their names in `repair`."""
+
+    def replay(self, sink: str, write: Callable[[Pending], Mapping[str, Counts]], first: int | None = None) -> range:
+        """Writes epochs again into one sink, by their stored plans, up to the last committed; returns which.
+
+        Without `first` the sink goes on from what it holds, or from where it joined if its record is missing. With it, epochs
+        from `first` on are written over what it holds; the ledger notes that, then the sink's record is set back to
+        `first` - 1. Writing over rows needs a sink with a key, or an empty target. Dying anywhere is safe: the sink then
+        stands at a lower epoch than the ledger and replay is offered again. Where the stored file of an epoch did not have
+        this sink yet, `Pending.compiled` is today's.
+
+        Raises RecordError when the ledger no longer has the epochs, or the sink holds something that they do not lead to.
+        """
+        self.check()
+        row, finding = self._replayable(sink)
+        held = finding.record.epoch if finding.record is not None else None
+        start = first if first is not None else row.epoch + 1 if held is None else held + 1
+        rows = self._stored(sink, start)
+        if held is None or start != held + 1:
+            self._set_back(sink, row, start, held)
+        elif finding.verdict is Verdict.OLDER:
+            self._must_lead(sink, finding, held)
+        self.ledger.set_sink(self.lease, sink, "replaying", row.epoch, {"first": start, "last": self._state.committed})
+        if held is None or start != held + 1:
+            self._write_join(sink, start - 1, self._end_of(start - 1))
+        self._writing = True
+        for epoch in rows:
+            self.check()
+            known = sink in epoch.counts
+            body = self.ledger.compiled(epoch.plan.pipeline_hash) if known else self.compiled
+            write(Pending(epoch.plan, body, (sink,)))
+        self._writing = False
+        self.ledger.set_sink(self.lease, sink, "joined", row.epoch, {"replayed": len(rows)})
+        self._mended(sink)
+        return range(start, self._state.committed + 1)
+
+    def adopt(self, sink: str) -> None:
+        """Takes what a sink's target holds as right for the last committed epoch: it joins anew, with today's rows as baseline.
+
+        Only for a sink whose record disagrees, and never for one that holds more than the ledger: then the ledger is old.
+        """
+        self.check()
+        finding = self._findings.get(sink)
+        if finding is None or finding not in self._problems():
+            msg = "its record agrees with the ledger, there is nothing to adopt"
+            raise LaneError(msg, node=sink)
+        if finding.verdict in (Verdict.NEWER, Verdict.UNKNOWN):
+            raise RecordError(finding.message, hint=finding.hint, node=sink)
+        found = finding.record.to_json() if finding.record is not None else None
+        self._join(sink, self._state.committed, self._state.ended, {"adopted": found, "why": str(finding.verdict)})
+        self._mended(sink)
+
+    @classmethod
+    def rebuild(
+        cls,
+        ledger: Ledger,
+        name: str,
+        lane: str,
+        holder: Json,
+        sinks: OpenSinks,
+        compiled: Json,
+        pipeline_hash: str,
+        *,
+        ttl: float = 15.0,
+    ) -> str:
+        """Rebuilds an empty ledger's lane from the records of the file's sinks; returns the pipeline's former UUID.
+
+        Every sink of the file must hold a record. Raises RecordError where they do not lead to one state.
+        """
+        lease = ledger.acquire(name, lane, holder, ttl)
+        try:
+            opened = sinks(lease.pipeline, compiled)
+            try:
+                records = {sink: handle.record() or handle.foreign_record() for sink, handle in opened.items()}
+            finally:
+                for handle in opened.values():
+                    handle.close()
+            if missing := sorted(sink for sink, record in records.items() if record is None):
+                msg = f"sink {', '.join(missing)} holds no record of pipeline '{name}'"
+                hint = "Take it out of the file, rebuild, and put it back: it then joins from where the lane stands."
+                raise RecordError(msg, hint=hint, node=missing[0])
+            found = {sink: record for sink, record in records.items() if record is not None}
+            lease = ledger.rebuild(lease, found, compiled, pipeline_hash)
+        finally:
+            # Nobody knows who else holds the lane by the ledger that was lost.
+            with suppress(FencedError):
+                ledger.release(lease, clean=False)
+        return lease.pipeline
+
+    def _replayable(self, sink: str) -> tuple[SinkRow, Finding]:
+        row, finding = self._state.sinks.get(sink), self._findings.get(sink)
+        if row is None or row.state not in ("joined", "replaying") or sink not in self.sinks:
+            msg = f"lane '{self.lease.lane}' has no such sink that joined"
+            raise LaneError(msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink)
+        if finding is None:
+            self._agree()
+            finding = self._findings[sink]
+        if finding.verdict not in (Verdict.LEVEL, Verdict.AHEAD, Verdict.MISSING, Verdict.OLDER, Verdict.DIFFERENT):
+            raise RecordError(finding.message, hint=finding.hint, node=sink)
+        return row, finding
+
+    def _stored(self, sink: str, start: int) -> list[EpochRow]:
+        """The committed epochs from `start` on, all of them."""
+        last = self._state.committed
+        rows = list(self.ledger.epochs(self._state.name, self._state.lane, start, last))
+        if start < 1 or [row.plan.number for row in rows] != list(range(start, last + 1)):
+            kept = next(self.ledger.epochs(self._state.name, self._state.lane), None)
+            have = f"epochs {kept.plan.number} to {last}" if kept else "none"
+            msg = f"epochs {start} to {last} are to be replayed, and the ledger has {have}"
+            raise RecordError(msg, node=sink)
+        return rows
+
+    def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
+        """Refuses to set a record back (or make one) where rows would be written twice, or left out."""
+        if held is not None and start > held + 1:
+            msg = f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to {start - 1}"
+            raise RecordError(msg, hint=f"Replay from {held + 1}.", node=sink)
+        if self.sinks[sink].upserts:
+            return
+        counted = self.sinks[sink].count()
+        if counted is None or counted[1] != 0 or start > row.epoch + 1:
+            rows = "an unknown number of" if counted is None else str(counted[1])
+            msg = f"it has no key and its target holds {rows} rows, so epochs written again from {start} on would be there twice or not at all"
+            raise RecordError(msg, hint=f"Empty the target and replay from epoch {row.epoch + 1}, where the sink joined.", node=sink)
+
+    def _must_lead(self, sink: str, finding: Finding, held: int) -> None:
+        """An older record must be one that the ledger gave: the end that it names is the end of that epoch."""
+        if finding.record is not None and finding.record.end != self._end_of(held):
+            msg = f"the sink holds epoch {held} with another end than the ledger's"
+            raise RecordError(msg, hint=f"Replay with a `--from` of {held} or lower.", node=sink)
+
+    def _end_of(self, number: int) -> Position:
+        if number == self._state.committed:
+            return self._state.ended
+        for row in self.ledger.epochs(self._state.name, self._state.lane, max(number, 1), max(number, 1)):
+            return row.plan.end if number else row.plan.start
+        msg = f"the ledger no longer knows where epoch {number} ended"
+        raise RecordError(msg)
+
+    def _mended(self, sink: str) -> None:
+        self._repair -= {sink}
+        self._agree()
+        self._advance()
+        self._doubtful = True
