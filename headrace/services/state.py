@@ -1,0 +1,95 @@
+"""`<home>/services.json`: where each local server listens, with which password, as which process.
+
+The file is kept while servers are down, so that ports and passwords stay the same from one `up` to the next. It holds passwords and
+has mode 0600. Every change is read-modify-write under a lock and lands by rename: readers (`headrace.pipeline.settings` among them)
+take no lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+from headrace.jobs.cache import locked
+from headrace.pipeline.errors import ServiceError
+
+VERSION = 1
+HOST = "127.0.0.1"
+# Below what Linux and macOS hand out for outgoing connections: a port stays free while its server is down.
+_PORTS = range(20_000, 32_000)
+
+
+def home_folder(home: Path | str | None = None) -> Path:
+    """`home`, else `$HEADRACE_HOME` or `$HEADRACE__HOME`, else `.headrace` in the working directory; absolute."""
+    chosen = home or os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace"
+    return Path(chosen).expanduser().resolve()
+
+
+class State:
+    """The file of one home. Cheap: reads the file at every call, so that two processes see each other's changes."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.path = home / "services.json"
+
+    def entry(self, name: str) -> dict[str, Any]:
+        """What is kept about one service, {} if nothing."""
+        return self._read().get(name, {})
+
+    def names(self) -> list[str]:
+        """The services that this home has had."""
+        return sorted(self._read())
+
+    def update(self, name: str, **values: Any) -> dict[str, Any]:
+        """Set keys of one service (None removes a key) and return its new entry."""
+        with locked(self.home / "locks" / "state"):
+            services = self._read()
+            entry = {key: value for key, value in (services.get(name, {}) | values).items() if value is not None}
+            services[name] = entry
+            fresh = self.path.with_name(f"services.json.{os.getpid()}")
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as handle:
+                json.dump({"version": VERSION, "services": services}, handle, indent=2)
+            fresh.replace(self.path)
+        return entry
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            content = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            msg = f"{self.path} is not JSON: {error}"
+            raise ServiceError(
+                msg, hint="Run `headrace services down`, then remove the file; the servers get new ports and passwords."
+            ) from error
+        if content.get("version") != VERSION:
+            msg = f"{self.path} has version {content.get('version')!r}; this Headrace writes and reads version {VERSION}"
+            raise ServiceError(msg, hint="It was written by another release: use that one, or another HEADRACE_HOME.")
+        return content["services"]
+
+
+def port_free(port: int) -> bool:
+    """Whether a server could listen on this loopback port now."""
+    with socket.socket() as probe:
+        # What servers do as well: a connection lingering in TIME_WAIT does not make a port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def choose_port(kept: int | None, taken: set[int]) -> int:
+    """The kept port if it is free, else another one that is free and not in `taken`."""
+    if kept and port_free(kept):
+        return kept
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port not in taken and port_free(port):
+            return port
+    msg = f"no free port between {_PORTS.start} and {_PORTS.stop} on {HOST}"
+    raise ServiceError(msg, hint="Stop something that listens there.")
