@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 
+from headrace.pipeline import errors
 from headrace.pipeline.errors import DataError, HeadraceError, TargetError, TransientError
 
 TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
@@ -20,6 +23,40 @@ _STARTING = re.compile(r"starting up|shutting down|recovery|too many clients|too
 
 class LostError(TransientError):
     """The connection is gone: what was not committed has not happened, what was being committed may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way from a task to the driver: class, message, hint and node, as JSON."""
+
+    kind: str
+    message: str
+    hint: str
+    node: str
+
+    @classmethod
+    def of(cls, error: HeadraceError) -> Failure:
+        """What travels of an error. Subclasses that only this package knows travel as their parent."""
+        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return cls(kind, error.message, error.hint, error.node)
+
+    @property
+    def retriable(self) -> bool:
+        """Whether trying again may help."""
+        return getattr(errors, self.kind).retriable
+
+    def error(self) -> HeadraceError:
+        """The error, to be raised."""
+        return getattr(errors, self.kind)(self.message, hint=self.hint, node=self.node)
+
+    def to_json(self) -> str:
+        """As text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Failure:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
 
 
 @contextmanager

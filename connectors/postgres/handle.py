@@ -15,13 +15,14 @@ from headrace.connectors.postgres.merge import Policy
 from headrace.connectors.postgres.records import RecordStore
 from headrace.connectors.postgres.rows import Checks, flat
 from headrace.connectors.postgres.session import Address, Control, Loader, Session, application_name, end_older
+from headrace.connectors.postgres.staging import drop, older_stages, write_staged
 from headrace.connectors.postgres.target import prepare_target
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError
 from headrace.pipeline.nodes import PostgresSink as Node
 from headrace.pipeline.records import Counts, EpochPlan, Record
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,9 @@ class Handle:
         with self._control.transaction() as session:
             self._store.announce(session, generation)
         self._end_older(generation)
+        with self._control.transaction() as session:
+            left = older_stages(session, self._key, generation)
+        drop(self._control, left)
         self._load = Load(
             node=self._name,
             target=target,
@@ -93,12 +97,23 @@ class Handle:
             return (record, self._rows(session)) if record else None
 
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
-        """The driver's path for small epochs."""
+        """By the driver alone if the epoch is small, else staged by tasks."""
         load = self._loading()
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
-        return write_table(self._loader, self._store, load, plan, flat(frame.rows, load.schema).toArrow())
+        rows = flat(frame.rows, load.schema)
+        if (table := self._small(rows, frame.estimate)) is not None:
+            return write_table(self._loader, self._store, load, plan, table)
+        return write_staged(self._control, self._address, self._store, load, plan, rows)
+
+    def _small(self, rows: DataFrame, estimate: int | None) -> pa.Table | None:
+        """All rows, if they are few enough for the driver; without an estimate one more than that is asked for, to see."""
+        limit = self._node.driver_rows
+        if estimate is not None:
+            return rows.toArrow() if estimate <= limit else None
+        table = rows.limit(limit + 1).toArrow()
+        return table if table.num_rows <= limit else None
 
     def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
         """See PostgresSink."""

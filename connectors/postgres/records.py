@@ -197,5 +197,4 @@ class RecordStore:
 
 def _speaks_of(record: Record, plan: EpochPlan) -> bool:
     """Whether a record is the one that `plan` leaves."""
-    left = (dict(record.start), dict(record.end), record.pipeline_hash, record.window)
-    return left == (dict(plan.start), dict(plan.end), plan.pipeline_hash, plan.window)
+    return (record.planned_at, record.pipeline_hash) == (plan.planned_at, plan.pipeline_hash)

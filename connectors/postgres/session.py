@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 NAME_BYTES = 63
 """Postgres cuts application names and identifiers there."""
-CONNECT_SECONDS = 20.0
+CONNECT_SECONDS = 10.0
 
 _LOCAL = (
     "SELECT set_config('timezone', 'UTC', true), set_config('statement_timeout', $1::text, true),"
@@ -118,7 +118,7 @@ class Control:
 
     def _ready(self, *, snapshot: bool) -> psycopg.Connection:
         """A connection with its transaction begun."""
-        for attempt in stamina.retry_context(on=TransientError, attempts=6, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
+        for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
             with attempt, translated(self._address.node):
                 self._connection = self._connection or self._connect()
                 try:
@@ -195,7 +195,7 @@ class Loader:
 
     def _ready(self) -> LoadSession:
         """A session with its transaction begun, on a new connection where the old one is dead."""
-        for attempt in stamina.retry_context(on=LostError, attempts=6, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
+        for attempt in stamina.retry_context(on=LostError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
             with attempt, translated(self._address.node):
                 self._connection = self._connection or self._connect()
                 session = LoadSession(self._connection)
@@ -231,6 +231,26 @@ class LoadSession:
         """COPY into a table, columns by name; `schema` None means a temporary table. Returns the number of rows."""
         with self._connection.cursor() as cursor:
             return cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=schema is None)
+
+    def stream(self, table: str, columns: pa.Schema, batches: Iterable[pa.RecordBatch], *, schema: str | None) -> int:
+        """`load` for batches as they come. An error of theirs is raised as it was, not as ADBC's report of a broken stream."""
+        import pyarrow as pa
+
+        broken: list[Exception] = []
+
+        def guarded() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from batches
+            except Exception as error:
+                broken.append(error)
+                raise
+
+        try:
+            return self.load(table, pa.RecordBatchReader.from_batches(columns, guarded()), schema=schema)
+        except Exception as error:
+            if broken:
+                raise broken[0] from error
+            raise
 
 
 def end_older(session: Session, key: SinkKey, generation: int) -> Sequence[int]:

@@ -1,0 +1,170 @@
+"""Large epochs: tasks COPY into an unlogged staging table, then the driver merges in one transaction with the record.
+
+What may go wrong, and what holds it: a task that is run twice leaves rows of a losing attempt (only returned attempts are
+merged); a server crash empties unlogged tables (staged rows are counted against what tasks returned, in the merging
+transaction); a driver that was overtaken cannot set the record. Tables are named after sink and generation, one per try, so
+that nothing of another try can lie in them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from psycopg import sql
+
+from headrace.connectors.postgres.errors import Failure
+from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.merge import ATTEMPT, Stage, create_stage, merge
+from headrace.connectors.postgres.records import SCHEMA, RecordStore
+from headrace.connectors.postgres.rows import Checks
+from headrace.connectors.postgres.session import Address, Control, Loader, Session, digest
+from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
+from headrace.pipeline.records import Counts, EpochPlan, SinkKey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+TRIES = 3
+RESULT = "attempt bigint, rows bigint, deletes bigint, failure string"
+_RESULT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("deletes", pa.int64()), ("failure", pa.string())])
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task attempt says that it staged."""
+
+    attempt: int
+    rows: int
+    deletes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """What a Spark task runs: one COPY of its rows, committed at the end. Picklable."""
+
+    address: Address
+    table: str
+    checks: Checks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row for the attempt that is running; errors travel in it, with their class and hint."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        attempt = context.taskAttemptId() if context else 0
+        rows = deletes = 0
+        failure = None
+        try:
+            rows, deletes = self._load(batches, attempt)
+        except HeadraceError as error:
+            failure = Failure.of(error).to_json()
+        yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "deletes": deletes, "failure": failure}], schema=_RESULT)
+
+    def _load(self, batches: Iterator[pa.RecordBatch], attempt: int) -> tuple[int, int]:
+        first = next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return 0, 0
+        rows = deletes = 0
+
+        def marked() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, deletes
+            for batch in chain([first], batches):
+                deletes += self.checks.check(batch)
+                rows += batch.num_rows
+                yield batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows))
+
+        schema = first.schema.append(pa.field(ATTEMPT, pa.int64()))
+        loader = Loader(self.address)
+        try:
+            with loader.transaction() as session:
+                session.stream(self.table, schema, marked(), schema=SCHEMA)
+        finally:
+            loader.close()
+        return rows, deletes
+
+
+def write_staged(control: Control, address: Address, store: RecordStore, load: Load, plan: EpochPlan, rows: DataFrame) -> Counts:
+    """Stages by tasks, merges by the driver. `rows` are flat. Stages again when the server lost what was staged."""
+    for _ in range(TRIES):
+        table = f"{_prefix(store.key)}{load.generation}_e{plan.number}_{secrets.token_hex(3)}"
+        identifier = sql.Identifier(SCHEMA, table)
+        with control.transaction() as session:
+            held = store.expect(session, plan, load.generation)
+            if isinstance(held, Counts):
+                return held
+            load.refuse_marked(plan, marked=held.marked)
+            session.run(create_stage(load.target, identifier, kind="UNLOGGED", attempts=True))
+        try:
+            staged = stage(rows, StageTask(address, table, load.checks))
+            if (counts := _merge(control, store, load, plan, identifier, staged)) is not None:
+                return counts
+        finally:
+            drop(control, [table])
+    msg = f"staged rows of epoch {plan.number} were lost {TRIES} times in a row"
+    raise TransientError(msg, node=load.node, hint="The server seems to crash again and again: see its log.")
+
+
+def stage(rows: DataFrame, task: StageTask) -> list[Staged]:
+    """Runs the tasks; what each winning attempt staged. A plain collect: no exchange behind the write, so no task runs for less."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task(iter(batches))
+
+    found = rows.mapInArrow(run, RESULT).collect()
+    if failures := [Failure.from_json(row.failure) for row in found if row.failure]:
+        raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
+    return [Staged(row.attempt, row.rows, row.deletes) for row in found]
+
+
+def _merge(
+    control: Control, store: RecordStore, load: Load, plan: EpochPlan, table: sql.Identifier, staged: Sequence[Staged]
+) -> Counts | None:
+    """One transaction: count, merge, record. None, with nothing done, when rows are missing."""
+    with control.transaction() as session:
+        held = store.expect(session, plan, load.generation)
+        if isinstance(held, Counts):
+            return held
+        told = {one.attempt: one.rows for one in staged if one.rows}
+        there = dict(session.run(sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)))
+        short = {attempt: (rows, there.get(attempt, 0)) for attempt, rows in told.items() if there.get(attempt, 0) != rows}
+        if short:
+            log.warning("event=stage_again node=%s epoch=%d attempts=%s", load.node, plan.number, short)
+            return None
+        counts = Counts()
+        if told:
+            winners = None if told.keys() == there.keys() else list(told)
+            deletes = any(one.deletes for one in staged)
+            counts = merge(session, load.target, Stage(table, winners), load.policy, deletes=deletes)
+        store.advance(session, held, plan, load.generation, counts)
+    return counts
+
+
+def _prefix(key: SinkKey) -> str:
+    return f"stage_{digest(key)}_g"
+
+
+def older_stages(session: Session, key: SinkKey, generation: int) -> list[str]:
+    """Staging tables that older generations of this sink left."""
+    names = session.run(
+        "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)", SCHEMA, _prefix(key)
+    )
+    return [name for (name,) in names if int(name.removeprefix(_prefix(key)).split("_")[0]) < generation]
+
+
+def drop(control: Control, tables: Sequence[str]) -> None:
+    """Drops staging tables. One that a dying task still holds is left to the next generation."""
+    for table in tables:
+        try:
+            with control.transaction() as session:
+                session.run("SET LOCAL lock_timeout = '2s'")
+                session.run(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, table)))
+        except (TransientError, TargetError) as error:
+            log.warning("event=stage_left table=%s error=%r", table, error.message)
