@@ -35,7 +35,6 @@ class EpochWriter:
         records say so.
         """
         started = time.monotonic()
-        self.steps = {}
         try:
             readings = self._readings(plan)
             with self._planner.frames(plan, readings, pending) as frames:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
 
-_RAISED = re.compile(r"headrace-data-error: (.*?)(?: SQLSTATE|$)", re.DOTALL)
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (.*)")
 _LOST = (
     "ConnectException",
@@ -28,9 +28,10 @@ def as_headrace_error(error: BaseException, node: str = "") -> HeadraceError:
     """
     if isinstance(error, HeadraceError):
         return error
+    if explained := explain_failure(error):
+        explained.node = explained.node or node
+        return explained
     text = str(error)
-    if found := _RAISED.search(text):
-        return DataError(found[1].strip(), node=node)
     if found := _CAUSE.search(text):
         from headrace.pipeline import errors
 

@@ -121,6 +121,12 @@ def jvm_process(spark: SparkSession) -> Json | None:
     return {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
 
 
+def jvm_alive(spark: SparkSession) -> bool:
+    """Whether the JVM behind the session still runs; true for one that this process did not start."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
+    return process is None or process.poll() is None
+
+
 def stop_session(spark: SparkSession) -> None:
     """Stops Spark and its JVM; the process can start another one afterwards."""
     from pyspark import SparkContext

@@ -48,6 +48,21 @@ class Stream:
             total += found
         return total
 
+    def ends(self, position: Position) -> Position:
+        """The position with every stream at the end that its source has now."""
+        return {
+            **position,
+            **{name: {**position[name], "stream": source.unbounded.end()} for name, source in self._sources.items() if source.unbounded},
+        }
+
+    def passed(self, position: Position, target: Position) -> bool:
+        """Whether every stream has reached `target`."""
+        return not any(positions.behind(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
+
+    def full(self, step: Step) -> bool:
+        """Whether a step took as much as it may, so that more is likely waiting."""
+        return self.backlog(step.end) != 0
+
     def commit(self, position: Position) -> None:
         """Tells the sources' own tools how far the lane is."""
         for name, source in self._sources.items():

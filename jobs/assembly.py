@@ -1,0 +1,120 @@
+"""A pipeline file put together on one Spark session: its sources, its planner, and its sinks as the protocol sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, Sink, SinkContext
+from headrace.jobs.planner import Planner
+from headrace.jobs.sources import LaneSource, lane_sources
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.ledger import Ledger
+from headrace.pipeline.records import Counts, Phase, Position, Record, SinkKey
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+def node_types(file: PipelineFile) -> frozenset[str]:
+    """All connector types that a file uses, phases of hybrid sources included."""
+    model = file.model
+    phases = {
+        part.source_type
+        for node in model.sources.values()
+        if node.type == "hybrid"
+        for part in (*node.bounded_sources, node.unbounded_source)
+    }
+    return frozenset(node.type for node in model.nodes().values()) | phases
+
+
+class LaneSink:
+    """A connector's sink as the protocol sees it.
+
+    A sink that keeps no record (print, blackhole) is taken at the ledger's word: it is at-least-once, and says so.
+    """
+
+    def __init__(self, sink: Sink, schema: pa.Schema, key: SinkKey, columns: tuple[str, ...], ledger: Ledger) -> None:
+        self.sink = sink
+        self._schema = schema
+        self._key = key
+        self._columns = columns
+        self._ledger = ledger
+        self._exact = sink.capabilities.delivery is Delivery.EXACTLY_ONCE
+
+    @property
+    def fences(self) -> bool:
+        """Whether the atomic act compares generations. A sink that keeps nothing has nothing to wait for."""
+        return self.sink.capabilities.fences or not self._exact
+
+    @property
+    def upserts(self) -> bool:
+        """Whether writing an epoch again leaves the same rows."""
+        return not self._exact or (self.sink.capabilities.upsert and bool(self._columns))
+
+    def prepare(self, generation: int) -> None:
+        """See `Sink.prepare`."""
+        self.sink.prepare(self._schema, generation)
+
+    def record(self) -> Record | None:
+        """See `Sink.record`."""
+        return self.sink.record() if self._exact else self._remembered()
+
+    def foreign_record(self) -> Record | None:
+        """See `Sink.foreign_record`."""
+        return self.sink.foreign_record() if self._exact else None
+
+    def join(self, record: Record) -> Record:
+        """See `Sink.join`."""
+        return self.sink.join(record) if self._exact else record
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """See `Sink.count`."""
+        return self.sink.count() if self._exact else None
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self.sink.close()
+
+    def _remembered(self) -> Record | None:
+        state = self._ledger.state(self._key.name, self._key.lane)
+        if state is None or self._key.sink not in state.sinks or state.sinks[self._key.sink].state == "left":
+            return None
+        last = next(self._ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
+        start: Position = last.plan.start if last else state.position
+        end: Position = last.plan.end if last else state.position
+        phase, digest = (last.plan.phase, last.plan.pipeline_hash) if last else (Phase.HISTORY, "")
+        return Record(self._key, state.committed, state.generation, phase, None, start, end, digest, Counts(), Counts(), None)
+
+
+class Assembly:
+    """One version of a pipeline file on one session. Analysing its SQL happens when it is made.
+
+    Raises SchemaError or UserError where sources, SQL and keys do not fit.
+    """
+
+    def __init__(self, file: PipelineFile, settings: Settings, spark: SparkSession) -> None:
+        self.file = file
+        self.settings = settings
+        self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
+        self.planner = Planner(file, spark, self.sources)
+
+    def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, LaneSink]:
+        """Fresh sinks of this file for one lane; they connect when they are prepared."""
+        found: dict[str, LaneSink] = {}
+        for name, node in self.file.model.sinks.items():
+            key, schema, columns = SinkKey(uuid, self.file.name, lane, name), self.planner.schemas[name], self.planner.keys[name]
+            sink = registry.open_sink(SinkContext(key, node, self.settings, schema, self.planner.spark, {"key": columns}))
+            found[name] = LaneSink(sink, schema, key, columns, ledger)
+        return found
+
+    def close(self) -> None:
+        """Lets go of the sources' connections; sinks belong to the lane."""
+        for source in self.sources.values():
+            source.close()
+
+
+Assemble = Callable[[PipelineFile], Assembly]

@@ -1,0 +1,127 @@
+"""The one function behind every door: open the lane, finish what was open, carry history, hand off, stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from headrace.jobs.events import Listener, RunResult, Until
+from headrace.jobs.history import History, SplitBook
+from headrace.jobs.lane_run import LaneRun
+from headrace.jobs.stream import Stream
+from headrace.pipeline import positions
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.records import Json, Phase
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_IDLE_POLL = 0.25
+
+
+def run(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    until: Until,
+    windows: Sequence[str] | None = None,
+    listener: Listener | None = None,
+    stop: threading.Event | None = None,
+    lifetime: timedelta | None = None,
+    door: str = "cli",
+    run_id: str = "",
+    spark: SparkSession | None = None,
+) -> RunResult:
+    """Runs a pipeline from where its ledger says it stands.
+
+    Args:
+        file: the pipeline.
+        settings: connections, ledger, Spark.
+        until: when to end by itself. `job_mode` in the file means HISTORY.
+        windows: keys of the history windows to carry; all if None. Given, the run ends with them.
+        listener: is told of every epoch, phase and window, in this thread.
+        stop: set it to stop: the epoch in flight is finished within 25 s or abandoned, which is safe.
+        lifetime: the run ends at the first epoch's border after this.
+        door: what started the run, for people who meet its lease.
+        run_id: the same, as the door names it.
+        spark: a session to use; by default one is started and stopped.
+
+    Raises:
+        LeaseHeldError: another run holds the lane.
+        RecordError: a sink and the ledger disagree.
+        BlockedError: an epoch failed too often in the same way.
+        HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
+    """
+    wanted = _wanted(file, windows)
+    until = Until.HISTORY if file.model.job_mode or windows is not None else until
+    with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
+        lane_run.finish_open()
+        _history(lane_run, wanted)
+        caught_up = False
+        if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
+            caught_up = _stream(lane_run, until)
+        return lane_run.result(caught_up=caught_up)
+
+
+def _wanted(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
+    every = positions.windows_of(file.model)
+    if windows is None:
+        return every
+    if unknown := [key for key in windows if key not in every]:
+        shown = f"{every[0]} … {every[-1]}" if every != [""] else "none: the file has no `partitions`"
+        msg = f"`{unknown[0]}` is no window of this pipeline's history"
+        raise UserError(msg, hint=f"Windows: {shown}. Later ones belong to the stream.", place=file.place("partitions"))
+    return [key for key in every if key in windows]
+
+
+def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
+    lane, model = lane_run.lane, lane_run.file.model
+
+    def note(page: Json) -> None:
+        lane.ledger.event(lane.lease, "splits", page)
+
+    known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
+    sources = lane_run.assembly.sources
+    history = History(model, sources, SplitBook(known, note), model.epoch.history_rows)
+    if any(source.bounded for source in sources.values()):
+        lane_run.enter(Phase.HISTORY, {"windows": len(windows)})
+    while not lane_run.stopping:
+        step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
+        if step is None:
+            return
+        lane_run.carry(step)
+
+
+def _stream(lane_run: LaneRun, until: Until) -> bool:
+    """Streams until stopped, or until caught up; whether it was caught up at the end."""
+    model, lane = lane_run.file.model, lane_run.lane
+    stream = Stream(lane_run.assembly.sources, model.epoch.rows)
+    if not stream:
+        return True
+    begun = stream.begin(lane.position)
+    lane_run.announce_stream(begun)
+    target = stream.ends(begun)
+    while not lane_run.stopping:
+        begun = stream.begin(lane.position) if lane_run.epochs else begun
+        step = stream.next(begun)
+        if step is None:
+            lane_run.idle(stream.backlog(begun))
+            if until is Until.CAUGHT_UP:
+                return True
+            lane_run.wait(_IDLE_POLL)
+            continue
+        lane_run.enter(step.phase)
+        lane_run.carry(step, backlog=stream.backlog)
+        stream.commit(lane.position)
+        if until is Until.CAUGHT_UP and stream.passed(lane.position, target):
+            return True
+        if not stream.full(step):
+            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.last_seconds)
+    return False
