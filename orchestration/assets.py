@@ -1,0 +1,146 @@
+"""A pipeline's sinks as one multi-asset: the step that writes them runs the lane, and proves what it wrote."""
+
+# No postponed annotations here: Dagster compares the annotation of `context` itself, not its spelling.
+from collections.abc import Iterator, Mapping, Sequence
+
+import dagster as dg
+
+from headrace.jobs.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
+from headrace.orchestration import report
+from headrace.orchestration.columns import ColumnBook
+from headrace.orchestration.lane import check_results, run_lane
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
+from headrace.orchestration.specs import check_specs, sink_specs
+
+Lineage = Mapping[str, dg.TableColumnLineage | None]
+Checks = Mapping[str, Mapping[str, CheckResult]]
+"""Check results by sink and name."""
+WindowRows = Mapping[str, Mapping[str, int]]
+"""Rows by window and sink, of the windows that a run completed."""
+
+_RETRIES = dg.RetryPolicy(max_retries=2, delay=15, backoff=dg.Backoff.EXPONENTIAL)
+
+
+def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
+    """One multi-asset for the lane: a spec per sink at its physical key, with the checks of the step that writes.
+
+    Every epoch goes to all sinks of its lane, so a selection of some sinks writes all of them and reports all of them.
+    A selection of checks alone writes nothing and asks the real systems again.
+    """
+    book = ColumnBook(pipeline.file.model)
+    lineage = {sink: book.lineage(sink, pipeline.sources) for sink in pipeline.sinks}
+
+    @dg.multi_asset(
+        name=f"{pipeline.name}_lane",
+        specs=sink_specs(pipeline, book),
+        check_specs=check_specs(pipeline),
+        can_subset=True,
+        backfill_policy=dg.BackfillPolicy.single_run() if pipeline.partitions else None,
+        retry_policy=_RETRIES,
+        op_tags={PIPELINE_TAG: pipeline.name},
+    )
+    def lane(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        windows = list(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else None
+        selected = [name for name, physical in pipeline.sinks.items() if physical.key in context.selected_asset_keys]
+        checked = {pipeline.sink_of(key.asset_key) for key in context.selected_asset_check_keys}
+        written = _write(context, pipeline, windows) if selected else None
+        asked = [name for name in pipeline.sinks if name in checked or written]
+        checks = _by_sink(check_results(pipeline, asked))
+        if written:
+            yield from _materialized(context, pipeline, windows, *written, checks, lineage)
+        yield from _checked(context, pipeline, windows, checks)
+
+    return lane
+
+
+def refuse_stream_windows(pipeline: Pipeline, windows: Sequence[str] | None) -> None:
+    """Raises dg.Failure for windows that history does not fill, and for a partitioned pipeline without windows."""
+    if pipeline.partitions is None:
+        return
+    history = pipeline.history_windows
+    if windows is None:
+        msg = f"pipeline `{pipeline.file.name}` has partitions: choose some of {history[0]} to {history[-1]}"
+        raise dg.Failure(description=msg, allow_retries=False)
+    if foreign := [key for key in windows if key not in set(history)]:
+        shown = f"partition {foreign[0]} lies" if len(foreign) == 1 else f"partitions {foreign[0]} to {foreign[-1]} lie"
+        msg = (
+            f"{shown} behind the history's end ({pipeline.file.place('partitions', 'history_end')}): the stream fills what comes after"
+            f" {history[-1]}. Once the history is complete, launch the job `{pipeline.name}_stream`."
+        )
+        raise dg.Failure(description=msg, allow_retries=False)
+
+
+def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Sequence[str] | None) -> tuple[RunResult, WindowRows]:
+    """Runs the lane: the windows' history, or without partitions history and then the stream until caught up.
+
+    Windows that are complete when it fails are reported before the failure is raised: they are in every sink.
+    """
+    refuse_stream_windows(pipeline, windows)
+    rows: dict[str, Mapping[str, int]] = {}
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, WindowDone):
+            rows[event.window] = event.rows
+            context.log.info("window %s is complete: %s", event.window or "(all)", dict(event.rows))
+        elif isinstance(event, PhaseChanged):
+            context.log.info("phase %s %s", event.phase, event.detail or "")
+        elif isinstance(event, Notice):
+            context.log.log(event.level.upper(), event.message)
+
+    until = Until.HISTORY if windows or not pipeline.has_stream else Until.CAUGHT_UP
+    try:
+        result = run_lane(pipeline, until=until, windows=windows, run_id=context.run_id, on_event=on_event)
+    except BaseException:
+        for window in rows if windows else ():
+            for sink, physical in pipeline.sinks.items():
+                metadata = _partition_rows(rows[window], sink)
+                context.log_event(dg.AssetMaterialization(physical.key, partition=window, metadata=metadata))
+        raise
+    return result, rows
+
+
+def _materialized(
+    context: dg.AssetExecutionContext,
+    pipeline: Pipeline,
+    windows: Sequence[str] | None,
+    result: RunResult,
+    rows: WindowRows,
+    checks: Checks,
+    lineage: Lineage,
+) -> Iterator[dg.MaterializeResult]:
+    """A result per selected sink; events of their own for the sinks of the lane that were written without being selected."""
+    for sink, physical in pipeline.sinks.items():
+        metadata = report.run_metadata(result, sink) | report.target_metadata(checks.get(sink, {}))
+        if found := lineage[sink]:
+            metadata["dagster/column_lineage"] = found
+        if physical.key not in context.selected_asset_keys:
+            for window in windows or [None]:
+                own = _partition_rows(rows.get(window or "", {}), sink) if window else {}
+                context.log_event(dg.AssetMaterialization(physical.key, partition=window, metadata=metadata | own))
+            continue
+        for window in windows or ():
+            if own := _partition_rows(rows.get(window, {}), sink):
+                context.add_asset_metadata(own, physical.key, partition_key=window)
+        yield dg.MaterializeResult(asset_key=physical.key, metadata=metadata)
+
+
+def _partition_rows(rows: Mapping[str, int], sink: str) -> dict[str, int]:
+    return {"dagster/partition_row_count": rows[sink]} if sink in rows else {}
+
+
+def _checked(
+    context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Sequence[str] | None, checks: Checks
+) -> Iterator[dg.AssetCheckResult]:
+    """The selected checks. A run over partitions plans one evaluation for each, so each gets its answer beside the sink's own."""
+    for key in sorted(context.selected_asset_check_keys, key=str):
+        check = checks[pipeline.sink_of(key.asset_key)][key.name]
+        for window in windows or ():
+            report.log_check(context, check, key.asset_key, partition=window)
+        yield report.check_result(check, key.asset_key)
+
+
+def _by_sink(results: Sequence[CheckResult]) -> Checks:
+    found: dict[str, dict[str, CheckResult]] = {}
+    for result in results:
+        found.setdefault(result.sink, {})[result.name] = result
+    return found

@@ -1,0 +1,152 @@
+"""Driving a lane from inside a Dagster step.
+
+The lane works in a thread of its own, because Dagster stops a step by raising in the main thread wherever it happens to be,
+and an epoch in flight must not be torn. The main thread waits, reports, and passes a stop on as a wish.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+
+import dagster as dg
+from dagster import DagsterExecutionInterruptedError
+
+from headrace.jobs.events import CheckResult, Event, RunResult, Until
+from headrace.orchestration.pipelines import Pipeline
+from headrace.pipeline.errors import HeadraceError
+
+log = logging.getLogger(__name__)
+
+STOP_WITHIN = 45.0
+"""Seconds that a lane gets to end after a stop: it finishes or drops the epoch in flight within 30 by itself."""
+_LOOK = 0.5
+
+
+def run_lane(
+    pipeline: Pipeline,
+    *,
+    until: Until,
+    run_id: str,
+    windows: Sequence[str] | None = None,
+    lifetime: timedelta | None = None,
+    on_event: Callable[[Event], None],
+    on_tick: Callable[[], None] = lambda: None,
+) -> RunResult:
+    """Runs the lane to its end and hands its events over, in order, in the calling thread; `on_tick` comes at least every second.
+
+    A termination of the Dagster run stops the lane at an epoch's border and is raised again once the lane has ended.
+    Raises dg.Failure with the reason for people where the lane fails.
+    """
+    from headrace.jobs.run import run  # Spark is imported in the run alone, never where definitions are loaded
+
+    _log_to_stderr()
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def work() -> RunResult:
+        return run(
+            pipeline.file,
+            pipeline.settings(),
+            until=until,
+            windows=windows,
+            listener=events.put,
+            stop=stop,
+            lifetime=lifetime,
+            door="dagster",
+            run_id=run_id,
+        )
+
+    future = _in_thread(work, f"lane-{pipeline.name}")
+    try:
+        while not future.done():
+            _hand_over(events, on_event, _LOOK)
+            on_tick()
+        _hand_over(events, on_event, 0.0)
+    except BaseException:
+        stop.set()
+        log.info("stopping pipeline=%s at the next epoch's border", pipeline.file.name)
+        _wait(future)
+        _hand_over(events, on_event, 0.0)
+        raise
+    try:
+        return future.result()
+    except HeadraceError as error:
+        raise failure(error) from error
+
+
+def failure(error: HeadraceError) -> dg.Failure:
+    """The error as Dagster shows it. Only what may pass by itself is retried."""
+    metadata: dict[str, dg.MetadataValue] = {}
+    if error.node:
+        metadata["node"] = dg.MetadataValue.text(error.node)
+    if error.place:
+        metadata["place"] = dg.MetadataValue.text(str(error.place))
+    if error.hint:
+        metadata["what to do"] = dg.MetadataValue.text(error.hint)
+    return dg.Failure(description=str(error), metadata=metadata, allow_retries=error.retriable)
+
+
+def check_results(pipeline: Pipeline, sinks: Sequence[str]) -> list[CheckResult]:
+    """What the real systems say about the lane's sinks. Raises dg.Failure where they cannot be asked."""
+    from headrace.jobs.checks import audit
+
+    try:
+        return list(audit(pipeline.file, pipeline.settings(), sinks=sinks))
+    except HeadraceError as error:
+        raise failure(error) from error
+
+
+def _in_thread(work: Callable[[], RunResult], name: str) -> Future[RunResult]:
+    """A daemon thread: a lane that hangs after a stop must not keep the process, whose end also ends its JVM."""
+    future: Future[RunResult] = Future()
+
+    def body() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  carried over to the waiting thread
+            future.set_exception(error)
+
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return future
+
+
+def _hand_over(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None], wait: float) -> None:
+    """Everything that is in the queue; waits up to `wait` seconds for a first event."""
+    try:
+        event = events.get(timeout=wait) if wait else events.get_nowait()
+        while True:
+            on_event(event)
+            event = events.get_nowait()
+    except queue.Empty:
+        return
+
+
+def _wait(future: Future[RunResult]) -> None:
+    """Until the lane has ended, through further interrupts, but not for ever."""
+    deadline = time.monotonic() + STOP_WITHIN
+    while not future.done() and time.monotonic() < deadline:
+        try:
+            future.exception(timeout=_LOOK)
+        except (TimeoutError, DagsterExecutionInterruptedError):
+            continue
+    if not future.done():
+        log.error(
+            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be finished by the next", STOP_WITHIN
+        )
+
+
+def _log_to_stderr() -> None:
+    """Headrace's own log lines go to the run's captured standard error, once per process."""
+    logger = logging.getLogger("headrace")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

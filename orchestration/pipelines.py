@@ -1,0 +1,129 @@
+"""Pipelines as this room sees them: a file that was read, the physical things it touches, names that Dagster takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery
+from headrace.jobs.status import stream_wanted
+from headrace.pipeline import graph
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.file import PipelineFile, load_pipeline
+from headrace.pipeline.nodes import Partitions
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import CONFIG_NAMES, Settings, load_settings
+from headrace.pipeline.windows import window_keys
+
+NOT_PIPELINES = ("defs.yaml", "component.yaml", "dagster.yaml", "workspace.yaml", *CONFIG_NAMES)
+PIPELINE_TAG = "headrace/pipeline"
+STREAM_TAG = "headrace/stream"
+
+
+@dataclass(frozen=True, slots=True)
+class Physical:
+    """A thing outside: a table, a topic. Its key is its address, so that lineage joins across pipelines by itself."""
+
+    key: dg.AssetKey
+    kind: str
+    table_name: str | None = None
+    location: str | None = None
+
+    @classmethod
+    def of(cls, described: Json, fallback: tuple[str, ...]) -> Physical:
+        """From a connector's `describe()`. A node without an address of its own (print) gets `fallback` for a key."""
+        key = dg.AssetKey([str(part) for part in described.get("asset_key") or fallback])
+        return cls(key, str(described.get("kind") or fallback[0]), described.get("table_name"), described.get("location"))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A pipeline file with everything that definitions are made of. Making one opens no connection and imports no Spark."""
+
+    file: PipelineFile
+    overrides: Mapping[str, Any]
+    sinks: Mapping[str, Physical]
+    sources: Mapping[str, tuple[Physical, ...]]
+    proven: frozenset[str]
+    """Sinks that keep a record: the ones that checks can say something about."""
+    partitions: dg.TimeWindowPartitionsDefinition | None = field(default=None)
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name as Dagster takes names: letters, digits and underscores."""
+        return re.sub(r"\W", "_", self.file.name)
+
+    @property
+    def history_windows(self) -> list[str]:
+        """Partition keys that history fills; later ones belong to the stream."""
+        return window_keys(self.file.model.partitions)
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether something is left to do once the history is complete."""
+        return stream_wanted(self.file)
+
+    def settings(self) -> Settings:
+        """The settings of this process, with what the component overrides."""
+        return load_settings(**self.overrides)
+
+    def sink_of(self, key: dg.AssetKey) -> str:
+        """The sink behind an asset key."""
+        return next(name for name, physical in self.sinks.items() if physical.key == key)
+
+
+def pipeline_files(paths: Iterable[Path]) -> list[Path]:
+    """The pipeline files at `paths`: a file is itself, a folder stands for its YAML files, without those below it.
+
+    Raises UserError for a path that is not there.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            yamls = sorted(child for child in path.iterdir() if child.suffix in (".yaml", ".yml") and child.name not in NOT_PIPELINES)
+            found |= dict.fromkeys(yamls)
+        elif path.is_file():
+            found[path] = None
+        else:
+            msg = f"`{path}` is neither a pipeline file nor a folder of them"
+            raise UserError(msg)
+    return list(found)
+
+
+def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
+    """Reads one pipeline file. Raises UserError (PipelineFileError with every mistake and its place) and SettingsError."""
+    file = load_pipeline(path)
+    settings = load_settings(**(overrides or {}))
+    model = file.model
+    sinks = {
+        name: Physical.of(registry.describe(name, node, settings)[0], (node.type, file.name, name)) for name, node in model.sinks.items()
+    }
+    sources = {
+        name: tuple(Physical.of(entry, (node.type, file.name, name)) for entry in registry.describe(name, node, settings))
+        for name, node in model.sources.items()
+    }
+    proven = (name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE)
+    return Pipeline(file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions))
+
+
+def partitions_of(partitions: Partitions | None) -> dg.TimeWindowPartitionsDefinition | None:
+    """The file's windows as Dagster's, keyed alike: the ISO date of the first day, up to `end`."""
+    if partitions is None:
+        return None
+    kind = dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
+    return kind(start_date=partitions.start.isoformat(), end_date=partitions.end.isoformat())
+
+
+def checks_of(pipeline: Pipeline, sink: str) -> Sequence[str]:
+    """The checks that can ever say something about a sink: none without a record, the handoff only behind a hybrid source."""
+    if sink not in pipeline.proven:
+        return ()
+    model = pipeline.file.model
+    hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
+    return ("exactly_once_epochs", "sink_count", "handoff_gapless") if hybrid else ("exactly_once_epochs", "sink_count")

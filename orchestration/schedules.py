@@ -1,0 +1,69 @@
+"""When a pipeline is materialized by itself: the cron line of its file, refused where it can never fire."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import dagster as dg
+from dagster._utils.schedules import schedule_execution_time_iterator  # the only way to ask for the next tick, and what the daemon asks
+
+from headrace.jobs.status import history_complete
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
+from headrace.orchestration.sensors import lane_state
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.nodes import Schedule
+
+
+def pipeline_schedule(
+    pipeline: Pipeline, materialize: dg.UnresolvedAssetJobDefinition, stream: dg.JobDefinition | None
+) -> dg.ScheduleDefinition | None:
+    """The schedule `<pipeline>_schedule`, None where the file has none.
+
+    Without partitions a tick materializes the sinks: history, then the stream until caught up. With partitions, whose history
+    is asked for window by window, it runs the stream, and skips with the reason until the history is complete.
+    Raises UserError for a cron line or a time zone that cannot be.
+    """
+    spoken = pipeline.file.model.schedule
+    if spoken is None:
+        return None
+    next_tick(pipeline, spoken)
+    if pipeline.partitions is not None and stream is None:
+        msg = "`schedule` has nothing to do: partitions of history are materialized by choice, and there is no stream"
+        raise UserError(msg, hint="Remove the schedule or the partitions.", place=pipeline.file.place("schedule"))
+    target = stream if pipeline.partitions is not None else materialize
+
+    @dg.schedule(
+        name=f"{pipeline.name}_schedule",
+        job=target,
+        cron_schedule=spoken.cron,
+        execution_timezone=spoken.timezone,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        tags={PIPELINE_TAG: pipeline.name},
+    )
+    def schedule() -> dg.RunRequest | dg.SkipReason:
+        state = lane_state(pipeline)
+        if state and state.holder:
+            return dg.SkipReason("another run holds the lane")
+        if pipeline.partitions is not None and not history_complete(pipeline.file, state):
+            return dg.SkipReason("the history is not complete: materialize its partitions first")
+        return dg.RunRequest()
+
+    return schedule
+
+
+def next_tick(pipeline: Pipeline, schedule: Schedule) -> datetime:
+    """When the schedule fires next. Raises UserError where it never does."""
+    where = pipeline.file.place("schedule", "cron")
+    try:
+        dg.ScheduleDefinition(name="probe", cron_schedule=schedule.cron, target="*", execution_timezone=schedule.timezone)
+        return next(schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone))
+    except dg.DagsterInvalidDefinitionError as error:
+        if "timezone" in str(error):
+            msg = f"time zone `{schedule.timezone}` is not known"
+            place = pipeline.file.place("schedule", "timezone")
+            raise UserError(msg, hint="Use a name such as Europe/Vienna or UTC.", place=place) from None
+        msg = f"cron `{schedule.cron}` is not a cron line that can ever fire"
+        raise UserError(msg, hint="Five fields: minute hour day month weekday, such as `15 3 * * *`.", place=where) from None
+    except Exception as error:  # the iterator's own errors are private: a day that no month has
+        msg = f"cron `{schedule.cron}` never fires: {error}"
+        raise UserError(msg, hint="Is there such a day in these months?", place=where) from error

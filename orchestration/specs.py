@@ -1,0 +1,103 @@
+"""How a pipeline's assets look before anything has run: keys, dependencies, kinds, columns, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from headrace.orchestration.columns import ColumnBook
+from headrace.orchestration.pipelines import PIPELINE_TAG, Physical, Pipeline, checks_of
+from headrace.orchestration.report import WHAT_CHECKS_SAY
+from headrace.pipeline import graph
+from headrace.pipeline.errors import HeadraceError
+
+SOURCE_GROUP = "sources"
+BROKEN_GROUP = "broken"
+
+
+def sink_specs(pipeline: Pipeline, book: ColumnBook) -> list[dg.AssetSpec]:
+    """A spec per sink, at its physical key, behind the physical keys of the sources whose rows reach it."""
+    return [_sink_spec(pipeline, sink, book) for sink in pipeline.sinks]
+
+
+def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
+    """Blocking checks per sink. They speak for the whole sink, so they have no partitions of their own."""
+    return [
+        dg.AssetCheckSpec(name, asset=pipeline.sinks[sink].key, blocking=True, description=WHAT_CHECKS_SAY[name])
+        for sink in pipeline.sinks
+        for name in checks_of(pipeline, sink)
+    ]
+
+
+def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
+    """External assets for what pipelines read, each once, without those that a pipeline here writes."""
+    written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
+    found: dict[dg.AssetKey, dg.AssetSpec] = {}
+    for pipeline in pipelines:
+        book = ColumnBook(pipeline.file.model)
+        for name, things in pipeline.sources.items():
+            for physical in things:
+                if physical.key not in written and physical.key not in found:
+                    metadata = _physical_metadata(physical) | _columns(book, name)
+                    found[physical.key] = dg.AssetSpec(physical.key, kinds={physical.kind}, group_name=SOURCE_GROUP, metadata=metadata)
+    return list(found.values())
+
+
+def broken_asset(path: Path, error: HeadraceError) -> dg.AssetsDefinition:
+    """Stands for a pipeline file with mistakes: seen in the graph, its description says what and where, and it never runs green."""
+
+    @dg.asset(
+        key=[BROKEN_GROUP, path.stem],
+        group_name=BROKEN_GROUP,
+        description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nMend the file and reload the code location.",
+        metadata={"dagster/code_references": _code(path, _first_line(error))},
+        tags={"headrace/broken": ""},
+        kinds={"yaml"},
+    )
+    def broken() -> None:
+        raise dg.Failure(description=str(error), allow_retries=False)
+
+    return broken
+
+
+def _sink_spec(pipeline: Pipeline, sink: str, book: ColumnBook) -> dg.AssetSpec:
+    physical, file = pipeline.sinks[sink], pipeline.file
+    place = file.place("sinks", sink)
+    return dg.AssetSpec(
+        physical.key,
+        deps=[thing.key for source in graph.upstream_sources(file.model, sink) for thing in pipeline.sources[source]],
+        description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).",
+        metadata=_physical_metadata(physical)
+        | _columns(book, sink)
+        | {
+            "headrace/sink": sink,
+            "headrace/delivery": file.model.sinks[sink].delivery or ("exactly_once" if sink in pipeline.proven else "at_least_once"),
+            "dagster/code_references": _code(Path(place.file), place.line or 1),
+        },
+        kinds={physical.kind, "spark"},
+        tags={PIPELINE_TAG: pipeline.name},
+        group_name=pipeline.name,
+        partitions_def=pipeline.partitions,
+    )
+
+
+def _physical_metadata(physical: Physical) -> dict[str, Any]:
+    named = {"dagster/table_name": physical.table_name, "dagster/uri": physical.location, "dagster/storage_kind": physical.kind}
+    return {name: value for name, value in named.items() if value}
+
+
+def _columns(book: ColumnBook, node: str) -> dict[str, Any]:
+    schema = book.schema(node)
+    return {"dagster/column_schema": schema} if schema else {}
+
+
+def _code(path: Path, line: int) -> dg.CodeReferencesMetadataValue:
+    return dg.CodeReferencesMetadataValue(code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)])
+
+
+def _first_line(error: HeadraceError) -> int:
+    first = getattr(error, "problems", (error,))[0]
+    return first.place.line if first.place and first.place.line else 1
