@@ -21,7 +21,7 @@ from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChange
 from headrace.jobs.history import Step
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.pipeline import positions
-from headrace.pipeline.errors import FencedError, HeadraceError
+from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
 from headrace.pipeline.file import PipelineFile, from_compiled
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
@@ -82,6 +82,7 @@ class LaneRun:
         self._first: int | None = None
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
+        self._steps: Mapping[str, float] = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -170,6 +171,20 @@ class LaneRun:
         self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self._execute(backlog)
 
+    def rewrite(self, sink: str, first: int | None) -> None:
+        """Writes committed epochs again into one sink; see `replay`. Raises LaneError when stopped in between."""
+
+        def write(pending: Pending) -> Mapping[str, Counts]:
+            if self._stop.is_set():
+                msg = f"stopped before epoch {pending.plan.number} was written again"
+                raise LaneError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
+            started = time.monotonic()
+            counts = self._write(pending)
+            self._committed(pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
+            return counts
+
+        self.lane.replay(sink, write, first)
+
     def _execute(self, backlog: Callable[[Position], int | None] | None) -> None:
         """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
         began, pause = time.monotonic(), 0.5
@@ -177,7 +192,7 @@ class LaneRun:
             started = time.monotonic()
             try:
                 work = self.lane.pending()
-                self._steps: Mapping[str, float] = {}
+                self._steps = {}
                 counts = self.lane.execute(self._write)
                 if work is not None:
                     self._committed(work.plan, counts, {**self._steps, "total": time.monotonic() - started}, backlog)
