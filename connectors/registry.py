@@ -33,9 +33,9 @@ def _load(table: dict[str, str], kind: str) -> Any:
         raise UserError(msg, hint=f"pip install 'headrace[{_EXTRAS.get(kind, kind)}]'") from error
 
 
-def bounded_source(node: Any, settings: Settings, ordinal: int) -> BoundedSource:
+def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> BoundedSource:
     """A bounded source for a node of that kind. Opens nothing. `ordinal` is the source's rank in `_gs_pos`."""
-    return _load(_BOUNDED, node.type)(node, settings, ordinal)
+    return _load(_BOUNDED, node.type)(node, settings, ordinal, name)
 
 
 def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
@@ -62,7 +62,7 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
         phases = [part.node() for part in node.bounded_sources]
         return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
     if node.type in _BOUNDED:
-        return [bounded_source(node, settings, 0).describe()]
+        return [bounded_source(name, node, settings, 0).describe()]
     if node.type in _UNBOUNDED:
         return [unbounded_source(name, node, settings, 0).describe()]
     import pyarrow as pa

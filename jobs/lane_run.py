@@ -88,7 +88,7 @@ class LaneRun:
         with ExitStack() as stack:
             stack.callback(self._stop_spark)
             stack.callback(self._close_assemblies)
-            ledger = open_ledger(self.settings)
+            self._ledger = ledger = open_ledger(self.settings)
             stack.callback(ledger.close)
             self.lane = Lane.open(
                 ledger,
@@ -140,9 +140,7 @@ class LaneRun:
         return self.file if found.hash == self.file.hash else found
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
-        ledger = open_ledger(self.settings)
-        self._stack.callback(ledger.close)
-        return self.assembly_of(self._version(compiled)).open_sinks(uuid, LANE, ledger)
+        return self.assembly_of(self._version(compiled)).open_sinks(uuid, LANE, self._ledger)
 
     def _initial(self) -> Position:
         token = uuid4().hex[:12]

@@ -90,8 +90,9 @@ def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
     known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
     sources = lane_run.assembly.sources
     history = History(model, sources, SplitBook(known, note), model.epoch.history_rows)
-    if any(source.bounded for source in sources.values()):
-        lane_run.enter(Phase.HISTORY, {"windows": len(windows)})
+    done = positions.windows_done(model, lane.position)
+    if left := [key for key in windows if key not in done]:
+        lane_run.enter(Phase.HISTORY, {"windows": len(left)})
     while not lane_run.stopping:
         step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
         if step is None:

@@ -41,7 +41,7 @@ class LaneSource:
         self.node = node
         phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [node] if node.type != "kafka" else []
         self.bounded: list[BoundedSource] = [
-            registry.bounded_source(part, settings, index * _RANKS + rank) for rank, part in enumerate(phases)
+            registry.bounded_source(name, part, settings, index * _RANKS + rank) for rank, part in enumerate(phases)
         ]
         stream = node.unbounded_source.node() if node.type == "hybrid" else node if node.type == "kafka" else None
         self.unbounded: UnboundedSource | None = (
