@@ -85,12 +85,9 @@ class TopicCluster:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
-        spec = (
-            OffsetSpec.for_timestamp(what)
-            if isinstance(what, int)
-            else {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}[what]()
-        )
-        wanted = {TopicPartition(self.topic, part): spec for part in partitions}
+        named = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
+        spec = OffsetSpec.for_timestamp(what) if isinstance(what, int) else named[what]()
+        wanted: dict[Any, Any] = {TopicPartition(self.topic, part): spec for part in partitions}
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED

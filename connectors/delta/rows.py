@@ -1,0 +1,117 @@
+"""From a frame to what Delta commits: the last row of each key, and the MERGE that applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types as kinds
+
+from headrace.connectors.base import OP, POS, Frame
+from headrace.connectors.rowerrors import row_error
+from headrace.pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+DRIVER_ROWS = 20_000
+"""Epochs up to this size pass through the driver as Arrow: MERGE reads its source twice, and a local one costs nothing the second time."""
+
+_POS_PARTS = ("source", "part", "off", "sub")
+_NO_NULL_KEY = "A row without its key can neither be found nor replaced. Filter such rows out, or choose another primary_key."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What MERGE takes: one row per key, payload columns and `_gs_op`."""
+
+    rows: DataFrame
+    conf: Mapping[str, str]
+    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Smallest and largest value of key columns, where known: Delta skips files by them."""
+
+
+def appended(sink: str, frame: Frame) -> DataFrame:
+    """The payload. A delete fails the epoch: without a key there is no row that it means."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hint = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
+    refused = row_error(sink, "a delete reached a sink without primary_key", hint, position=F.to_json(POS))
+    names = frame.schema.names
+    first = F.when(F.col(OP) == "d", refused).otherwise(F.col(quoted(names[0]))).alias(names[0])
+    return frame.rows.select(first, *[quoted(name) for name in names[1:]])
+
+
+def keyed(sink: str, frame: Frame, session: SparkSession) -> Source:
+    """The last row per key by `_gs_pos`. Raises DataError (or fails the task) for a null in a key."""
+    names = [*frame.schema.names, OP]
+    if frame.estimate is not None and frame.estimate <= DRIVER_ROWS:
+        last = last_by_key(sink, frame.rows.select(*map(quoted, names), POS).toArrow(), frame.key)
+        rows = session.createDataFrame(last.select(names), frame.rows.select(*map(quoted, names)).schema)
+        return Source(rows, {"spark.databricks.delta.merge.materializeSource": "none"}, _bounds(last, frame.key))
+    return Source(_last_by_key_spark(sink, frame, names), {"spark.databricks.delta.merge.materializeSource": "auto"})
+
+
+def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    """The same on Arrow: the order of the rows is not kept."""
+    for name in key:
+        if table[name].null_count:
+            msg = f"key column `{name}` is null in {table[name].null_count} rows"
+            raise DataError(msg, hint=_NO_NULL_KEY, node=sink)
+    if table.num_rows <= 1:
+        return table
+    parts = pa.table(dict(zip(_POS_PARTS, table[POS].combine_chunks().flatten(), strict=True)))
+    table = table.take(pc.call_function("sort_indices", [parts], pc.SortOptions([(name, "ascending") for name in _POS_PARTS])))
+    ranks = table.select(list(key)).append_column("__rank", pa.array(np.arange(table.num_rows)))
+    last = ranks.group_by(list(key)).aggregate([("__rank", "max")])["__rank_max"]
+    return table if len(last) == table.num_rows else table.take(last)
+
+
+def _last_by_key_spark(sink: str, frame: Frame, names: list[str]) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def checked(name: str) -> Column:
+        refused = row_error(sink, f"key column `{name}` is null", _NO_NULL_KEY, position=F.to_json(POS))
+        return F.when(F.col(quoted(name)).isNull(), refused).otherwise(F.col(quoted(name))).alias(name)
+
+    keys = [checked(name) for name in frame.key]
+    others = [name for name in names if name not in frame.key]
+    last = F.max_by(F.struct(*map(quoted, others)), F.col(POS)).alias("__last")
+    grouped = frame.rows.groupBy(*keys).agg(last)
+    return grouped.select(*[F.col(quoted(name)) if name in frame.key else F.col(f"__last.{quoted(name)}") for name in names])
+
+
+def _bounds(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in key:
+        kind = table.schema.field(name).type
+        if table.num_rows and (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)):
+            ends = pc.call_function("min_max", [table[name]])
+            found[name] = (ends["min"].as_py(), ends["max"].as_py())
+    return found
+
+
+def merge(session: SparkSession, path: str, source: Source, frame: Frame) -> None:
+    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing."""
+    from delta.tables import DeltaTable
+    from pyspark.sql import functions as F  # noqa: N812
+
+    condition = F.lit(True)
+    for name in frame.key:
+        condition = condition & (F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}"))
+    for name, (low, high) in source.bounds.items():
+        condition = condition & F.col(f"t.{quoted(name)}").between(F.lit(low), F.lit(high))
+    values: dict[str, str | Column] = {quoted(name): F.col(f"s.{quoted(name)}") for name in frame.schema.names}
+    deleted = F.col(f"s.{OP}") == "d"
+    merging = DeltaTable.forPath(session, path).alias("t").merge(source.rows.alias("s"), condition)
+    merging.whenMatchedDelete(deleted).whenMatchedUpdate(set=values).whenNotMatchedInsert(~deleted, values).execute()
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark's SQL takes any."""
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"

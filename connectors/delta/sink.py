@@ -1,0 +1,257 @@
+"""A Delta table as a sink, exactly once.
+
+Its atomic act is one commit: rows by append, or by MERGE where there is a key; the transaction identifier; and the record in the
+commit's user metadata. Delta skips a commit whose identifier is not newer, and aborts one that raced another with the same
+identifier: a compare-and-set, also between generations. What it skips it skips silently, so every commit is read back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wrap
+from headrace.connectors.delta.rows import appended, keyed, merge
+from headrace.connectors.delta.table import check_columns, check_location, create
+from headrace.connectors.rowerrors import explain_failure
+from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
+from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_APP, _TXN = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
+_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_SESSION = {
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.history.metricsEnabled": "true",
+    "spark.databricks.delta.optimizeWrite.enabled": "false",
+    "spark.databricks.delta.autoCompact.enabled": "false",  # its commit would carry our identifier and metadata
+    "spark.sql.session.timeZone": "UTC",
+}
+_JOIN_ATTEMPTS = 5
+
+
+class DeltaTableSink(Sink):
+    """One Delta table for one lane."""
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
+        counts_changes=True,
+    )
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._app = context.key.text
+        self._path: str = context.node.path
+        self._generation = -1
+        self._opened: tuple[SparkSession, TableLog] | None = None
+        self._seen: tuple[int, Held | None] = (-1, None)  # up to which version the log was read, and what was found
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Makes the table if it is missing, else checks its columns; then fences older generations by an empty commit.
+
+        Raises SchemaError for columns that do not fit, TargetError for a place that is no Delta table, FencedError where a newer generation
+        has been here, RecordError where the table remembers this sink but its record is gone.
+        """
+        session, table = self._open()
+        check_location(self._context.key.sink, self._path, session)
+        if not table.exists():
+            create(self._context.key.sink, session, self._path, schema)
+        check_columns(self._context.key.sink, session, self._path, schema, self._context.node.primary_key)
+        self._generation = generation
+        held = self._held()
+        if held is not None and held.generation > generation:
+            raise self._fenced(held)
+        if held is None or held.generation < generation:
+            record = held.record if held else None
+            self._commit_empty(first_step(generation), record)
+
+    def record(self) -> Record | None:
+        """The record, from the newest commit of this lane and sink."""
+        held = self._held()
+        return held.record if held else None
+
+    def join(self, record: Record) -> Record:
+        """An empty commit with the record. The baseline is counted in the version right before it."""
+        for _ in range(_JOIN_ATTEMPTS):
+            held = self._mine()
+            version = int(self._open()[1].snapshot().version())
+            joined = replace(record, baseline=self._rows_at(version))
+            found = self._commit_empty(held.txn + 1, joined)
+            if found.version == version + 1:
+                return joined
+        msg = f"others write to the Delta table `{self._path}` without pause: its rows cannot be counted beside them"
+        raise TransientError(msg, node=self._context.key.sink)
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
+        held = self._mine()
+        if held.record is None:
+            msg = f"the Delta table `{self._path}` holds no record of this sink"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
+        if held.record.epoch == plan.number and held.record.end == json.loads(json.dumps(plan.end)):
+            log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)
+            return held.record.counts
+        if held.record.epoch != plan.number - 1:
+            msg = f"the Delta table `{self._path}` holds epoch {held.record.epoch}, epoch {plan.number} can only follow {plan.number - 1}"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
+        txn = held.txn + 1
+        metadata = wrap(self._app, txn, held.record.next(plan, self._generation, Counts()), derive=True)
+        try:
+            self._write_rows(frame, txn, metadata)
+        except Exception as error:
+            raise self._explain(error) from error
+        return self._read_back(txn, plan.number).counts
+
+    def foreign_record(self) -> Record | None:
+        """The record of the same pipeline name, lane and sink under another UUID."""
+        mine = self._context.key
+        _, table = self._open()
+        snapshot = table.snapshot()
+        tail = f"/{mine.lane}/{mine.sink}"
+        others = {app for app in table.transactions(snapshot) if app.endswith(tail) and app != self._app}
+        for version, info in table.commits(int(snapshot.version())) if others else ():
+            found = unwrap(version, info, None)
+            if found is None or found[0] not in others or found[1].record is None:
+                continue
+            if found[1].record.key.name == mine.name:
+                return found[1].record
+        return None
+
+    def count(self) -> tuple[Record | None, int]:
+        """The record and the rows of one version of the table."""
+        held = self._held()
+        return (held.record if held else None), self._rows_at(self._seen[0])
+
+    def describe(self) -> Json:
+        """Kind, asset key, location."""
+        name = self._path.rstrip("/").rsplit("/", 1)[-1]
+        return {"kind": "delta", "asset_key": ["delta", name], "table_name": name, "location": self._path}
+
+    def close(self) -> None:
+        """Lets go of the session; the Spark context is the lane's."""
+        self._opened = None
+
+    def _open(self) -> tuple[SparkSession, TableLog]:
+        if self._opened is None:
+            if self._context.spark is None:
+                msg = "a Delta sink was opened without a Spark session"
+                raise InternalError(msg, node=self._context.key.sink)
+            session = self._context.spark.newSession()  # MERGE takes identifier and metadata from the session's conf
+            for key, value in _SESSION.items():
+                session.conf.set(key, value)
+            self._opened = session, TableLog(session, self._path)
+        return self._opened
+
+    def _held(self) -> Held | None:
+        """Our newest commit, reading only what is new in the log since it was asked last."""
+        _, table = self._open()
+        snapshot = table.snapshot()
+        newest = int(snapshot.version())
+        seen, before = self._seen
+        if newest == seen:
+            return before
+        known = newest >= seen >= 0
+        found = table.find(self._app, newest, seen + 1 if known else 0) or (before if known else None)
+        if not known:
+            self._compare(found, table.transactions(snapshot).get(self._app))
+        self._seen = newest, found
+        return found
+
+    def _compare(self, found: Held | None, txn: int | None) -> None:
+        """The snapshot outlives the log: what it remembers and the log does not tells a lost record from a new sink."""
+        if txn is None or (found is not None and found.txn == txn):
+            return
+        what = f"the newest record that its log holds is of step {found.txn}" if found else "its log no longer holds the record"
+        msg = f"the Delta table `{self._path}` remembers step {txn} of this sink, but {what}"
+        hint = "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace replay --from` or `adopt`."
+        raise RecordError(msg, hint=hint, node=self._context.key.sink)
+
+    def _mine(self) -> Held:
+        """What is held, if this generation may write."""
+        held = self._held()
+        if held is None or held.generation < self._generation:
+            msg = f"the Delta table `{self._path}` was replaced after it was prepared"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
+        if held.generation > self._generation:
+            raise self._fenced(held)
+        return held
+
+    def _write_rows(self, frame: Frame, txn: int, metadata: str) -> None:
+        session, _ = self._open()
+        sink = self._context.key.sink
+        if not frame.key:
+            self._append(appended(sink, frame), txn, metadata)
+            return
+        conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata}
+        source = keyed(sink, frame, session)
+        for key, value in {**conf, **source.conf}.items():
+            session.conf.set(key, value)
+        try:
+            merge(session, self._path, source, frame)
+        finally:
+            for key in conf:
+                session.conf.unset(key)
+
+    def _append(self, rows: DataFrame, txn: int, metadata: str) -> None:
+        options = {"txnAppId": self._app, "txnVersion": txn, "userMetadata": metadata, "optimizeWrite": "false", "mergeSchema": "false"}
+        rows.write.format("delta").mode("append").options(**options).save(self._path)
+
+    def _commit_empty(self, txn: int, record: Record | None) -> Held:
+        session, _ = self._open()
+        empty = session.createDataFrame([], session.read.format("delta").load(self._path).schema)
+        try:
+            self._append(empty, txn, wrap(self._app, txn, record))
+        except Exception as error:
+            raise self._explain(error) from error
+        return self._read_back_held(txn)
+
+    def _read_back(self, txn: int, epoch: int) -> Record:
+        record = self._read_back_held(txn).record
+        if record is None or record.epoch != epoch:
+            msg = f"the commit of epoch {epoch} holds the record of epoch {record and record.epoch}"
+            raise InternalError(msg, node=self._context.key.sink)
+        return record
+
+    def _read_back_held(self, txn: int) -> Held:
+        held = self._held()
+        if held is not None and held.txn == txn:
+            return held
+        if held is not None and held.generation > self._generation:
+            raise self._fenced(held)
+        msg = f"Delta did not commit step {txn} to `{self._path}`; the newest one is {held and held.txn}"
+        raise InternalError(msg, node=self._context.key.sink)
+
+    def _rows_at(self, version: int) -> int:
+        session, _ = self._open()
+        return session.read.format("delta").option("versionAsOf", version).load(self._path).count()
+
+    def _fenced(self, held: Held) -> FencedError:
+        msg = f"generation {held.generation} has taken the Delta table `{self._path}` over; this process is generation {self._generation}"
+        return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._context.key.sink)
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error of ours that a failed write means; the error itself where it says enough."""
+        if found := explain_failure(error):
+            return found
+        text = f"{type(error).__name__} {getattr(error, '_desc', '')} {error} {getattr(error, '_stackTrace', '')}"
+        if "ConcurrentTransaction" in text or "DELTA_CONCURRENT_TRANSACTION" in text:
+            held = self._held()
+            if held is not None and held.generation > self._generation:
+                return self._fenced(held)
+        if "DELTA_CONCURRENT" in text or "Concurrent" in text:
+            msg = f"another writer changed the Delta table `{self._path}` at the same moment: {str(error).splitlines()[0]}"
+            return TransientError(msg, node=self._context.key.sink)
+        return error
