@@ -139,14 +139,6 @@ def services(ctx: typer.Context) -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Say what this machine has, and what it lacks."""
-    from headrace.services.doctor import doctor as work
-
-    work()
-
-
-@app.command()
 def ui(
     *,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
@@ -157,6 +149,14 @@ def ui(
     from headrace.pipeline.settings import load_settings
 
     serve(load_settings().home, host, port)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what it lacks."""
+    from headrace.services.doctor import doctor as work
+
+    work()
 
 
 @app.command()
@@ -176,7 +176,7 @@ def demo(
 def main() -> None:
     """The console script. Exit codes: 0 done, or stopped by a signal; 1 an error; 2 wrong usage."""
     try:
-        app()
+        app(prog_name="headrace")
     except HeadraceError as error:
         from headrace.screen import show_error
 

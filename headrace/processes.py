@@ -96,10 +96,12 @@ def end_children(grace: float = 2.0) -> None:
 
 
 def kill_children() -> None:
-    """Kills every descendant, whatever process group it is in."""
-    for process in _children():
+    """Kills every descendant, whatever process group it is in, and sees them gone."""
+    children = _children()
+    for process in children:
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    psutil.wait_procs(children, timeout=1.0)
 
 
 def _children() -> list[psutil.Process]:

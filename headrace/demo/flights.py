@@ -25,7 +25,7 @@ from headrace.pipeline.records import Json
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 
-KEY = ("time_hour", "carrier", "flight")
+KEY: tuple[str, ...] = ("time_hour", "carrier", "flight")
 RAW = pa.schema(
     [
         ("time_hour", pa.timestamp("s", "UTC")),

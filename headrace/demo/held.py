@@ -1,0 +1,86 @@
+"""What the two targets hold, read past Headrace: Postgres by SQL, Delta by its log and Parquet files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.pipeline.errors import InternalError
+from headrace.services import Services
+
+TABLE = "public.flights"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Rows and the last epoch that a target holds; `rows` is None where the target does not exist yet."""
+
+    rows: int | None
+    epoch: int | None = None
+
+
+def postgres_table(services: Services, columns: list[str]) -> pa.Table:
+    """All rows of the Postgres table."""
+    from adbc_driver_postgresql import dbapi
+    from psycopg.sql import SQL, Identifier
+
+    picked = SQL(", ").join(Identifier(name) for name in columns)
+    query = SQL("SELECT {} FROM public.flights").format(picked).as_string()
+    with dbapi.connect(services.postgres.conninfo()) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        return cursor.fetch_arrow_table()
+
+
+def postgres_rows(services: Services) -> int | None:
+    """How many rows the Postgres table has now, None if there is none."""
+    import psycopg
+
+    with psycopg.connect(services.postgres.conninfo()) as connection:
+        try:
+            found = connection.execute("SELECT count(*) FROM public.flights").fetchone()
+        except psycopg.errors.UndefinedTable:
+            return None
+    return int(found[0]) if found else None
+
+
+def delta_table(path: Path, columns: list[str]) -> pa.Table:
+    """All rows of a Delta table."""
+    files = [path / unquote(add["path"]) for add in _live(path).values()]
+    return pa.concat_tables([pq.ParquetFile(file).read(columns=columns) for file in files])
+
+
+def delta_rows(path: Path) -> int | None:
+    """How many rows a Delta table has now, by the footers of its files; None if there is none."""
+    if not _log(path):
+        return None
+    return sum(pq.read_metadata(path / unquote(add["path"])).num_rows for add in _live(path).values())
+
+
+def _log(path: Path) -> list[Path]:
+    return sorted((path / "_delta_log").glob("[0-9]*.json"))
+
+
+def _live(path: Path) -> dict[str, dict[str, Any]]:
+    """The files of the newest version, from the first commit on. Raises InternalError for features that this reader lacks."""
+    live: dict[str, dict[str, Any]] = {}
+    commits = _log(path)
+    if not commits or int(commits[0].stem) != 0:
+        msg = f"the log of the Delta table {path} does not begin with its first commit"
+        raise InternalError(msg)
+    for commit in commits:
+        for line in commit.read_text().splitlines():
+            action = json.loads(line)
+            if add := action.get("add"):
+                if add.get("deletionVector") or add.get("partitionValues"):
+                    msg = f"the Delta table {path} uses deletion vectors or partitions, which the demo's own reader does not know"
+                    raise InternalError(msg)
+                live[add["path"]] = add
+            elif remove := action.get("remove"):
+                live.pop(remove["path"], None)
+    return live

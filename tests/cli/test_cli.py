@@ -1,0 +1,165 @@
+"""The command from outside: help, errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+from headrace.pipeline.errors import LaneError
+
+VERBS = ("run", "validate", "explain", "status", "audit", "replay", "adopt", "services", "ui", "doctor", "demo")
+GOOD = """
+version: 1
+name: tiny
+sources:
+  src:
+    type: clickhouse
+    table_name: here
+sinks:
+  out:
+    type: blackhole
+    from: src
+"""
+BAD = GOOD.replace("blackhole", "blackhol").replace("table_name", "tabel_name")
+
+
+def headrace(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))}
+    command = [sys.executable, "-m", "headrace", *args]
+    return subprocess.run(command, cwd=cwd, env=clean | env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
+    found = headrace("--help", cwd=tmp_path)
+    assert found.returncode == 0
+    assert re.findall(r"^  ([a-z]+)  ", found.stdout, re.MULTILINE) == list(VERBS)
+    assert "..." not in found.stdout.split("Commands:")[1]
+    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_fits_eighty_columns(verb: str, tmp_path: Path) -> None:
+    found = headrace(verb, "--help", cwd=tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith(f"Usage: headrace {verb}")
+    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'pydantic', 'pyspark', 'dagster', 'pyarrow', 'rich', 'ruamel', 'sqlglot', 'pandas'}"
+    code = f"import sys, headrace.cli; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_version(tmp_path: Path) -> None:
+    assert re.fullmatch(r"headrace \d+\.\d+\.\d+\n", headrace("--version", cwd=tmp_path).stdout)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("fly",), ("run",), ("run", "x.yaml", "--until", "tomorrow"), ("replay", "x.yaml", "--sink", "s", "--from", "0"), ("audit", "--nope")],
+)
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
+    found = headrace(*args, cwd=tmp_path)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("args", [("--job-mode", "--until", "forever"), ("--window", "2013-01-01", "--until", "caught-up")])
+def test_options_that_contradict_each_other_are_wrong_usage(args: tuple[str, ...], good: Path) -> None:
+    assert headrace("run", str(good), *args, cwd=good.parent).returncode == 2
+
+
+def test_windows_are_checked_against_the_file(good: Path) -> None:
+    found = headrace("run", str(good), "--window", "2013-01-01", cwd=good.parent)
+    assert found.returncode == 1
+    assert "has no `partitions`" in found.stderr
+    good.write_text(f"{GOOD}partitions: {{column: at, start: 2013-01, end: 2013-04}}\n")
+    found = headrace("run", str(good), "--window", "2013-05-01", cwd=good.parent)
+    assert found.returncode == 1
+    assert "no window of the history: 2013-05-01" in found.stderr
+    assert "2013-01-01 to 2013-03-01" in found.stderr
+
+
+def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(BAD)
+    found = headrace("validate", "bad.yaml", cwd=tmp_path)
+    assert (found.returncode, found.stdout) == (1, "")
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert [line.split(" ")[1] for line in errors] == ["bad.yaml:5:3:", "bad.yaml:7:5:", "bad.yaml:10:5:"]
+    assert "did you mean `table_name`?" in found.stderr
+    assert "\x1b" not in found.stderr
+
+
+def test_validate_as_json(good: Path) -> None:
+    found = headrace("validate", str(good), "--json", cwd=good.parent)
+    assert (found.returncode, json.loads(found.stdout)) == (0, {"is_valid": True, "errors": []})
+    good.write_text(BAD)
+    found = headrace("validate", str(good), "--json", cwd=good.parent)
+    assert (found.returncode, found.stderr) == (1, "")
+    answer = json.loads(found.stdout)
+    assert answer["is_valid"] is False
+    assert {error["line"] for error in answer["errors"]} == {5, 7, 10}
+
+
+def test_status_of_an_empty_ledger(good: Path) -> None:
+    assert "Nothing has been started yet" in headrace("status", cwd=good.parent).stdout
+    assert "tiny has not been started yet" in headrace("status", str(good), cwd=good.parent).stdout
+    assert json.loads(headrace("status", "--json", cwd=good.parent).stdout) == []
+
+
+def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:
+    found = headrace("status", cwd=good.parent, HEADRACE__LEASE_SECONDS="soon")
+    assert found.returncode == 1
+    assert found.stderr.startswith("error: settings are wrong:\n  lease_seconds")
+
+
+def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> None:
+    found = headrace("adopt", str(good), "--sink", "in", cwd=good.parent)
+    assert found.returncode == 1
+    assert "there is no sink `in`" in found.stderr
+    assert "There are: out." in found.stderr
+
+
+def _main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> int:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("headrace.commands.inspect.status", fail)
+    monkeypatch.setattr(sys, "argv", ["headrace", "status"])
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return int(left.value.code or 0)
+
+
+def test_an_error_of_ours_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(monkeypatch, tmp_path, LaneError("the lane is [odd]", hint="Look at it.", node="out")) == 1
+    assert capsys.readouterr().err == "error: node 'out': the lane is [odd]\n  Look at it.\n"
+
+
+def test_an_unexpected_error_is_one_line_and_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main(monkeypatch, tmp_path, ZeroDivisionError("division by nothing\nat all")) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "error: ZeroDivisionError: division by nothing"
+    path = Path(second.rsplit(" ", 1)[1])
+    assert path.parent == tmp_path / "home" / "logs"
+    assert "Traceback (most recent call last)" in path.read_text()

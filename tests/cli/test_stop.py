@@ -1,0 +1,84 @@
+"""Signals: the work is asked to end, and nothing is left behind if it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+HEAD = """
+import subprocess, sys, time
+from pathlib import Path
+from headrace import processes
+processes.LIMIT_SECONDS = 1.0
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+Path(sys.argv[1]).write_text(str(child.pid))
+"""
+WILLING = """
+with processes.Stopper(lambda name: print("heard", name, flush=True)) as stopper:
+    print(stopper.call(lambda: stopper.event.wait(60) and "ended"))
+"""
+STUCK = """
+with processes.Stopper() as stopper:
+    stopper.call(lambda: time.sleep(600))
+"""
+FAILING = """
+with processes.Stopper() as stopper:
+    stopper.call(lambda: 1 / 0)
+"""
+
+
+def _started(body: str, tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
+    """The process and the pid of the child that it made, once that is there."""
+    note = tmp_path / "child"
+    script = textwrap.dedent(HEAD + body)
+    process = subprocess.Popen([sys.executable, "-c", script, str(note)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (note.exists() and note.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process, int(note.read_text())
+
+
+def _gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("body", [WILLING, STUCK])
+def test_a_signal_ends_the_process_with_exit_code_0_and_no_child_left(body: str, number: int, tmp_path: Path) -> None:
+    process, child = _started(body, tmp_path)
+    _listening(process)
+    os.kill(process.pid, number)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert _gone(child)
+    assert out == (f"heard {signal.Signals(number).name}\nended\n" if body is WILLING else "")
+
+
+def test_an_error_in_the_work_is_raised_and_no_child_left(tmp_path: Path) -> None:
+    process, child = _started(FAILING, tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "ZeroDivisionError" in err
+    assert _gone(child)
+
+
+def _listening(process: subprocess.Popen[str]) -> None:
+    """Until the handlers of both signals are set, as the kernel tells."""
+    deadline = time.monotonic() + 60
+    wanted = (1 << (signal.SIGTERM - 1)) | (1 << (signal.SIGINT - 1))
+    while True:
+        line = next(line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+        if int(line.split()[1], 16) & wanted == wanted:
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
