@@ -97,6 +97,10 @@ class Sink(ABC):
 
     capabilities: ClassVar[SinkCapabilities]
 
+    def __init__(self, context: SinkContext) -> None:
+        """Keeps the context; opens nothing."""
+        self._context = context
+
     @abstractmethod
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Proves connection, rights and target (creating it where the sink does), then fences older generations.
