@@ -63,9 +63,9 @@ def judge(state: LaneState, last: EpochRow | None, row: SinkRow, record: Record 
         why = "a replay was interrupted: " if row.state == "replaying" else ""
         return finding(Verdict.OLDER, f"{why}the sink holds epoch {record.epoch}", _mend(file, row.sink, record.epoch + 1))
     if record.epoch == committed:
-        agreed = record.end == state.ended if record.plan is None or last is None else _same(record, last.plan)
+        agreed = record.end == state.ended if record.plan is None or last is None else same(record, last.plan)
     else:
-        agreed = plan is not None and _same(record, plan)
+        agreed = plan is not None and same(record, plan)
     if not agreed:
         message = (
             f"the sink holds epoch {record.epoch} from {_spell(record.start)} to {_spell(record.end)} by file {record.pipeline_hash[:12]}"
@@ -80,10 +80,12 @@ def judge_newcomer(state: LaneState, sink: str, row: SinkRow | None, record: Rec
         message = f"the target holds a record of another pipeline named '{state.name}' ({foreign.key.pipeline}, epoch {foreign.epoch})"
         hint = f"If its ledger was lost, `headrace adopt {file} --rebuild` rebuilds it from the records. {_adopt(file, sink)}"
         return Finding(sink, Verdict.FOREIGN, foreign, message, hint)
-    if record is not None and (row is None or record.epoch > state.committed or record.generation > state.generation):
+    if record is not None:
         message = f"the target holds epoch {record.epoch} of this pipeline, but the ledger stands at epoch {state.committed}"
-        verdict = Verdict.UNKNOWN if row is None else Verdict.NEWER
-        return Finding(sink, verdict, record, message + (" and does not know the sink" if row is None else ""), _older_ledger(file))
+        if record.epoch > state.committed or record.generation > state.generation:
+            return Finding(sink, Verdict.NEWER, record, message, _older_ledger(file))
+        if row is None:
+            return Finding(sink, Verdict.UNKNOWN, record, f"{message} and does not know the sink", _adopt(file, sink))
     return Finding(sink, Verdict.LEVEL, record)
 
 
@@ -94,7 +96,8 @@ def complaint(findings: list[Finding]) -> RecordError:
     return RecordError("\n".join(str(RecordError(one.message, hint=one.hint, node=one.sink)) for one in findings))
 
 
-def _same(record: Record, plan: EpochPlan) -> bool:
+def same(record: Record, plan: EpochPlan) -> bool:
+    """Whether the record is of this very epoch."""
     return (record.start, record.end, record.pipeline_hash) == (plan.start, plan.end, plan.pipeline_hash)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from headrace.pipeline.errors import FencedError, LaneError, RecordError
-from headrace.pipeline.lane.agreement import Finding, Verdict
+from headrace.pipeline.lane.agreement import Finding, Verdict, same
 from headrace.pipeline.lane.opening import OpenLane, OpenSinks, Pending
 from headrace.pipeline.ledger import EpochRow, Ledger, SinkRow
-from headrace.pipeline.records import Counts, Json, Position
+from headrace.pipeline.records import Counts, Json, Position, Record
 
 
 class Repairs(OpenLane):
@@ -33,9 +34,10 @@ class Repairs(OpenLane):
         rows = self._stored(sink, start)
         if held is None or start != held + 1:
             self._set_back(sink, row, start, held)
-        elif finding.verdict is Verdict.OLDER:
-            self._must_lead(sink, finding, held)
-        self.ledger.set_sink(self.lease, sink, "replaying", row.epoch, {"first": start, "last": self._state.committed})
+        elif finding.record is not None and finding.verdict is Verdict.OLDER:
+            self._must_lead(sink, finding.record)
+        joined = min(row.epoch, start - 1)
+        self.ledger.set_sink(self.lease, sink, "replaying", joined, {"first": start, "last": self._state.committed})
         if held is None or start != held + 1:
             self._write_join(sink, start - 1, self._end_of(start - 1))
         self._writing = True
@@ -45,7 +47,7 @@ class Repairs(OpenLane):
             body = self.ledger.compiled(epoch.plan.pipeline_hash) if known else self.compiled
             write(Pending(epoch.plan, body, (sink,)))
         self._writing = False
-        self.ledger.set_sink(self.lease, sink, "joined", row.epoch, {"replayed": len(rows)})
+        self.ledger.set_sink(self.lease, sink, "joined", joined, {"replayed": len(rows)})
         self._mended(sink)
         return range(start, self._state.committed + 1)
 
@@ -59,7 +61,7 @@ class Repairs(OpenLane):
         if finding is None or finding not in self._problems():
             msg = "its record agrees with the ledger, there is nothing to adopt"
             raise LaneError(msg, node=sink)
-        if finding.verdict in (Verdict.NEWER, Verdict.UNKNOWN):
+        if finding.verdict is Verdict.NEWER:
             raise RecordError(finding.message, hint=finding.hint, node=sink)
         found = finding.record.to_json() if finding.record is not None else None
         self._join(sink, self._state.committed, self._state.ended, {"adopted": found, "why": str(finding.verdict)})
@@ -77,15 +79,20 @@ class Repairs(OpenLane):
         pipeline_hash: str,
         *,
         ttl: float = 15.0,
+        commit_timeout: float = 30.0,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> str:
         """Rebuilds an empty ledger's lane from the records of the file's sinks; returns the pipeline's former UUID.
 
-        Every sink of the file must hold a record. Raises RecordError where they do not lead to one state.
+        Every sink of the file must hold a record, and no process of the lane may be alive: the ledger that would fence it is
+        lost. Commits under way are waited out. Raises RecordError where the records do not lead to one state.
         """
-        lease = ledger.acquire(name, lane, holder, ttl)
+        lease = ledger.acquire(name, lane, holder, ttl + commit_timeout)
         try:
             opened = sinks(lease.pipeline, compiled)
             try:
+                if not all(handle.fences for handle in opened.values()):
+                    sleep(commit_timeout)
                 records = {sink: handle.record() or handle.foreign_record() for sink, handle in opened.items()}
             finally:
                 for handle in opened.values():
@@ -138,11 +145,12 @@ class Repairs(OpenLane):
             msg = f"it has no key and its target holds {rows} rows, so epochs written again from {start} on would be there twice or not at all"
             raise RecordError(msg, hint=f"Empty the target and replay from epoch {row.epoch + 1}, where the sink joined.", node=sink)
 
-    def _must_lead(self, sink: str, finding: Finding, held: int) -> None:
-        """An older record must be one that the ledger gave: the end that it names is the end of that epoch."""
-        if finding.record is not None and finding.record.end != self._end_of(held):
-            msg = f"the sink holds epoch {held} with another end than the ledger's"
-            raise RecordError(msg, hint=f"Replay with a `--from` of {held} or lower.", node=sink)
+    def _must_lead(self, sink: str, record: Record) -> None:
+        """An older record must be one that the ledger gave: replaying on top of anything else would mix two contents."""
+        stored = next(self.ledger.epochs(self._state.name, self._state.lane, record.epoch, record.epoch), None)
+        if not (record.end == self._end_of(record.epoch) if record.plan is None or stored is None else same(record, stored.plan)):
+            msg = f"the sink holds an epoch {record.epoch} that is not the ledger's"
+            raise RecordError(msg, hint=f"Replay with a `--from` of {record.epoch} or lower.", node=sink)
 
     def _end_of(self, number: int) -> Position:
         if number == self._state.committed:
