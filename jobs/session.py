@@ -50,7 +50,8 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={files('headrace.jobs') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={files('headrace.jobs') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC"
+        f" {settings.spark.jvm_options}".rstrip(),
     }
     if settings.spark.master.startswith("local"):
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}

@@ -87,6 +87,9 @@ class SparkSettings(Section):
 
     master: str = "local[*]"
     driver_memory: str = "2g"
+    jvm_options: str = Field(
+        default="", description="Added to the driver JVM's options; -XX:TieredStopAtLevel=1 starts faster and runs slower."
+    )
     conf: dict[str, str] = Field(default_factory=dict)
 
 

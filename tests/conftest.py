@@ -1,12 +1,21 @@
-"""Fixtures that all tests share: one Spark session, and real servers, each for the whole run."""
+"""Fixtures that every folder of tests shares. Real servers, started once per session by the code that users run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
+
+from headrace import services as local
+from headrace.services import Services
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,12 +23,96 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session as a run starts it, with everything a connector of the spine needs."""
+    """The session as a run starts it, with everything a connector of the spine needs; its JVM compiles for a short life."""
     from headrace.jobs.session import start_session, stop_session
     from headrace.pipeline.settings import Settings, SparkSettings
 
-    home: Path = tmp_path_factory.mktemp("spark-home")
-    settings = Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g"))
+    home = tmp_path_factory.mktemp("spark-home")
+    settings = Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1"))
     session = start_session(settings, ("delta", "kafka", "iceberg"))
     yield session
     stop_session(session)
+
+
+@pytest.fixture(scope="session")
+def services() -> Iterator[Services]:
+    """Postgres, Kafka and ClickHouse in a home of this session, gone without a trace at its end.
+
+    Not in pytest's own folder: as root, Postgres runs as another user who must pass through, and pytest closes its folders again.
+    """
+    home = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    try:
+        yield local.up(home=home)
+    finally:
+        end(home)
+
+
+def end(home: Path) -> None:
+    """Stop the servers of a home, prove that no process of it is left, and remove it."""
+    local.down(home)
+    left = [process for process in psutil.process_iter(["cmdline"]) if any(str(home) in part for part in process.info["cmdline"] or [])]
+    left = [process for process in left if process.pid != os.getpid()]
+    for process in left:
+        process.send_signal(signal.SIGKILL)
+    shutil.rmtree(home)
+    assert not left, f"still there after down: {left}"
+
+
+@pytest.fixture
+def fresh_home() -> Iterator[Path]:
+    """A home of one test, for tests that stop or break servers. Whatever runs in it is ended."""
+    home = Path(tempfile.mkdtemp(prefix="headrace-test-"))
+    try:
+        yield home
+    finally:
+        end(home)
+
+
+@pytest.fixture
+def pg(services: Services) -> Iterator[str]:
+    """The conninfo of a Postgres database that only this test has."""
+    import psycopg
+    from psycopg import sql
+
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield services.postgres.conninfo(name)
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def ch_db(services: Services) -> Iterator[str]:
+    """The name of a ClickHouse database that only this test has; `services.clickhouse.client_arguments(database=…)` leads to it."""
+    import clickhouse_connect
+
+    name = f"test_{secrets.token_hex(4)}"
+    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
+        client.command(f"CREATE DATABASE {name}")
+    yield name
+    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
+        client.command(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+def topic(services: Services) -> Iterator[Callable[..., str]]:
+    """`topic(partitions=1, **config)` makes a Kafka topic of this test and returns its name."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
+    made: list[str] = []
+
+    def make(partitions: int = 1, **config: str) -> str:
+        name = f"test-{secrets.token_hex(4)}"
+        request = NewTopic(
+            name, num_partitions=partitions, replication_factor=1, config={k.replace("_", "."): v for k, v in config.items()}
+        )
+        admin.create_topics([request])[name].result(timeout=30)
+        made.append(name)
+        return name
+
+    yield make
+    if made:
+        for future in admin.delete_topics(made).values():
+            future.result(timeout=30)
