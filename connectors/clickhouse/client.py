@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
 from headrace.pipeline.settings import ClickHouseConnection
@@ -19,6 +23,7 @@ UNKNOWN_TABLE, UNKNOWN_DATABASE, ACCESS_DENIED = 60, 81, 497
 _LOGIN = frozenset({192, 193, 194, 516})
 # Timeouts, network, memory, too much at once, Keeper: the server says "not now", not "no".
 _PASSING = frozenset({3, 159, 160, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 285, 319, 425, 439, 473, 529, 999})
+_SERVER_TEXT = re.compile(r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL)
 READ_TIMEOUT_S = 3600
 CONNECT_TIMEOUT_S = 10
 
@@ -47,6 +52,16 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
             send_receive_timeout=READ_TIMEOUT_S,
             client_name="headrace",
         )
+
+
+def shared(connection: ClickHouseConnection, name: str) -> Client:
+    """The client of this process for one server: a worker reads many splits, and opening costs several questions."""
+    return _kept(connection.model_dump_json(exclude={"password"}), connection.password.get_secret_value(), name)
+
+
+@lru_cache(maxsize=8)
+def _kept(rest: str, password: str, name: str) -> Client:
+    return connect(ClickHouseConnection.model_validate_json(rest).model_copy(update={"password": SecretStr(password)}), name)
 
 
 def arrow_settings(url: str) -> dict[str, str]:
@@ -83,7 +98,7 @@ def _ours(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
     from clickhouse_connect.driver.exceptions import OperationalError
 
     code = getattr(error, "code", None)
-    said = str(error)
+    said = _SERVER_TEXT.sub(r"\1", str(error))
     subject = f"`{table}`" if table else "ClickHouse"
     if code in _LOGIN:
         msg = "ClickHouse refuses the user or the password of clickhouse_source"

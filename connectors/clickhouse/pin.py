@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PREFIX = "_headrace_"
-_DECADES = 1_000_000_000
-_STILL = {"max_bytes_to_merge_at_max_space_in_pool": 1, "max_bytes_to_merge_at_min_space_in_pool": 1, "merge_with_ttl_timeout": _DECADES}
+_STILL = {
+    "max_bytes_to_merge_at_max_space_in_pool": 1,
+    "max_bytes_to_merge_at_min_space_in_pool": 1,
+    "max_number_of_merges_with_ttl_in_pool": 0,
+}
+"""Table settings under which no background merge is chosen. They outlive a restart, as SYSTEM STOP MERGES does not."""
 _DROP = {"max_table_size_to_drop": "0", "max_partition_size_to_drop": "0"}
 _EXISTS = 57
 _OFFER = "Or set `snapshot: none` at the node: no rights needed, but the rows do not hold still while they are read."
@@ -40,6 +44,7 @@ class Table:
     uuid: str
     engine: str
     sorting_key: str
+    comment: str = ""
 
     @property
     def sql(self) -> str:
@@ -61,7 +66,7 @@ def look(client: Client, database: str, name: str, node: str) -> Table | None:
     """The table, None if there is none."""
     with told(node):
         found = client.query(
-            "SELECT toString(uuid), engine, sorting_key FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+            "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database = {database:String} AND name = {name:String}",
             parameters={"database": database, "name": name},
         ).result_rows
     return Table(database, name, *found[0]) if found else None
@@ -85,7 +90,7 @@ def clone(client: Client, source: Table, token: str, node: str) -> Table:
         raise TargetError(msg, hint="Set `snapshot: none` at the node; then the rows do not hold still while they are read.", node=node)
     name = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", token)
     if found := look(client, source.database, name, node):
-        return found
+        return _of(found, source, node)
     _sweep(client, source.database, f"{name}_tmp_", node)
     staged = Table(source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key)
     _warn_of_mutations(client, source, node)
@@ -101,33 +106,30 @@ def clone(client: Client, source: Table, token: str, node: str) -> Table:
         msg = f"the pinned copy `{source.database}.{name}` vanished right after it was made"
         raise LaneError(msg, hint="Something drops tables whose name begins with _headrace_; start again once it does not.", node=node)
     log.info("pinned table=%s.%s as=%s", source.database, source.name, name)
-    return made
+    return _of(made, source, node)
+
+
+def _mark(source: Table) -> str:
+    return f"pinned by Headrace from {source.database}.{source.name}"
+
+
+def _of(found: Table, source: Table, node: str) -> Table:
+    """`found`, if it is a copy of `source`. Raises LaneError for one of another table under the same name."""
+    if found.comment != _mark(source):
+        msg = f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its comment says '{found.comment}'"
+        raise LaneError(msg, hint="Drop it if nothing needs it any more, or go back to the table that it was made from.", node=node)
+    return found
 
 
 def _build(client: Client, source: Table, staged: Table, node: str) -> None:
     """What CREATE TABLE … CLONE AS does, with merges switched off before the first part is there."""
+    from clickhouse_connect.driver.binding import format_str
+
     with told(node, f"{source.database}.{source.name}", "pin it"):
         client.command(f"CREATE TABLE {staged.sql} AS {source.sql}")
+        client.command(f"ALTER TABLE {staged.sql} MODIFY COMMENT {format_str(_mark(source))}")
         client.command(f"ALTER TABLE {staged.sql} MODIFY SETTING {', '.join(f'{key} = {value}' for key, value in _STILL.items())}")
-        made = client.query(
-            "SELECT positionCaseInsensitive(create_table_query, ' TTL ') > 0 FROM system.tables"
-            " WHERE database = {database:String} AND name = {name:String}",
-            parameters={"database": staged.database, "name": staged.name},
-        ).result_rows
-        if made and made[0][0]:
-            _remove_ttl(client, staged)
         client.command(f"ALTER TABLE {staged.sql} ATTACH PARTITION ALL FROM {source.sql}")
-
-
-def _remove_ttl(client: Client, staged: Table) -> None:
-    """Drops the table's TTL if it has one. Column TTLs stay; they work in merges only, and there are none."""
-    from clickhouse_connect.driver.exceptions import DatabaseError
-
-    try:
-        client.command(f"ALTER TABLE {staged.sql} REMOVE TTL")
-    except DatabaseError as error:
-        if "doesn't have any table TTL" not in str(error):
-            raise
 
 
 def _rename(client: Client, staged: Table, name: str, node: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.base import SplitFetch
-from headrace.connectors.clickhouse.client import arrow_settings, connect, told
+from headrace.connectors.clickhouse.client import arrow_settings, shared, told
 from headrace.connectors.clickhouse.splits import Bound, in_range, in_scope
 from headrace.connectors.clickhouse.types import Column, arrow_schema, quote
 from headrace.pipeline.errors import LaneError, TransientError
@@ -30,7 +31,7 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class Scan:
     """What all splits of one table ask for. Picklable; holds no connection.
 
-    `order` is SQL that makes the order of rows total, empty where nothing depends on it. `checked` says that a split's
+    `order` is SQL that makes the order of rows total, empty where there is none. `checked` says that a split's
     count of rows is known and must be met.
     """
 
@@ -47,12 +48,12 @@ class Scan:
         found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
         return f"{found} AND (\n{self.filter}\n)" if self.filter else found
 
-    def select(self, split: Json, bound: Bound, extra: Sequence[str] = (), order: str = "") -> str:
+    def select(self, split: Json, bound: Bound, extra: Sequence[str] = (), *, ordered: bool) -> str:
         """The query of one split; columns go by place, because an alias would shadow the column that a filter means."""
         asked = [_cast(column) for column in self.columns]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
         text = f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE {self.where(split, bound)}"
-        return f"{text} ORDER BY {order}" if order else text
+        return f"{text} ORDER BY {self.order}" if ordered and self.order else text
 
 
 def _cast(column: Column) -> str:
@@ -95,13 +96,16 @@ class ClickHouseFetch(SplitFetch):
     query: str | None = None
 
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The split's rows, payload only. Raises TransientError for an answer that breaks off, LaneError for a wrong count."""
+        """The split's rows in the order of the sorting key, payload only.
+
+        Raises TransientError for an answer that breaks off, LaneError for a wrong count.
+        """
         bound = Bound()
         if self.query is None:
-            yield from self._checked(split, self.scan.select(split, bound), bound, arrow_schema(self.scan.columns))
+            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, arrow_schema(self.scan.columns))
             return
         names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
-        inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound)})"
+        inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound, ordered=True)})"
         for batch in self.stream(f"WITH {SPLIT} AS ({inner}) {self.query}", bound):
             yield _plain(batch)
 
@@ -111,12 +115,12 @@ class ClickHouseFetch(SplitFetch):
         schema = arrow_schema(self.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
             extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
-            yield from self._checked(split, self.scan.select(split, bound, extra), bound, schema)
+            yield from self._checked(split, self.scan.select(split, bound, extra, ordered=False), bound, schema)
             return
         seen = 0
-        for batch in self._checked(split, self.scan.select(split, bound, (), self.scan.order), bound, arrow_schema(self.scan.columns)):
+        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, arrow_schema(self.scan.columns)):
             part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
-            rows = pa.array(range(seen, seen + batch.num_rows), pa.int64())
+            rows = pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64"))
             seen += batch.num_rows
             yield pa.RecordBatch.from_arrays([*batch.columns, part, rows], schema=schema)
 
@@ -132,22 +136,22 @@ class ClickHouseFetch(SplitFetch):
 
     def stream(self, query: str, bound: Bound) -> Iterator[pa.RecordBatch]:
         """The answer to a query, batch by batch."""
-        client = connect(self.connection, self.scan.name)
-        try:
-            with told(self.scan.name, self.scan.table, "read it"):
-                settings = arrow_settings(self.connection.url)
-                raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
-                try:
-                    with pa.ipc.open_stream(pa.PythonFile(raw, mode="r")) as reader:
-                        yield from reader
-                except pa.ArrowInvalid as error:
-                    msg = f"the answer of ClickHouse is not readable as Arrow: {error}"
-                    raise TransientError(msg, node=self.scan.name) from error
-                if not raw.whole:
-                    msg = "the answer of ClickHouse broke off in the middle"
-                    raise TransientError(msg, node=self.scan.name)
-        finally:
-            client.close()
+        client = shared(self.connection, self.scan.name)
+        with told(self.scan.name, self.scan.table, "read it"):
+            # A sort below a transform is not redundant to us: it keeps the rows of a split in one order.
+            settings = arrow_settings(self.connection.url) | {"query_plan_remove_redundant_sorting": "0"}
+            raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
+            try:
+                with pa.ipc.open_stream(pa.PythonFile(raw, mode="r")) as reader:
+                    yield from reader
+            except (pa.ArrowInvalid, OSError) as error:
+                msg = f"the answer of ClickHouse is not readable as Arrow: {error}"
+                raise TransientError(msg, node=self.scan.name) from error
+            finally:
+                raw.close()
+            if not raw.whole:
+                msg = "the answer of ClickHouse broke off in the middle"
+                raise TransientError(msg, node=self.scan.name)
 
 
 def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:

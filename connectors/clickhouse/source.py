@@ -104,7 +104,7 @@ class ClickHouseTable(BoundedSource):
         """Refuses a filter that is wrong, or that is a predicate only with, or only without, brackets round it."""
         if not self.node.filter:
             return
-        with told(self.name, f"{source.database}.{source.name} with filter {self.node.filter!r}", "filter it"):
+        with told(self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"):
             for tried in (f"(\n{self.node.filter}\n)", self.node.filter):
                 self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
 

@@ -160,8 +160,10 @@ def after(keys: Sequence[Json], low: Sequence[str], bound: Bound) -> str:
         last = place == len(low) - 1
         terms.append(f"{equal}{key['expression']} {'>=' if last else '>'} {value}")
         equal += f"{key['expression']} = {value} AND "
+    if len(terms) == 1:
+        return terms[0]
     first = f"{keys[0]['expression']} >= {bound.value(low[0], keys[0]['kind'])}"
-    return first if len(terms) == 1 else f"({first} AND (({') OR ('.join(terms)})))"
+    return f"({first} AND (({') OR ('.join(terms)})))"
 
 
 def before(keys: Sequence[Json], high: Sequence[str], bound: Bound) -> str:
@@ -171,8 +173,10 @@ def before(keys: Sequence[Json], high: Sequence[str], bound: Bound) -> str:
         value = bound.value(text, key["kind"])
         terms.append(f"{equal}{key['expression']} < {value}")
         equal += f"{key['expression']} = {value} AND "
+    if len(terms) == 1:
+        return terms[0]
     first = f"{keys[0]['expression']} <= {bound.value(high[0], keys[0]['kind'])}"
-    return terms[0] if len(terms) == 1 else f"({first} AND (({') OR ('.join(terms)})))"
+    return f"({first} AND (({') OR ('.join(terms)})))"
 
 
 def in_range(part: Mapping[str, Any], bound: Bound) -> str:
