@@ -10,6 +10,7 @@ from headrace.orchestration import report
 from headrace.orchestration.columns import ColumnBook
 from headrace.orchestration.lane import check_results, run_lane
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
+from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
 
 Lineage = Mapping[str, dg.TableColumnLineage | None]
@@ -38,6 +39,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         backfill_policy=dg.BackfillPolicy.single_run() if pipeline.partitions else None,
         retry_policy=_RETRIES,
         op_tags={PIPELINE_TAG: pipeline.name},
+        required_resource_keys={SPARK},
     )
     def lane(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         windows = list(context.partition_keys) if context.has_partition_key or context.has_partition_key_range else None
@@ -45,7 +47,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         checked = {pipeline.sink_of(key.asset_key) for key in context.selected_asset_check_keys}
         written = _write(context, pipeline, windows) if selected else None
         asked = [name for name in pipeline.sinks if name in checked or written]
-        checks = _by_sink(check_results(pipeline, asked))
+        checks = _by_sink(check_results(pipeline, getattr(context.resources, SPARK), asked))
         if written:
             yield from _materialized(context, pipeline, windows, *written, checks, lineage)
         yield from _checked(context, pipeline, windows, checks)
@@ -89,7 +91,8 @@ def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Seque
 
     until = Until.HISTORY if windows or not pipeline.has_stream else Until.CAUGHT_UP
     try:
-        result = run_lane(pipeline, until=until, windows=windows, run_id=context.run_id, on_event=on_event)
+        spark = getattr(context.resources, SPARK)
+        result = run_lane(pipeline, spark, until=until, windows=windows, run_id=context.run.run_id, on_event=on_event)
     except BaseException:
         for window in rows if windows else ():
             for sink, physical in pipeline.sinks.items():

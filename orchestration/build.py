@@ -12,6 +12,7 @@ import dagster as dg
 
 from headrace.orchestration.assets import sink_assets
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, load
+from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.schedules import pipeline_schedule
 from headrace.orchestration.sensors import supervisor
 from headrace.orchestration.specs import broken_asset, source_specs
@@ -56,6 +57,7 @@ def build(
         jobs=[job for parts in made for job in parts.jobs],
         schedules=[schedule for parts in made for schedule in parts.schedules],
         sensors=[sensor for parts in made for sensor in parts.sensors],
+        resources={SPARK: spark_resource},
     )
 
 

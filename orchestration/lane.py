@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import dagster as dg
 from dagster import DagsterExecutionInterruptedError
@@ -21,6 +22,9 @@ from dagster import DagsterExecutionInterruptedError
 from headrace.jobs.events import CheckResult, Event, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.orchestration.spark import LaneSpark
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ _LOOK = 0.5
 
 def run_lane(
     pipeline: Pipeline,
+    spark: LaneSpark,
     *,
     until: Until,
     run_id: str,
@@ -47,13 +52,14 @@ def run_lane(
     from headrace.jobs.run import run  # Spark is imported in the run alone, never where definitions are loaded
 
     _log_to_stderr()
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def work() -> RunResult:
+        settings = spark.settings(pipeline.settings())
         return run(
             pipeline.file,
-            pipeline.settings(),
+            settings,
             until=until,
             windows=windows,
             listener=events.put,
@@ -61,9 +67,11 @@ def run_lane(
             lifetime=lifetime,
             door="dagster",
             run_id=run_id,
+            spark=spark.session(settings, pipeline.kinds),
         )
 
     future = _in_thread(work, f"lane-{pipeline.name}")
+    future.add_done_callback(lambda _: events.put(None))  # wakes the loop below
     try:
         while not future.done():
             _hand_over(events, on_event, _LOOK)
@@ -93,12 +101,14 @@ def failure(error: HeadraceError) -> dg.Failure:
     return dg.Failure(description=str(error), metadata=metadata, allow_retries=error.retriable)
 
 
-def check_results(pipeline: Pipeline, sinks: Sequence[str]) -> list[CheckResult]:
+def check_results(pipeline: Pipeline, spark: LaneSpark, sinks: Sequence[str]) -> list[CheckResult]:
     """What the real systems say about the lane's sinks. Raises dg.Failure where they cannot be asked."""
     from headrace.jobs.checks import audit
 
+    settings = spark.settings(pipeline.settings())
+    needs_spark = any(pipeline.file.model.sinks[sink].type == "delta" for sink in sinks)
     try:
-        return list(audit(pipeline.file, pipeline.settings(), sinks=sinks))
+        return audit(pipeline.file, settings, sinks=sinks, spark=spark.session(settings, pipeline.kinds) if needs_spark else None)
     except HeadraceError as error:
         raise failure(error) from error
 
@@ -117,12 +127,13 @@ def _in_thread(work: Callable[[], RunResult], name: str) -> Future[RunResult]:
     return future
 
 
-def _hand_over(events: queue.SimpleQueue[Event], on_event: Callable[[Event], None], wait: float) -> None:
+def _hand_over(events: queue.SimpleQueue[Event | None], on_event: Callable[[Event], None], wait: float) -> None:
     """Everything that is in the queue; waits up to `wait` seconds for a first event."""
     try:
         event = events.get(timeout=wait) if wait else events.get_nowait()
         while True:
-            on_event(event)
+            if event is not None:
+                on_event(event)
             event = events.get_nowait()
     except queue.Empty:
         return

@@ -69,6 +69,11 @@ class Pipeline:
         """Whether something is left to do once the history is complete."""
         return stream_wanted(self.file)
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The types of its nodes, by which Spark's extensions are chosen."""
+        return frozenset(node.type for node in self.file.model.nodes().values())
+
     def settings(self) -> Settings:
         """The settings of this process, with what the component overrides."""
         return load_settings(**self.overrides)

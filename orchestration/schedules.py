@@ -55,7 +55,7 @@ def next_tick(pipeline: Pipeline, schedule: Schedule) -> datetime:
     """When the schedule fires next. Raises UserError where it never does."""
     where = pipeline.file.place("schedule", "cron")
     try:
-        dg.ScheduleDefinition(name="probe", cron_schedule=schedule.cron, target="*", execution_timezone=schedule.timezone)
+        dg.ScheduleDefinition(name="probe", cron_schedule=schedule.cron, job_name="probe", execution_timezone=schedule.timezone)
         return next(schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone))
     except dg.DagsterInvalidDefinitionError as error:
         if "timezone" in str(error):

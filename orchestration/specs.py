@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def _columns(book: ColumnBook, node: str) -> dict[str, Any]:
 
 
 def _code(path: Path, line: int) -> dg.CodeReferencesMetadataValue:
-    return dg.CodeReferencesMetadataValue(code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)])
+    with warnings.catch_warnings():  # two per sink on every start, about classes that only show a link
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        return dg.CodeReferencesMetadataValue(code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)])
 
 
 def _first_line(error: HeadraceError) -> int:

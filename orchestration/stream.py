@@ -13,6 +13,7 @@ from headrace.jobs.events import EpochDone, Event, Notice, PhaseChanged, RunResu
 from headrace.orchestration import report
 from headrace.orchestration.lane import check_results, run_lane
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, checks_of
+from headrace.orchestration.resources import SPARK
 from headrace.orchestration.tally import EVERY, Figures, StreamWindows, Tally
 
 _CHECK_SHARE = 0.05
@@ -31,12 +32,18 @@ class StreamConfig(dg.Config):
 def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
     """The job `<pipeline>_stream`. Its run id is the lane's run id; a termination ends it at an epoch's border."""
 
-    @dg.op(name=f"{pipeline.name}_stream_op", out=dg.Out(dg.Nothing), tags={PIPELINE_TAG: pipeline.name})
+    @dg.op(name=f"{pipeline.name}_stream_op", out=dg.Out(dg.Nothing), required_resource_keys={SPARK}, tags={PIPELINE_TAG: pipeline.name})
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
         until, lifetime = _how_long(pipeline, config)
         reporter = StreamReporter(context, pipeline)
         result = run_lane(
-            pipeline, until=until, lifetime=lifetime, run_id=context.run_id, on_event=reporter.on_event, on_tick=reporter.on_tick
+            pipeline,
+            getattr(context.resources, SPARK),
+            until=until,
+            lifetime=lifetime,
+            run_id=context.run.run_id,
+            on_event=reporter.on_event,
+            on_tick=reporter.on_tick,
         )
         reporter.finish(result)
 
@@ -97,8 +104,9 @@ class StreamReporter:
 
     def on_tick(self) -> None:
         """Reports the sinks that are due, and asks the real systems about them when that is due too."""
-        due = {figures.sink: figures for figures in self._tally.due()}
-        self._say(due, self._windows.filled(caught_up=self._backlog == 0))
+        filled = self._windows.filled(caught_up=self._backlog == 0)
+        due = {figures.sink: figures for figures in self._tally.due(all_of_it=bool(filled))}
+        self._say(due, filled)
         if due and self._clock() >= self._next_checks:
             self._check()
 
@@ -126,7 +134,11 @@ class StreamReporter:
         """One evaluation per check and sink. A system that cannot be asked just now does not end the stream."""
         started = self._clock()
         try:
-            found = check_results(self._pipeline, sorted(self._pipeline.proven)) if self._pipeline.proven else []
+            found = (
+                check_results(self._pipeline, getattr(self._context.resources, SPARK), sorted(self._pipeline.proven))
+                if self._pipeline.proven
+                else []
+            )
         except dg.Failure as error:
             self._context.log.warning("no checks this time: %s", error.description)
             found = []

@@ -1,0 +1,34 @@
+"""A run of the stream's job in a process of its own, with a lane that writes one epoch without end. Started by test_stream."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import dagster as dg
+import headrace.jobs.checks
+import headrace.jobs.run
+import headrace.orchestration.spark
+from dagster._utils.interrupts import capture_interrupts
+from headrace.jobs.events import RunResult
+from headrace.orchestration.build import build
+
+pipeline, folder = Path(sys.argv[1]), Path(sys.argv[2])
+
+
+def lane(file, settings, *, stop, **_):
+    (folder / "started").touch()
+    stop.wait(30)
+    (folder / "ended").write_text("at a border" if stop.is_set() else "by itself")
+    return RunResult(file.name, "", "signal", 1, 1, 1, {}, {}, history_complete=True, caught_up=False)
+
+
+headrace.jobs.run.run = lane
+headrace.jobs.checks.audit = lambda *_, **__: []
+headrace.orchestration.spark.start_session = lambda *_: None
+with capture_interrupts(), dg.DagsterInstance.ephemeral() as instance:
+    job = build([pipeline]).resolve_job_def("flights_stream")
+    try:
+        job.execute_in_process(instance=instance, raise_on_error=False)
+    finally:
+        (folder / "status").write_text(instance.get_runs()[0].status.value)

@@ -1,0 +1,219 @@
+"""What a code location shows before anything has run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+from headrace.orchestration.build import build
+from headrace.orchestration.component import PipelineComponent
+from headrace.orchestration.pipelines import pipeline_files
+from headrace.pipeline.errors import UserError
+
+from dagkit import FLIGHTS, PARTITIONS, PG
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def shown(defs: dg.Definitions) -> dict:
+    """The part of a code location that a reviewer can read."""
+    graph = defs.resolve_asset_graph()
+    repository = defs.get_repository_def()
+    return {
+        "assets": {
+            node.key.to_user_string(): {
+                "deps": sorted(key.to_user_string() for key in node.parent_keys),
+                "checks": sorted(key.name for key in node.check_keys),
+                "kinds": sorted(node.kinds),
+                "group": node.group_name,
+                "runs": node.is_materializable,
+                "partitions": len(node.partitions_def.get_partition_keys()) if node.partitions_def else 0,
+            }
+            for node in graph.asset_nodes
+        },
+        "jobs": sorted(job.name for job in repository.get_all_jobs() if not job.name.startswith("__")),
+        "schedules": {schedule.name: schedule.cron_schedule for schedule in repository.schedule_defs},
+        "sensors": sorted(sensor.name for sensor in repository.sensor_defs),
+    }
+
+
+EXPECTED = {
+    "assets": {
+        "clickhouse/flights/history": {
+            "deps": [],
+            "checks": [],
+            "kinds": ["clickhouse"],
+            "group": "sources",
+            "runs": False,
+            "partitions": 0,
+        },
+        "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "sources", "runs": False, "partitions": 0},
+        "postgres/public/flights": {
+            "deps": ["clickhouse/flights/history", "kafka/flights"],
+            "checks": ["exactly_once_epochs", "handoff_gapless", "sink_count"],
+            "kinds": ["postgres", "spark"],
+            "group": "flights",
+            "runs": True,
+            "partitions": 12,
+        },
+    },
+    "jobs": ["flights_history", "flights_stream"],
+    "schedules": {"flights_schedule": "15 3 * * *"},
+    "sensors": ["flights_supervisor"],
+}
+
+
+def test_snapshot(written):
+    text = (
+        FLIGHTS.replace("  lake: {type: delta, from: flights, path: lake/flights}\n", "") + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n"
+    )
+    assert shown(build([written(text)])) == EXPECTED
+
+
+def test_the_example_that_ships():
+    found = shown(build([CHECKOUT / "examples" / "flights.yaml"]))
+    assert set(found["assets"]) == {"clickhouse/flights/history", "kafka/flights", "postgres/public/flights", "delta/flights"}
+    assert found["jobs"] == ["flights_history", "flights_stream"]
+
+
+def test_sink_metadata_has_columns_table_and_the_line_in_the_file(written):
+    path = written()
+    lines = path.read_text().splitlines()
+    metadata = build([path]).resolve_asset_graph().get(PG).metadata
+    assert [(column.name, column.type) for column in metadata["dagster/column_schema"].columns] == [
+        ("id", "BIGINT"),
+        ("day", "TIMESTAMP"),
+        ("delay", "INT"),
+        ("late", "BOOLEAN"),
+    ]
+    assert metadata["dagster/table_name"] == "postgres.public.flights"
+    reference = metadata["dagster/code_references"].code_references[0]
+    assert reference.file_path == str(path)
+    assert lines[reference.line_number - 1].startswith("  flights_pg:")
+
+
+def test_a_sink_without_a_record_has_no_checks_and_its_own_key(written):
+    defs = build([written(FLIGHTS + "  seen: {type: print, from: clean}\n")])
+    node = defs.resolve_asset_graph().get(dg.AssetKey(["print", "flights", "seen"]))
+    assert not node.check_keys
+
+
+def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(written):
+    other = """\
+name: onward
+sources:
+  table: {type: kafka, topic: flights, primary_key: id, schema: {id: int64}}
+sinks:
+  copy: {type: postgres, from: table, table: copies}
+"""
+    graph = build([written(), written(other, "onward")]).resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
+
+
+class TestBrokenFiles:
+    def test_others_still_load_and_the_mistake_is_readable(self, written):
+        good, bad = written(), written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad")
+        found = shown(build([bad, good], strict=False))
+        assert {"broken/bad", "postgres/public/flights"} <= set(found["assets"])
+        defs = build([bad, good], strict=False)
+        spec = next(spec for spec in defs.resolve_all_asset_specs() if spec.key == dg.AssetKey(["broken", "bad"]))
+        assert f"{bad}:4:" in spec.description
+        assert "did you mean `postgres`?" in spec.description
+
+    def test_the_broken_asset_fails_with_the_mistake(self, written):
+        bad = written("name: bad\nsinks: [\n", "bad")
+        defs = build([bad], strict=False)
+        result = defs.get_implicit_global_asset_job_def().execute_in_process(raise_on_error=False)
+        assert not result.success
+        assert str(bad) in result.failure_data_for_node("broken__bad").error.message
+
+    def test_strict_raises(self, written):
+        with pytest.raises(UserError, match="not YAML"):
+            build([written("name: bad\nsinks: [\n", "bad")])
+
+    def test_two_pipelines_with_one_target(self, written):
+        first, second = written(), written(FLIGHTS.replace("name: flights", "name: again"), "zweite")
+        specs = {spec.key.to_user_string(): spec for spec in build([first, second], strict=False).resolve_all_asset_specs()}
+        assert "which pipeline `flights`" in specs["broken/zweite"].description
+
+    def test_two_pipelines_with_one_name(self, written):
+        first, second = written(), written(FLIGHTS.replace("table: flights}", "table: others}"), "zweite")
+        specs = {spec.key.to_user_string(): spec for spec in build([first, second], strict=False).resolve_all_asset_specs()}
+        assert "is taken by `flights`" in specs["broken/zweite"].description
+
+
+class TestSchedules:
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("{cron: '0 0 30 2 *'}", "can ever fire"),
+            ("{cron: '0 0 31 4,6 *'}", "never fires"),
+            ("{cron: '61 * * * *'}", "can ever fire"),
+            ("{cron: 'often'}", "can ever fire"),
+            ("{cron: '0 3 * * *', timezone: Mars/Base}", "time zone `Mars/Base` is not known"),
+        ],
+    )
+    def test_one_that_can_never_fire_is_refused_with_its_place(self, written, line, said):
+        path = written(FLIGHTS + f"schedule: {line}\n")
+        with pytest.raises(UserError, match=said) as caught:
+            build([path])
+        assert str(caught.value).startswith(f"{path}:{len(FLIGHTS.splitlines()) + 1}:")
+
+    @pytest.mark.parametrize("cron", ["*/5 * * * *", "0 0 29 2 *", "@daily"])
+    def test_one_that_fires_is_taken(self, written, cron):
+        defs = build([written(FLIGHTS + f"schedule: {{cron: '{cron}', timezone: Europe/Vienna}}\n")])
+        assert defs.get_schedule_def("flights_schedule").cron_schedule == cron
+
+    def test_partitioned_skips_until_the_history_is_complete(self, written):
+        defs = build([written(FLIGHTS + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n")])
+        schedule = defs.get_schedule_def("flights_schedule")
+        assert schedule.job_name == "flights_stream"
+        context = dg.build_schedule_context(instance=dg.DagsterInstance.ephemeral())
+        assert "history is not complete" in schedule.evaluate_tick(context).skip_message
+
+
+class TestComponent:
+    def test_in_a_project(self, written):
+        path = written()
+        with create_defs_folder_sandbox() as sandbox:
+            folder = sandbox.scaffold_component(
+                component_cls=PipelineComponent,
+                defs_yaml_contents={"type": "headrace.orchestration.component.PipelineComponent", "attributes": {"path": str(path.parent)}},
+            )
+            with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
+                assert "postgres/public/flights" in shown(defs)["assets"]
+
+    def test_a_folder_stands_for_its_pipelines_without_other_yaml(self, written, tmp_path):
+        path = written()
+        (path.parent / "defs.yaml").write_text("type: x\n")
+        (path.parent / "config.yaml").write_text("{}\n")
+        assert pipeline_files([path.parent]) == [path]
+
+    def test_a_path_that_is_not_there(self, tmp_path):
+        with pytest.raises(UserError, match="neither a pipeline file nor a folder"):
+            pipeline_files([tmp_path / "none"])
+
+
+@pytest.mark.parametrize("folder", ["with_pipelines", "empty"])
+def test_loads_from_any_folder_without_spark_or_drivers(tmp_path, folder):
+    """In a fresh process: from a folder with pipelines/ those, from any other one the examples of the checkout."""
+    home = tmp_path / folder
+    home.mkdir()
+    if folder == "with_pipelines":
+        (home / "pipelines").mkdir()
+        (home / "pipelines" / "mine.yaml").write_text(FLIGHTS.replace("name: flights", "name: mine"))
+    code = (
+        "import sys, headrace.orchestration.definitions as d\n"
+        "print(sorted(s.name for s in d.defs.get_repository_def().get_all_jobs() if s.name.endswith('_stream')))\n"
+        "print([m for m in ('pyspark', 'psycopg', 'adbc_driver_manager', 'confluent_kafka', 'clickhouse_connect', 'delta') if m in sys.modules])\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HEADRACE")}
+    found = subprocess.run([sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True, check=True)
+    names = "['mine_stream']" if folder == "with_pipelines" else "['flights_stream']"
+    assert found.stdout.splitlines() == [names, "[]"], found.stderr
+    assert list(home.rglob("*.db")) == []

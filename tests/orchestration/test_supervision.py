@@ -1,0 +1,171 @@
+"""Sensor decisions over a real ledger in SQLite."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+from dagkit import FLIGHTS
+from headrace.connectors.ledgers import open_ledger
+from headrace.orchestration.build import build
+from headrace.orchestration.pipelines import load
+from headrace.orchestration.sensors import lane_state
+from headrace.orchestration.supervision import FIRST_WAIT, LOST_AFTER, MAX_STARTS, Act, Ended, LastRun, Memory, decide
+from headrace.pipeline.records import EpochPlan, Phase
+
+NOW = 1_000_000.0
+
+
+class Lane:
+    """A lane of the pipeline in a real ledger, brought to the state that a test needs."""
+
+    def __init__(self, pipeline):
+        self.pipeline = pipeline
+        self.ledger = open_ledger(pipeline.settings())
+        self.position = {"flights": {"n": 0}}
+        self.lease = None
+
+    def hold(self):
+        self.lease = self.ledger.acquire("flights", "main", {"door": "cli", "host": "here", "pid": 1}, ttl=60)
+        self.ledger.begin(self.lease, lambda: self.position)
+        return self
+
+    def epochs(self, count):
+        for _ in range(count):
+            number = self.ledger.state("flights").committed + 1
+            end = {"flights": {"n": number}}
+            plan = EpochPlan(number, Phase.LIVE, self.position, end, "hash", datetime.now(UTC))
+            self.ledger.plan(self.lease, plan, {})
+            self.ledger.commit(self.lease, number, {})
+            self.position = end
+        return self
+
+    def release(self):
+        self.ledger.release(self.lease)
+        return self
+
+    @property
+    def state(self):
+        return lane_state(self.pipeline)
+
+
+@pytest.fixture
+def lane(written):
+    return Lane(load(written(FLIGHTS)))
+
+
+def last(ended, *, ago, run_id="run-1"):
+    return LastRun(run_id, ended, NOW - ago)
+
+
+CASES = {
+    "no ledger yet": (None, False, None, Memory(), Act.WAIT, "not complete"),
+    "history under way": ("idle", False, None, Memory(), Act.WAIT, "not complete"),
+    "history complete, never streamed": ("idle", True, None, Memory(), Act.START, "has not run yet"),
+    "somebody holds the lane": ("held", True, None, Memory(), Act.WAIT, "running: epoch 3"),
+    "held, while Dagster's last run failed": ("held", True, last(Ended.BADLY, ago=999), Memory(), Act.WAIT, "running"),
+    "lifetime over": ("idle", True, last(Ended.WELL, ago=1), Memory(committed=3), Act.START, "goes on"),
+    "terminated by hand": ("idle", True, last(Ended.BY_HAND, ago=9999), Memory(committed=3), Act.WAIT, "by hand"),
+    "just launched": ("idle", True, last(Ended.RUNNING, ago=5), Memory(committed=3), Act.WAIT, "not opened the lane yet"),
+    "launched long ago, never held for as long": (
+        "idle", True, last(Ended.RUNNING, ago=9999), Memory(committed=3, unheld_since=NOW - LOST_AFTER), Act.BURY, "process is gone"),
+    "running long, lane lost only now": (
+        "idle", True, last(Ended.RUNNING, ago=9999), Memory(committed=3, unheld_since=NOW - 5), Act.WAIT, "not opened"),
+    "failed a moment ago": ("idle", True, last(Ended.BADLY, ago=1), Memory(committed=3), Act.WAIT, "failure 1 of"),
+    "failed, waited enough": ("idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(committed=3), Act.START, "again"),
+    "failed the third time, waited as after the first": (
+        "idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(3, 2, "run-0"), Act.WAIT, "failure 3 of"),
+    "failed the third time, waited enough": (
+        "idle", True, last(Ended.BADLY, ago=4 * FIRST_WAIT), Memory(3, 2, "run-0"), Act.START, "failure 3 of"),
+    "failed too often": (
+        "idle", True, last(Ended.BADLY, ago=9999), Memory(3, MAX_STARTS - 1, "run-0"), Act.GIVE_UP, "gave up"),
+    "gave up before, and still": (
+        "idle", True, last(Ended.BADLY, ago=9999), Memory(3, MAX_STARTS, "run-1"), Act.GIVE_UP, "gave up"),
+    "failed often, but an epoch was committed since": (
+        "idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(2, MAX_STARTS, "run-0"), Act.START, "failure 1 of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_decisions(lane, case):
+    ledger, complete, run, memory, act, why = CASES[case]
+    if ledger:
+        lane.hold().epochs(3)
+    if ledger == "idle":
+        lane.release()
+    state = lane.state if ledger else None
+    found = decide(state, complete=complete, last=run, memory=memory, now=NOW)
+    assert (found.act, why in found.why) == (act, True), found
+
+
+def test_one_failed_run_is_counted_once(lane):
+    state = lane.hold().epochs(3).release().state
+    memory = Memory(committed=3)
+    for _ in range(5):
+        memory = decide(state, complete=True, last=last(Ended.BADLY, ago=1), memory=memory, now=NOW).memory
+    assert memory.failures == 1
+
+
+def test_memory_survives_the_cursor():
+    memory = Memory(5, 2, "run", 12.5)
+    assert Memory.load(memory.dump()) == memory
+    assert Memory.load(None) == Memory()
+
+
+def test_looking_makes_no_ledger(written, own_home):
+    assert lane_state(load(written(FLIGHTS))) is None
+    assert not (own_home / ".headrace").exists()
+
+
+class TestSensor:
+    """The same, through Dagster's own tick."""
+
+    @pytest.fixture
+    def tick(self, written, monkeypatch):
+        monkeypatch.setattr("headrace.orchestration.sensors.history_complete", lambda *_: True)
+        defs = build([written(FLIGHTS)])
+        sensor = (
+            defs.resolve_sensor_def("flights_supervisor")
+            if hasattr(defs, "resolve_sensor_def")
+            else defs.get_sensor_def("flights_supervisor")
+        )
+        with dg.DagsterInstance.ephemeral() as instance:
+
+            def go(cursor=None):
+                context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=defs)
+                return sensor.evaluate_tick(context)
+
+            go.instance, go.sensor = instance, sensor
+            yield go
+
+    def test_starts_the_job_once_per_last_run(self, tick, lane):
+        lane.hold().epochs(1).release()
+        first, second = tick(), tick()
+        assert tick.sensor.job_name == "flights_stream"
+        assert first.run_requests[0].tags["headrace/stream"] == "flights"
+        assert first.run_requests[0].run_key == second.run_requests[0].run_key
+
+    def test_waits_with_the_reason(self, tick, lane):
+        lane.hold().epochs(1)
+        found = tick()
+        assert not found.run_requests
+        assert "cli" in found.skip_message
+
+    def test_gives_up_as_a_failed_tick(self, tick, lane):
+        lane.hold().epochs(1).release()
+        run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.FAILURE)
+        tick.instance.add_run(run)
+        memory = Memory(1, MAX_STARTS, run.run_id)
+        with pytest.raises(Exception, match="gave up") as caught:
+            tick(memory.dump())
+        assert run.run_id[:8] in str(caught.value.__cause__ or caught.value)
+
+    def test_buries_a_run_whose_process_is_gone(self, tick, lane, monkeypatch):
+        lane.hold().epochs(1).release()
+        run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.STARTED)
+        tick.instance.add_run(run)
+        monkeypatch.setattr("headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + LOST_AFTER + 1)
+        tick(Memory(committed=1, unheld_since=1.0).dump())
+        assert tick.instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE
