@@ -98,7 +98,8 @@ def ch_db(services: Services) -> Iterator[str]:
 @pytest.fixture
 def topic(services: Services) -> Iterator[Callable[..., str]]:
     """`topic(partitions=1, **config)` makes a Kafka topic of this test and returns its name."""
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
 
     admin = AdminClient({"bootstrap.servers": services.kafka.brokers})
     made: list[str] = []

@@ -26,6 +26,7 @@ import chdb
 from headrace.services.clickhouse_sql import Answer
 
 CHUNK = 1 << 20
+_HELD_BACK = 1 << 18
 _F_SETPIPE_SZ = 1031
 _CODE = re.compile(r"Code: (\d+)\. ")
 _NAME = re.compile(r"\([A-Z_]{3,}\)\s*$")
@@ -130,7 +131,11 @@ class Engine:
 
 
 class Stream:
-    """The encoded rows of one statement, as the engine produces them; at most a pipe's worth is ahead of the reader."""
+    """The encoded rows of one statement, as the engine produces them; at most a pipe's worth is ahead of the reader.
+
+    The last part waits until the statement has ended well. When one fails halfway chdb still writes the format's regular end, and with
+    it half a result would look like a whole one.
+    """
 
     def __init__(self, engine: Engine, answer: Answer, fmt: str, request: Request) -> None:
         self._engine = engine
@@ -146,15 +151,25 @@ class Stream:
         self._sql = f"{answer.head}\nINTO OUTFILE {_quoted(str(self._path))} TRUNCATE FORMAT {fmt} {answer.tail}"
         self.summary = Summary()
         self.error: EngineError | None = None
+        self._held = b""
+        self._ended = False
         self._thread = threading.Thread(target=self._run, args=(request,), daemon=True)
         self._thread.start()
 
     def read(self) -> bytes:
         """The next bytes, empty at the end. After the end `error` and `summary` are set."""
-        data = os.read(self._reading, CHUNK)
-        if not data:
-            self._thread.join()
-        return data
+        while not self._ended:
+            if data := os.read(self._reading, CHUNK):
+                ready, self._held = (self._held, data) if len(data) >= _HELD_BACK else (b"", self._held + data)
+                if len(self._held) >= 2 * CHUNK:
+                    ready, self._held = self._held[:-_HELD_BACK], self._held[-_HELD_BACK:]
+                if ready:
+                    return ready
+            else:
+                self._thread.join()
+                self._ended = True
+                return b"" if self.error else self._held
+        return b""
 
     def close(self) -> None:
         """Stop reading; a statement that still writes fails at its next block and ends."""
