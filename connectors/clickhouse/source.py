@@ -130,8 +130,7 @@ class ClickHouseTable(BoundedSource):
         place = F.struct(
             F.lit(self.ordinal).alias("source"), F.col(reader.PART).alias("part"), F.col(reader.OFF).alias("off"), F.lit(0).alias("sub")
         )
-        payload = [F.col(quote(name)) for name in frame.columns if name not in {reader.PART, reader.OFF}]
-        return frame.select(*payload, F.lit("i").alias(OP), place.alias(POS))
+        return frame.select("*", F.lit("i").alias(OP), place.alias(POS)).drop(reader.PART, reader.OFF)
 
     def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None) -> SplitFetch:
         """Reads the same splits in a task. `query` is ClickHouse SQL over the name `_headrace_split`."""
