@@ -16,6 +16,7 @@ TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
 PERMANENT_STATES = ("40002", "57P04")
 """Exceptions to them: an integrity rule checked at commit, a dropped database."""
 READ_ONLY = "25006"
+UNIQUE = "23505"
 DATA_CLASSES = ("22", "23")
 
 _STARTING = re.compile(r"starting up|shutting down|recovery|too many clients|too many connections|connection slots|administrator command")
@@ -23,6 +24,10 @@ _STARTING = re.compile(r"starting up|shutting down|recovery|too many clients|too
 
 class LostError(TransientError):
     """The connection is gone: what was not committed has not happened, what was being committed may have."""
+
+
+class UniqueError(DataError):
+    """A key is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ def translate(error: Exception, node: str) -> HeadraceError:
     if state == READ_ONLY:
         return TransientError(msg, node=node, hint="The server is read-only: a standby, or failing over.")
     if state[:2] in DATA_CLASSES or state == "40002":
-        return DataError(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
+        kind = UniqueError if state == UNIQUE else DataError
+        return kind(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
     if state[:2] in TRANSIENT_CLASSES and state not in PERMANENT_STATES:
         lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
         return (LostError if lost else TransientError)(msg, node=node)

@@ -9,6 +9,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.base import Frame, SinkContext, SplitFetch
+from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.driver import write_table
 from headrace.connectors.postgres.load import Load
 from headrace.connectors.postgres.merge import Policy
@@ -43,6 +44,7 @@ class Handle:
         self._loader = Loader(self._address)
         self._policy = Policy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()))
         self._load: Load | None = None
+        self._direct: DirectLoad | None = None
 
     def prepare(self, schema: pa.Schema) -> None:
         """Target first: one that cannot take the rows leaves a running older generation alone."""
@@ -117,7 +119,8 @@ class Handle:
 
     def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
         """See PostgresSink."""
-        raise NotImplementedError
+        self._direct = self._direct or DirectLoad(self._control, self._address, self._store, self._loading())
+        return self._direct.write(plan, fetch, spark)
 
     def close(self) -> None:
         """Closes both connections."""

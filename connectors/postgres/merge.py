@@ -84,9 +84,10 @@ def upsert(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sq
     """INSERT … ON CONFLICT of the preferred row per key; returns (rows, inserted, updated)."""
     query = sql.SQL(
         "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src WHERE {op} <> 'd'"
-        " ON CONFLICT ({key}) {action} RETURNING (xmax = 0) AS fresh)"
-        " SELECT {rows}, count(*) FILTER (WHERE fresh), count(*) FILTER (WHERE NOT fresh) FROM put"
+        " ON CONFLICT ({key}) {action} RETURNING {told})"
+        " SELECT {rows}, count(*) FILTER (WHERE {fresh}), count(*) FILTER (WHERE NOT {fresh}) FROM put"
     )
+    told, fresh = _freshness(target)
     return query.format(
         winners=_winners(target, stage, policy, deletes=deletes),
         target=target.identifier,
@@ -94,8 +95,23 @@ def upsert(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sq
         op=sql.Identifier(OP),
         key=_names(target.key),
         action=_action(target, policy),
+        told=told,
+        fresh=fresh,
         rows=sql.SQL("count(*)" if policy.plain and _others(target) else "(SELECT count(*) FROM src WHERE _gs_op <> 'd')"),
     )
+
+
+def _freshness(target: Target) -> tuple[sql.Composable, sql.Composable]:
+    """What an upsert returns per row, and how that tells an insert from an update.
+
+    A row that was updated on conflict carries the transaction's lock in xmax. Partitioned tables do not give xmax away: there
+    the statement's own snapshot is asked, which does not see what the statement writes.
+    """
+    if not target.partitioned:
+        return sql.SQL("(xmax = 0) AS fresh"), sql.SQL("fresh")
+    same = [sql.SQL("b.{0} = put.{0}").format(sql.Identifier(name)) for name in target.key]
+    fresh = sql.SQL("NOT EXISTS (SELECT FROM {} b WHERE {})").format(target.identifier, sql.SQL(" AND ").join(same))
+    return _names(target.key, "t"), fresh
 
 
 def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.base import OP, POS
-from headrace.pipeline.errors import DataError, GuaranteeError
+from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
 from headrace.pipeline.types import is_nested, postgres_type, spark_type
 
 if TYPE_CHECKING:
@@ -39,6 +39,53 @@ def flat(rows: DataFrame, schema: pa.Schema) -> DataFrame:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+_WIRE = {
+    "SMALLINT": pa.int16(),
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "REAL": pa.float32(),
+    "DOUBLE PRECISION": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "TEXT": pa.string(),
+    "BYTEA": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP WITHOUT TIME ZONE": pa.timestamp("us"),
+    "TIME WITHOUT TIME ZONE": pa.time64("us"),
+}
+"""The Arrow type whose binary form is that of a column type: COPY takes no other."""
+
+
+def wire_schema(schema: pa.Schema) -> pa.Schema:
+    """The types that COPY into staging tables takes for a flat payload."""
+
+    def wire(kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_decimal(kind):
+            return kind
+        return pa.decimal128(20, 0) if kind == pa.uint64() else _WIRE[postgres_type(kind)]
+
+    return pa.schema([pa.field(field.name, wire(field.type)) for field in schema])
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBatch:
+    """A source's batch in the types of `wire_schema`, columns by name. Raises SchemaError or DataError; loses nothing."""
+    if missing := [name for name in schema.names if name not in batch.schema.names]:
+        msg = f"the source gave no column '{missing[0]}'; it gave {', '.join(batch.schema.names)}"
+        raise SchemaError(msg, node=node)
+    wired = wire_schema(schema)
+    columns = []
+    for field in wired:
+        try:
+            columns.append(batch.column(field.name).cast(field.type))
+        except pa.ArrowNotImplementedError as error:
+            msg = f"column '{field.name}' came as {batch.schema.field(field.name).type} and was planned as {field.type}"
+            raise SchemaError(msg, node=node) from error
+        except pa.ArrowInvalid as error:
+            msg = f"column '{field.name}' holds a value that {field.type} cannot hold: {error}"
+            raise DataError(msg, node=node, hint="Cast it in the source's own SQL.") from error
+    return pa.RecordBatch.from_arrays(columns, schema=wired)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,11 +114,13 @@ def write_staged(control: Control, address: Address, store: RecordStore, load: L
 
 def stage(rows: DataFrame, task: StageTask) -> list[Staged]:
     """Runs the tasks; what each winning attempt staged. A plain collect: no exchange behind the write, so no task runs for less."""
+    names = rows.columns
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return task(iter(batches))
+        return task(batch.rename_columns(names) for batch in batches)
 
-    found = rows.mapInArrow(run, RESULT).collect()
+    # mapInArrow does not quote names, so columns travel by their place.
+    found = rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(run, RESULT).collect()
     if failures := [Failure.from_json(row.failure) for row in found if row.failure]:
         raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
     return [Staged(row.attempt, row.rows, row.deletes) for row in found]

@@ -56,6 +56,7 @@ class Target:
     table: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    partitioned: bool
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -74,8 +75,12 @@ def prepare_target(session: Session, *, node: str, table: tuple[str, str], schem
     Raises SchemaError for a column or type, TargetError for rights and keys; each names what is there and what to do.
     """
     _check_names(node, schema, key)
-    if _oid(session, *table) is None:
+    if _kind(session, *table) is None:
         _create(session, *table, schema=schema, key=key)
+    kind = _kind(session, *table)
+    if kind not in {"r", "p"}:
+        msg = f"{table[0]}.{table[1]} is not a table"
+        raise TargetError(msg, node=node, hint="Name a table, or one that does not exist yet.")
     where = f"{table[0]}.{table[1]}"
     found = _columns(session, *table)
     columns = tuple(_match(node, where, field, found, keyed=field.name in key) for field in schema)
@@ -83,7 +88,7 @@ def prepare_target(session: Session, *, node: str, table: tuple[str, str], schem
     if key:
         _check_key(session, node, table, key)
     _check_rights(session, node, table)
-    return Target(*table, columns, tuple(key))
+    return Target(*table, columns, tuple(key), partitioned=kind == "p")
 
 
 def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -100,9 +105,10 @@ def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
             raise SchemaError(msg, node=node, hint="Use columns of plain types as the key.")
 
 
-def _oid(session: Session, schema: str, table: str) -> int | None:
+def _kind(session: Session, schema: str, table: str) -> str | None:
+    """What the name stands for: r a table, p a partitioned one, others what is no target; None: nothing."""
     found = session.run(
-        "SELECT c.oid::bigint FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
+        "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
         schema,
         table,
     )

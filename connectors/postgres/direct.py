@@ -1,0 +1,174 @@
+"""Direct loads: during a backfill, tasks bring Arrow from the source into the target, split by split.
+
+Each split is one transaction: the generation is checked on the record's row, the marker is set, the rows go in. Readers see
+an epoch grow by splits; the record follows once every planned split has its marker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import stamina
+from psycopg import sql
+
+from headrace.connectors.base import SplitFetch
+from headrace.connectors.postgres.driver import TEMPORARY
+from headrace.connectors.postgres.errors import Failure, UniqueError
+from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.markers import fill_marker, markers, set_marker, split_id
+from headrace.connectors.postgres.merge import OP, POSITION, Stage, create_stage, merge
+from headrace.connectors.postgres.records import RecordStore
+from headrace.connectors.postgres.rows import conform, wire_schema
+from headrace.connectors.postgres.session import Address, Control, Loader, LoadSession
+from headrace.pipeline.errors import HeadraceError, RecordError, SchemaError, TransientError
+from headrace.pipeline.records import Counts, EpochPlan, Json
+from headrace.pipeline.types import is_nested
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+TASK_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SplitTask:
+    """What a Spark task runs for one split. Picklable; `plan` comes without its splits.
+
+    `straight`: COPY into the target itself, which is the fastest and fails at the first key that is there; then the split
+    is fetched again and merged.
+    """
+
+    address: Address
+    store: RecordStore
+    load: Load
+    plan: EpochPlan
+    fetch: SplitFetch
+    straight: bool
+
+    def __call__(self, split: Json) -> Json:
+        """{"conflict": …, "failure": …}: errors travel with their class and hint."""
+        conflict = False
+        try:
+            for attempt in stamina.retry_context(on=TransientError, attempts=TASK_TRIES, timeout=60.0):
+                with attempt:
+                    straight = self.straight and not conflict
+                    try:
+                        self._one(split, straight=straight)
+                    except UniqueError:
+                        if not straight:
+                            raise
+                        conflict = True
+                        self._one(split, straight=False)
+        except HeadraceError as error:
+            return {"conflict": conflict, "failure": Failure.of(error).to_json()}
+        return {"conflict": conflict, "failure": None}
+
+    def _one(self, split: Json, *, straight: bool) -> None:
+        loader, key, name = Loader(self.address), self.store.key, split_id(split)
+        try:
+            with loader.transaction() as session:
+                held = self.store.expect(session, self.plan, self.load.generation, share=True)
+                if isinstance(held, Counts) or not set_marker(session, key, self.plan.number, name, self.load.generation):
+                    return
+                counts = self._straight(session, split) if straight else self._merged(session, split)
+                fill_marker(session, key, self.plan.number, name, counts)
+        finally:
+            loader.close()
+
+    def _straight(self, session: LoadSession, split: Json) -> Counts:
+        target = self.load.target
+        rows = session.stream(target.table, wire_schema(self.load.schema), self._batches(split), schema=target.schema)
+        return Counts(rows, rows, 0, 0)
+
+    def _merged(self, session: LoadSession, split: Json) -> Counts:
+        """By way of a temporary table; within a split later rows win, as they are read."""
+        table = sql.Identifier("pg_temp", TEMPORARY)
+        session.run(create_stage(self.load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
+        columns = pa.schema([*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)])
+        session.stream(TEMPORARY, columns, _placed(self._batches(split), columns), schema=None)
+        return merge(session, self.load.target, Stage(table), self.load.policy, deletes=False)
+
+    def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
+        for batch in self.fetch.fetch(split):
+            wired = conform(batch, self.load.schema, self.load.node)
+            self.load.checks.check(wired)
+            yield wired
+
+
+_POSITION_TYPES = (pa.int32(), pa.int32(), pa.int64(), pa.int32())
+
+
+def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Adds operation i and the running number of the row inside its split."""
+    import numpy as np
+
+    start = 0
+    for batch in batches:
+        size = batch.num_rows
+        zero = pa.repeat(pa.scalar(0, pa.int32()), size)
+        order = pa.array(np.arange(start, start + size, dtype=np.int64))
+        yield pa.RecordBatch.from_arrays([*batch.columns, pa.repeat("i", size), zero, zero, order, zero], schema=columns)
+        start += size
+
+
+@dataclass(slots=True)
+class DirectLoad:
+    """The driver's side. It remembers that keys were there already: later epochs then merge at once."""
+
+    control: Control
+    address: Address
+    store: RecordStore
+    load: Load
+    conflicts: bool = False
+
+    def write(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+        """Loads every split without a marker, then sets the record when all planned splits have theirs."""
+        if nested := [field.name for field in self.load.schema if is_nested(field.type)]:
+            msg = f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load cannot turn into JSON"
+            raise SchemaError(msg, node=self.load.node, hint="Leave it out, or turn it into text in the source's own SQL.")
+        planned = {split_id(split): split for split in fetch.splits}
+        with self.control.transaction() as session:
+            held = self.store.expect(session, plan, self.load.generation)
+            if isinstance(held, Counts):
+                return held
+            done = markers(session, self.store.key, plan.number)
+        self._check(plan, planned, done)
+        self._run(plan, fetch, spark, [split for name, split in planned.items() if name not in done])
+        return self._finish(plan, planned)
+
+    def _run(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession, splits: Sequence[Json]) -> None:
+        """One task per split, collected plainly; raises what a task reports, what cannot be tried again first."""
+        if not splits:
+            return
+        straight = self.load.target.straight and not (self.load.target.key and self.conflicts)
+        task = SplitTask(self.address, self.store, self.load, replace(plan, splits=()), fetch, straight)
+        results: list[Json] = spark.sparkContext.parallelize(list(splits), len(splits)).map(task).collect()
+        if any(result["conflict"] for result in results):
+            self.conflicts = True
+        if failures := [Failure.from_json(result["failure"]) for result in results if result["failure"]]:
+            raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
+
+    def _finish(self, plan: EpochPlan, planned: Mapping[str, Json]) -> Counts:
+        with self.control.transaction() as session:
+            held = self.store.expect(session, plan, self.load.generation)
+            if isinstance(held, Counts):
+                return held
+            done = markers(session, self.store.key, plan.number)
+            self._check(plan, planned, done)
+            if missing := len(planned.keys() - done.keys()):
+                msg = f"{missing} of {len(planned)} splits of epoch {plan.number} have no marker although their tasks ended well"
+                raise TransientError(msg, node=self.load.node)
+            counts = sum(done.values(), Counts())
+            self.store.advance(session, held, plan, self.load.generation, counts)
+        return counts
+
+    def _check(self, plan: EpochPlan, planned: Mapping[str, Json], done: Mapping[str, Counts]) -> None:
+        if strange := done.keys() - planned.keys():
+            msg = f"{len(strange)} splits that are not planned were loaded for epoch {plan.number}"
+            raise RecordError(msg, node=self.load.node, hint="Run it with the plan that it was begun with, or `headrace replay --from`.")
