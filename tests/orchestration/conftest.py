@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dagkit import FLIGHTS, PARTITIONS
+
 from headrace.jobs.events import CheckResult, RunResult, WindowDone
 from headrace.orchestration.pipelines import Pipeline, load
 from headrace.pipeline.records import Counts
@@ -53,7 +54,7 @@ class StandIn:
     during: Callable[..., None] | None = None
     rows: int = 7
 
-    def run(self, file: Any, settings: Any, **asked: Any) -> RunResult:
+    def run(self, file: Any, _settings: Any, **asked: Any) -> RunResult:
         self.calls.append(asked)
         for window in asked["windows"] or ():
             asked["listener"](WindowDone(window, dict.fromkeys(file.model.sinks, self.rows)))
@@ -62,7 +63,7 @@ class StandIn:
         counts = dict.fromkeys(file.model.sinks, Counts(rows=self.rows, inserted=self.rows))
         return RunResult(file.name, "uuid", "done", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
 
-    def audit(self, file: Any, settings: Any, *, sinks: Sequence[str] | None = None, spark: Any = None) -> list[CheckResult]:
+    def audit(self, *_: Any, sinks: Sequence[str] | None = None, **__: Any) -> list[CheckResult]:
         self.audits.append(sinks)
         return [
             CheckResult(name, sink, None if name in self.not_applicable else name not in self.failing, "said so", {"rows": 77})

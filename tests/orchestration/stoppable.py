@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import dagster as dg
+from dagster._utils.interrupts import capture_interrupts
+
 import headrace.jobs.checks
 import headrace.jobs.run
 import headrace.orchestration.spark
-from dagster._utils.interrupts import capture_interrupts
 from headrace.jobs.events import RunResult
 from headrace.orchestration.build import build
 

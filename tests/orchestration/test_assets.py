@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 from dagster import AssetCheckKey
+
 from headrace.jobs.events import Until, WindowDone
 from headrace.orchestration.build import build
 from headrace.pipeline.errors import BlockedError, LeaseHeldError, Place
@@ -161,7 +162,7 @@ class TestChecks:
         assert materialize("2013-01-01", "2013-02-01", selection=[PG, LAKE, dg.AssetKey("report")]).success
         assert partitions(instance, dg.AssetKey("report")) == MONTHS[:2]
 
-    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in, instance):
+    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in):
         stand_in.not_applicable = {"handoff_gapless"}
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert result.success

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
+
 from headrace.jobs.events import EpochDone, Until
 from headrace.orchestration.build import build
 from headrace.orchestration.lane import run_lane
@@ -52,7 +54,7 @@ class TestTally:
         assert len(said) == 18
         for sink in ("a", "b"):
             times = [second for name, second in said if name == sink]
-            assert min(b - a for a, b in zip(times, times[1:], strict=False)) >= 60
+            assert min(b - a for a, b in pairwise(times)) >= 60
 
     def test_nothing_is_lost_between_reports(self):
         clock = Clock()
@@ -175,7 +177,7 @@ class TestJob:
         assert (said.partition, said.metadata["rows written"].value) == ("2013-12-01", 10)
         assert not [event for event in events if event.event_type_value == "ASSET_OBSERVATION"]
 
-    def test_until_it_has_caught_up_progress_in_past_windows_is_an_observation(self, run_stream, stand_in, pipeline):
+    def test_until_it_has_caught_up_progress_in_past_windows_is_an_observation(self, pipeline):
         clock = Clock()
         logged = []
 
@@ -195,7 +197,7 @@ class TestJob:
         reporter.on_tick()
         assert [event.partition for event in logged if isinstance(event, dg.AssetMaterialization)] == ["2013-12-01"] * 2
 
-    def test_systems_that_cannot_be_asked_do_not_end_the_stream(self, run_stream, monkeypatch, stand_in):
+    def test_systems_that_cannot_be_asked_do_not_end_the_stream(self, run_stream, monkeypatch):
         from headrace.pipeline.errors import TransientError
 
         def down(*_, **__):
@@ -209,7 +211,7 @@ class TestJob:
 
 
 class TestStop:
-    def test_an_interrupt_lets_the_lane_finish_and_is_raised_again(self, written, stand_in, monkeypatch):
+    def test_an_interrupt_lets_the_lane_finish_and_is_raised_again(self, written, stand_in):
         finished = threading.Event()
 
         def during(listener, stop, **_):

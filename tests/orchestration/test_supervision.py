@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
 from dagkit import FLIGHTS
+
 from headrace.connectors.ledgers import open_ledger
 from headrace.orchestration.build import build
 from headrace.orchestration.pipelines import load
@@ -25,7 +27,7 @@ class Lane:
         self.pipeline = pipeline
         self.ledger = open_ledger(pipeline.settings())
         self.position = {"flights": {"n": 0}}
-        self.lease = None
+        self.committed = 0
 
     def hold(self):
         self.lease = self.ledger.acquire("flights", "main", {"door": "cli", "host": "here", "pid": 1}, ttl=60)
@@ -34,7 +36,7 @@ class Lane:
 
     def epochs(self, count):
         for _ in range(count):
-            number = self.ledger.state("flights").committed + 1
+            self.committed = number = self.committed + 1
             end = {"flights": {"n": number}}
             plan = EpochPlan(number, Phase.LIVE, self.position, end, "hash", datetime.now(UTC))
             self.ledger.plan(self.lease, plan, {})
@@ -119,6 +121,18 @@ def test_looking_makes_no_ledger(written, own_home):
     assert not (own_home / ".headrace").exists()
 
 
+@dataclass
+class Ticker:
+    """Evaluates the sensor as the daemon does."""
+
+    instance: dg.DagsterInstance
+    sensor: dg.SensorDefinition
+    defs: dg.Definitions
+
+    def __call__(self, cursor=None):
+        return self.sensor.evaluate_tick(dg.build_sensor_context(instance=self.instance, cursor=cursor, definitions=self.defs))
+
+
 class TestSensor:
     """The same, through Dagster's own tick."""
 
@@ -132,13 +146,7 @@ class TestSensor:
             else defs.get_sensor_def("flights_supervisor")
         )
         with dg.DagsterInstance.ephemeral() as instance:
-
-            def go(cursor=None):
-                context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=defs)
-                return sensor.evaluate_tick(context)
-
-            go.instance, go.sensor = instance, sensor
-            yield go
+            yield Ticker(instance, sensor, defs)
 
     def test_starts_the_job_once_per_last_run(self, tick, lane):
         lane.hold().epochs(1).release()

@@ -1,0 +1,30 @@
+"""Where Dagster keeps its instance: DAGSTER_HOME, by default `.dagster/` in the working directory, so that a checkout stays clean."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+
+MODULE = "headrace.orchestration.definitions"
+
+
+def dagster_home() -> Path:
+    """The instance's folder, made where it is missing, with Headrace's dagster.yaml unless it has one of its own."""
+    home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").absolute()
+    home.mkdir(parents=True, exist_ok=True)
+    config = home / "dagster.yaml"
+    if not config.exists():
+        config.write_text((files("headrace.orchestration") / "dagster.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    return home
+
+
+def child_environment(headrace_home: Path, pipelines: Path | None = None) -> dict[str, str]:
+    """The environment of a Dagster process: the same ledger and services as this process, and the pipelines to load."""
+    found = os.environ | {
+        "DAGSTER_HOME": str(dagster_home()),
+        "HEADRACE_HOME": str(headrace_home.absolute()),
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return found | {"HEADRACE_PIPELINES": str(pipelines.absolute())} if pipelines else found
