@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import socketserver
 import sys
 import traceback
 from collections import deque
@@ -52,17 +53,30 @@ _TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%
 _recent = Recent()
 
 
+def _not_py4j(record: logging.LogRecord) -> bool:
+    """False for what py4j says about a JVM that went away: the error itself is raised and told by whoever asked the JVM."""
+    return "py4j" not in record.pathname
+
+
+def _dropped(self: socketserver.BaseServer, request: Any, client_address: Any) -> None:
+    """The same from pyspark's accumulator server, whose base class would print a traceback."""
+    del self, request
+    logging.getLogger(__name__).debug("connection=%s ended=early", client_address)
+
+
 def set_up(*, level: int, log_format: str = "text") -> None:
     """Sends log lines of `level` and above to standard error. May be called again: the last call holds."""
     shown = logging.StreamHandler(sys.stderr)
     shown.setLevel(level)
+    shown.addFilter(_not_py4j)
     shown.setFormatter(JsonLines() if log_format == "json" else _TEXT)
     _recent.setFormatter(_TEXT)
     root = logging.getLogger()
     root.handlers = [shown, _recent]
     root.setLevel(min(level, logging.INFO))
+    socketserver.BaseServer.handle_error = _dropped
     for chatty in ("py4j", "clickhouse_connect", "urllib3"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+        logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
 def report(error: BaseException, home: Path) -> Path:

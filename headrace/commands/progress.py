@@ -47,14 +47,18 @@ class ProgressScreen:
         """Says that the signal was heard."""
         self._console.print(f"{self._name}: {signal_name}, ending after the epoch in flight (25 s at most)")
 
+    def gave_up(self) -> None:
+        """Says what became of the epoch in flight when the stop took it down."""
+        self._console.print(f"{self._name}: stopped. The epoch in flight was given up; the next run finishes it as planned")
+
     def _enter(self, event: PhaseChanged) -> None:
         self._phase, self._rows, self._started = event.phase, 0, time.monotonic()
-        details = ", ".join(f"{key} {value}" for key, value in event.detail.items())
-        self._console.print(f"{self._name}: {_PHASES[event.phase]}{f' ({details})' if details else ''}")
+        self._console.print(f"{self._name}: {_PHASES[event.phase]}{_details(event)}")
 
     def _epoch(self, event: EpochDone) -> None:
-        if event.plan.phase != self._phase:
+        if event.plan.phase != self._phase:  # an epoch that an earlier run left open comes before any phase is announced
             self._enter(PhaseChanged(event.plan.phase))
+            self._started -= event.steps["total"]
         self._rows += max((counts.rows for counts in event.counts.values()), default=0)
         self._behind = event.backlog
         line = self._line(event)
@@ -69,6 +73,14 @@ class ProgressScreen:
         behind = f", {count(self._behind)} behind" if self._behind else ""
         phase = _PHASES[event.plan.phase]
         return f"{phase}, epoch {event.plan.number}, {count(self._rows)} rows in {span(spent)}, {rate(self._rows, spent)}{behind}"
+
+
+def _details(event: PhaseChanged) -> str:
+    """How many windows of history, or at how many offsets the stream begins."""
+    if windows := event.detail.get("windows"):
+        return f", {count(windows)} windows to go"
+    at = sum(sum(offsets.values()) for offsets in event.detail.get("offsets", {}).values())
+    return f", from offset {count(at)} over all partitions" if at else ""
 
 
 @contextmanager

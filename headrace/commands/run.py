@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from headrace.pipeline.windows import window_keys
 from headrace.processes import Stopper
 from headrace.screen import count, err, out, rate, span
 
+log = logging.getLogger(__name__)
+
 _WHY = {"done": "", "signal": "stopped by a signal, ", "lifetime": "its lifetime is over, "}
 
 
 def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequence[str]) -> None:
     """Runs a pipeline until `until` holds or a signal comes.
 
-    Raises HeadraceError for what the run raises, and typer.BadParameter for options that do not go together.
+    A run that fails because it was stopped (its JVM may have been sent the same signal) has given up an epoch, which is safe, and
+    is no error. Raises HeadraceError for what the run raises, and typer.BadParameter for options that do not go together.
     """
     file = load_pipeline(path)
     chosen = _until(file, until, job_mode=job_mode, windows=windows)
@@ -30,9 +34,16 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     from headrace.jobs.run import run  # Spark, which takes a second to import
 
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
-        result = stopper.call(
-            lambda: run(file, settings, until=chosen, windows=windows or None, listener=listener, stop=stopper.event, door="cli")
-        )
+        try:
+            result = stopper.call(
+                lambda: run(file, settings, until=chosen, windows=windows or None, listener=listener, stop=stopper.event, door="cli")
+            )
+        except Exception as error:
+            if not stopper.event.is_set():
+                raise
+            log.warning("stop=asked epoch=given-up error=%s", type(error).__name__)
+            listener.gave_up()
+            return
     show_result(result)
 
 
