@@ -192,8 +192,7 @@ class OpenLane:
             try:
                 sink.prepare(self.lease.generation)
             except FencedError as error:
-                self.heartbeat.beat()
-                self.check()
+                self._still_ours()
                 msg = f"a generation newer than {self.lease.generation}, the newest that the ledger ever gave, has been here"
                 hint = (
                     "The ledger is older than the sink (restored from a backup?). Restore the newest one, or move it away and rebuild it."
@@ -221,6 +220,7 @@ class OpenLane:
             if name in self.sinks:
                 self._findings[name] = judge(state, last, row, self.sinks[name].record(), self._file)
             elif state.open_plan is not None:
+                self._still_ours()
                 msg = f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which was not opened"
                 raise InternalError(msg, node=name)
         if state.open_plan is None:
@@ -228,9 +228,7 @@ class OpenLane:
                 sink, row = self.sinks[name], state.sinks.get(name)
                 self._findings[name] = judge_newcomer(state, name, row, sink.record(), sink.foreign_record(), self._file)
         if refused := [one for one in self._problems() if one.sink not in self._repair]:
-            # A newer holder may have written meanwhile: then the records are right, and this process is the one that is late.
-            self.heartbeat.beat()
-            self.check()
+            self._still_ours()
             raise complaint(refused)
 
     def _advance(self) -> None:
@@ -270,6 +268,11 @@ class OpenLane:
         return self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
 
     # --- parts
+
+    def _still_ours(self) -> None:
+        """Raises FencedError if a newer holder has moved on meanwhile: then nothing is wrong but that this process is late."""
+        self.heartbeat.beat()
+        self.check()
 
     def _ask(self) -> LaneState:
         state = self.ledger.state(self.lease.name, self.lease.lane)

@@ -63,8 +63,15 @@ class Repairs(OpenLane):
             raise LaneError(msg, node=sink)
         if finding.verdict is Verdict.NEWER:
             raise RecordError(finding.message, hint=finding.hint, node=sink)
-        found = finding.record.to_json() if finding.record is not None else None
-        self._join(sink, self._state.committed, self._state.ended, {"adopted": found, "why": str(finding.verdict)})
+        committed, ended = self._state.committed, self._state.ended
+        data = {"adopted": finding.record and finding.record.to_json(), "why": str(finding.verdict)}
+        if sink in self._newcomers():
+            self._join(sink, committed, ended, data)
+        else:
+            # It stays joined: if this process dies before the new record is written, the sink disagrees as before.
+            self.ledger.event(self.lease, "adopting", {"sink": sink, "epoch": committed} | data)
+            written = self._write_join(sink, committed, ended)
+            self.ledger.set_sink(self.lease, sink, "joined", committed, {"baseline": written.baseline})
         self._mended(sink)
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -190,10 +189,10 @@ class Ledger(Leases):
         agree (see `rebuild.from_records`) or the ledger is not empty.
         """
         found = from_records(lease.name, lease.lane, records, pipeline_hash)
-        generation = max(found.generation + 1, int(time.time()), lease.generation)
-        fresh = replace(lease, pipeline=found.pipeline, generation=generation, settled=False)
         with self._store.write() as tx:
             self._hold(tx, lease)
+            generation = max(found.generation + 1, int(tx.now), lease.generation)
+            fresh = replace(lease, pipeline=found.pipeline, generation=generation, settled=False)
             self._rename(tx, lease, found)
             tx.run(
                 "update headrace_ledger_lane set uuid = :to, generation = :generation, committed = :committed, position = :position,"
@@ -207,7 +206,8 @@ class Ledger(Leases):
             )
             tx.run("update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane", to=found.pipeline, **ids_of(lease))
             for sink in records:
-                self._put_sink(tx, fresh, sink, "joined", found.committed)
+                # When it joined is lost: a replay of all it holds must be refused, not begin at the rebuilt epoch.
+                self._put_sink(tx, fresh, sink, "joined", 0)
             if found.plan is not None:
                 self._insert_plan(tx, fresh, found.plan, compiled, found.committed, plain(found.position))
             self._note(tx, fresh, "rebuilt", {"records": {sink: record.to_json() for sink, record in records.items()}})
