@@ -69,7 +69,7 @@ class DeltaTableSink(Sink):
         check_location(self._context.key.sink, self._path, session)
         if not table.exists():
             create(self._context.key.sink, session, self._path, schema)
-        check_columns(self._context.key.sink, session, self._path, schema, self._context.node.primary_key)
+        check_columns(self._context.key.sink, session, self._path, schema, self._context.extra.get("key", self._context.node.primary_key))
         self._generation = generation
         held = self._held()
         if held is not None and held.generation > generation:

@@ -74,33 +74,41 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
     return pa.string() if kinds.is_time(kind) else _WIDER.get(kind, kind)
 
 
-def decode(messages: DataFrame, node: str, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> DataFrame:
-    """Rows of `messages` (as Spark's Kafka reader gives them, with headers): payload, metadata if wanted, `_gs_op`, `_gs_pos`."""
-    from pyspark.sql import functions as F  # noqa: N812
+class Decoder:
+    """From `messages` (as Spark's Kafka reader gives them, with headers) to payload, metadata if wanted, `_gs_op` and `_gs_pos`.
 
-    columns = {name: parse_type(text) for name, text in declared.items()}
-    fields = ", ".join(f"{_quoted(name)}: {_read_as(kind)}" for name, kind in columns.items())
-    text = F.col("value").cast("string")
-    # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
-    wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
-    options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
-    parsed = F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options)
-    where = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset")}
-    kept = messages.select("topic", "partition", "offset", "timestamp", "headers", "value", text.alias("text"), parsed.alias("json"))
-    row = F.struct(*[_value(node, name, kind, declared[name], where).alias(name) for name, kind in columns.items()])
-    # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
-    kept = kept.select("partition", "offset", "timestamp", "headers", "topic", F.inline(F.array(_checked(node, declared, where, row))))
-    pos = F.struct(
-        F.lit(ordinal).cast("int").alias("source"),
-        F.col("partition").alias("part"),
-        F.col("offset").alias("off"),
-        F.lit(0).cast("int").alias("sub"),
-    )
-    extra = [
-        F.col(name).alias(alias) for name, alias in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP)) if metadata
-    ]
-    payload = [F.col(_quoted(name)) for name in declared if name != OP]
-    return kept.select(*payload, *extra, _operation(node, where, own=OP in declared).alias(OP), pos.alias(POS))
+    Building the expressions costs more than a small epoch, so they are built once; they belong to the Spark context of that moment.
+    """
+
+    def __init__(self, node: str, declared: Mapping[str, str], ordinal: int, *, metadata: bool) -> None:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        columns = {name: parse_type(text) for name, text in declared.items()}
+        fields = ", ".join(f"{_quoted(name)}: {_read_as(kind)}" for name, kind in columns.items())
+        where = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset")}
+        text = F.col("value").cast("string")
+        # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
+        wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
+        options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
+        parsed = F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options)
+        row = F.struct(*[_value(node, name, kind, declared[name], where).alias(name) for name, kind in columns.items()])
+        kept = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers")]
+        self._parsed = [*kept, F.col("value"), text.alias("text"), parsed.alias("json")]
+        # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
+        self._checked = [*kept, F.inline(F.array(_checked(node, declared, where, row)))]
+        pos = F.struct(
+            F.lit(ordinal).cast("int").alias("source"),
+            F.col("partition").alias("part"),
+            F.col("offset").alias("off"),
+            F.lit(0).cast("int").alias("sub"),
+        )
+        extra = [F.col(name).alias(to) for name, to in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP)) if metadata]
+        payload = [F.col(_quoted(name)) for name in declared if name != OP]
+        self._final = [*payload, *extra, _operation(node, where, own=OP in declared).alias(OP), pos.alias(POS)]
+
+    def decode(self, messages: DataFrame) -> DataFrame:
+        """The rows, lazily."""
+        return messages.select(*self._parsed).select(*self._checked).select(*self._final)
 
 
 def _checked(node: str, declared: Mapping[str, str], where: Mapping[str, Column], row: Column) -> Column:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
 from headrace.connectors.kafka.cluster import Topic, TopicCluster
 from headrace.connectors.kafka.options import spark_options
-from headrace.connectors.kafka.rows import decode, payload_schema
+from headrace.connectors.kafka.rows import Decoder, payload_schema
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
 from headrace.pipeline.nodes import KafkaSource
 from headrace.pipeline.records import Json
@@ -46,6 +46,7 @@ class KafkaStream(UnboundedSource):
         self._ordinal = ordinal
         self._cluster = TopicCluster(name, node.topic, self._connection)
         self._checked: Json | None = None
+        self._decoder: tuple[object, Decoder] | None = None
 
     @property
     def group(self) -> str:
@@ -119,7 +120,7 @@ class KafkaStream(UnboundedSource):
             msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
             raise InternalError(msg, node=self._name)
         messages = self._messages(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
-        rows = decode(messages, self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+        rows = self._decoder_for(spark).decode(messages)
         return self._filtered(rows) if self._node.filter else rows
 
     def commit(self, position: Json) -> None:
@@ -195,6 +196,13 @@ class KafkaStream(UnboundedSource):
             reader = reader.option(key, value)
         found = reader.load()
         return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
+
+    def _decoder_for(self, spark: SparkSession) -> Decoder:
+        context = spark.sparkContext
+        if self._decoder is None or self._decoder[0] is not context:
+            found = Decoder(self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+            self._decoder = context, found
+        return self._decoder[1]
 
     def _filtered(self, rows: DataFrame) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException

@@ -1,0 +1,116 @@
+"""Sinks that keep nothing: `print` shows rows on standard error, `blackhole` computes them and throws them away.
+
+Both are at-least-once and hold no record: after a crash the ledger alone says where the lane stands, and the epoch that was open is
+shown, or computed, once more.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, TextIO
+
+from headrace.connectors.base import OP, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Observation
+
+_KINDS = {"i": "Insert", "u": "Update", "d": "Delete"}
+
+
+class _Forgetful(Sink):
+    """What print and blackhole share. The record lives as long as the object."""
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True
+    )
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._record: Record | None = None
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Nothing can be wrong with the target, and nothing can be fenced."""
+
+    def record(self) -> Record | None:
+        """What this object was told last; None in a new process."""
+        return self._record
+
+    def join(self, record: Record) -> Record:
+        """Remembered only. No target, hence no rows in it."""
+        self._record = replace(record, baseline=None)
+        return self._record
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """All rows of the epoch, also if they were written before."""
+        counts = Counts(self._take(frame), None, None, None)
+        if self._record is not None:
+            self._record = self._record.next(plan, self._record.generation, counts)
+        return counts
+
+    def describe(self) -> Json:
+        """Kind and asset key: the sink itself, since there is nothing outside."""
+        kind = self._context.node.type
+        return {"kind": kind, "asset_key": [kind, self._context.key.sink]}
+
+    def _take(self, frame: Frame) -> int:
+        raise NotImplementedError
+
+
+class BlackholeSink(_Forgetful):
+    """Rows are computed in full and thrown away. At-least-once."""
+
+    def _take(self, frame: Frame) -> int:
+        rows, seen = _counted(frame.rows)
+        rows.write.format("noop").mode("overwrite").save()
+        return int(seen.get["rows"])
+
+
+class PrintSink(_Forgetful):
+    """One line per row on standard error; with `sample_every: N`, every Nth row (counted per task). At-least-once.
+
+    `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit nulls; binary is hexadecimal.
+    """
+
+    def __init__(self, context: SinkContext, out: TextIO | None = None) -> None:
+        super().__init__(context)
+        self._out = out
+        self._total = 0
+
+    def _take(self, frame: Frame) -> int:
+        every = self._context.node.sample_every
+        rows, seen = _counted(frame.rows)
+        table = _lines(rows, frame.schema, every, self._total).toArrow()
+        count = int(seen.get["rows"])
+        self._total += count
+        out = self._out or sys.stderr
+        for batch in table.to_batches():
+            for op, line in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                out.write(f"{self._total} -> (sample_every={every}) [{_KINDS[op]}] {line}\n")
+        out.flush()
+        return count
+
+
+def _counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
+    """The same rows, counted as they pass. A task that is tried again counts twice, as its rows are taken twice."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812
+
+    seen = Observation()
+    return rows.observe(seen, F.count(F.lit(1)).alias("rows")), seen
+
+
+def _lines(rows: DataFrame, schema: pa.Schema, every: int, before: int) -> DataFrame:
+    """Operation and JSON of the rows that are shown."""
+    import pyarrow as pa
+    from pyspark.sql import functions as F  # noqa: N812
+
+    number = F.monotonically_increasing_id().bitwiseAND(F.lit(2**33 - 1)) + F.lit(before + 1)
+    shown = rows.where(number % every == 0) if every > 1 else rows
+    columns = [
+        F.lower(F.hex(f"`{field.name}`")).alias(field.name) if pa.types.is_binary(field.type) else F.col(f"`{field.name}`")
+        for field in schema
+    ]
+    return shown.select(OP, F.to_json(F.struct(*columns, OP), {"ignoreNullFields": "false"}).alias("line"))
