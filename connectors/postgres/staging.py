@@ -59,7 +59,7 @@ class StageTask:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        attempt = context.taskAttemptId() if context else 0
+        attempt = context.taskAttemptId() if context else -1
         rows = deletes = 0
         failure = None
         try:
