@@ -1,0 +1,138 @@
+"""Runs a pipeline in a process of its own and does something terrible at a named point of an epoch.
+
+    python fault_driver.py FILE POINT NTH ACTION
+
+POINT is a key of POINTS, or `none`. ACTION: `driver` kills this process, `group` its whole process group, `jvm` Spark's JVM,
+`stop` stops this process until somebody continues it. Everything is a real signal; nothing below this file is a fake.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from headrace.connectors.delta import DeltaTableSink
+from headrace.connectors.postgres import PostgresSink
+from headrace.jobs.epoch import EpochWriter
+from headrace.jobs.events import Until
+from headrace.jobs.run import run
+from headrace.jobs.sources import LaneSource
+from headrace.jobs.stream import Stream
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.file import load_pipeline
+from headrace.pipeline.ledger import Ledger
+from headrace.pipeline.settings import load_settings
+
+POINTS: dict[str, tuple[type, str, str]] = {
+    "pinned": (LaneSource, "opening", "after"),
+    "planned": (Ledger, "plan", "after"),
+    "reading": (EpochWriter, "write", "before"),
+    "sinks-written": (Ledger, "commit", "before"),
+    "committed": (Ledger, "commit", "after"),
+    "handoff": (Stream, "begin", "after"),
+}
+"""Class, method, and whether it happens before or after the method."""
+
+
+def act(action: str) -> None:
+    """Does it."""
+    print(f"now: {action}", flush=True)
+    match action:
+        case "driver":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "group":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "jvm":
+            from pyspark import SparkContext
+
+            gateway: Any = SparkContext._gateway
+            gateway.proc.kill()
+
+
+def at_nth(nth: int, action: str) -> Callable[[], None]:
+    """A call that acts the nth time it is made."""
+    seen = 0
+    lock = threading.Lock()
+
+    def hit() -> None:
+        nonlocal seen
+        with lock:
+            seen += 1
+            now = seen == nth
+        if now:
+            act(action)
+
+    return hit
+
+
+def install(point: str, nth: int, action: str) -> None:
+    """Puts the act at its point."""
+    hit = at_nth(nth, action)
+    if point in POINTS:
+        owner, name, when = POINTS[point]
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if when == "before":
+                hit()
+            found = original(*args, **kwargs)
+            if when == "after":
+                hit()
+            return found
+
+        setattr(owner, name, wrapped)
+    elif point in ("postgres-only", "delta-only"):
+        first, second = (PostgresSink, DeltaTableSink) if point == "postgres-only" else (DeltaTableSink, PostgresSink)
+        one_holds(first, second, hit)
+    elif point != "none":
+        raise SystemExit(f"no point {point}")
+
+
+def one_holds(first: type, second: type, hit: Callable[[], None]) -> None:
+    """Acts while `first` holds an epoch and `second` does not yet."""
+    done: dict[int, threading.Event] = {}
+    lock = threading.Lock()
+
+    def event(number: int) -> threading.Event:
+        with lock:
+            return done.setdefault(number, threading.Event())
+
+    write_first, write_second = first.write, second.write
+
+    def wrapped_first(self: Any, plan: Any, frame: Any) -> Any:
+        found = write_first(self, plan, frame)
+        event(plan.number).set()
+        return found
+
+    def wrapped_second(self: Any, plan: Any, frame: Any) -> Any:
+        event(plan.number).wait(60)
+        hit()
+        return write_second(self, plan, frame)
+
+    first.write, second.write = wrapped_first, wrapped_second
+
+
+def main() -> int:
+    """Runs until caught up; prints the result, or the error that a user would see."""
+    path, point, nth, action = sys.argv[1:5]
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    install(point, int(nth), action)
+    try:
+        result = run(load_pipeline(path), load_settings(), until=Until.CAUGHT_UP, door="fault test")
+    except HeadraceError as error:
+        print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
+        return 1
+    print(json.dumps({"epochs": result.epochs, "last": result.last_epoch, "caught_up": result.caught_up}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

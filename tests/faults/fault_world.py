@@ -1,0 +1,256 @@
+"""A small world for the fault tests: history in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import clickhouse_connect
+import psutil
+import psycopg
+import pyarrow as pa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
+
+from headrace.services import Services
+
+HISTORY = 3_000
+FROM_TOPIC = 100
+MESSAGES = 900
+Row = tuple[int, date, str, int]
+
+PIPELINE = """
+name: {name}
+sources:
+  src:
+    type: hybrid
+    primary_key: id
+    bounded_sources: [{{source_type: clickhouse, table_name: {database}.history, split_rows: 500}}]
+    unbounded_source: {{source_type: kafka, topic: {topic}, schema: {{id: int64, day: date32, name: string, amount: int64}}}}
+    offset_table: {{}}
+transforms:
+  shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 as amount from src"}}
+sinks:
+  pg: {{type: postgres, from: shaped, table: target, driver_rows: {driver_rows}}}
+  lake: {{type: delta, from: shaped, path: {lake}}}
+partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
+epoch: {{interval: 0s, rows: 250, history_rows: 1000}}
+"""
+
+
+@dataclass
+class World:
+    """One pipeline and everything around it. `expected` is worked out here, row by row, without Headrace."""
+
+    services: Services
+    folder: Path
+    database: str
+    conninfo: str
+    name: str = field(default_factory=lambda: f"w{secrets.token_hex(4)}")
+    driver_rows: int = 20_000
+    change: str = "upper"
+    expected: dict[int, Row] = field(default_factory=dict)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def file(self) -> Path:
+        """The pipeline file."""
+        return self.folder / "pipeline.yaml"
+
+    @property
+    def lake(self) -> Path:
+        """The Delta table."""
+        return self.folder / "lake"
+
+    @property
+    def ledger(self) -> Path:
+        """The SQLite ledger."""
+        return self.folder / "home" / "ledger.db"
+
+    def write_file(self, **changes: Any) -> None:
+        """Writes the pipeline file, with changes to the world's own values."""
+        values = {"name": self.name, "database": self.database, "topic": self.name, "lake": self.lake, "driver_rows": self.driver_rows}
+        self.file.write_text(PIPELINE.format(**(values | {"change": self.change} | changes)))
+
+    def env(self) -> dict[str, str]:
+        """The environment of a run: its own home and ledger, the servers of the test session."""
+        found = conninfo_to_dict(self.conninfo)
+        return os.environ | {
+            "HEADRACE_HOME": str(self.folder / "home"),
+            "HEADRACE__CLICKHOUSE_SOURCE__URL": self.services.clickhouse.url,
+            "HEADRACE__CLICKHOUSE_SOURCE__USER": self.services.clickhouse.username,
+            "HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": self.services.clickhouse.password,
+            "HEADRACE__KAFKA_SOURCE__BROKERS": self.services.kafka.brokers,
+            "HEADRACE__POSTGRES_SINK__HOST": str(found["host"]),
+            "HEADRACE__POSTGRES_SINK__PORT": str(found["port"]),
+            "HEADRACE__POSTGRES_SINK__USER": str(found["user"]),
+            "HEADRACE__POSTGRES_SINK__PASSWORD": str(found["password"]),
+            "HEADRACE__POSTGRES_SINK__DB": str(found["dbname"]),
+            "HEADRACE__SPARK__MASTER": "local[2]",
+            "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
+            "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+            "HEADRACE__LEASE_SECONDS": "4",
+            "HEADRACE__COMMIT_TIMEOUT_SECONDS": "2",
+        }
+
+    # --- data
+
+    def fill(self) -> None:
+        """History, of which the last rows came from the topic; then messages with updates, deletes and returns of deleted keys."""
+        dice = random.Random(7)
+        day = date(2024, 1, 1)
+        history = [(i, day + timedelta(days=i % 60), f"n{i}", i * 3) for i in range(HISTORY)]
+        with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments(database=self.database)) as client:
+            client.command(
+                "CREATE TABLE history (id Int64, day Date, name String, amount Int64, _kafka_partition Nullable(Int32),"
+                " _kafka_offset Nullable(Int64)) ENGINE = MergeTree ORDER BY (day, id)"
+            )
+            rows = [(*row, 0 if row[0] >= HISTORY - FROM_TOPIC else None, offset_of(row[0])) for row in history]
+            client.insert("history", rows, column_names=["id", "day", "name", "amount", "_kafka_partition", "_kafka_offset"])
+        admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
+        for made in admin.create_topics([NewTopic(self.name, 2, 1)]).values():
+            made.result()
+        for row in history:
+            self.expected[row[0]] = row
+        self.produce([("c", row, 0) for row in history[-FROM_TOPIC:]])
+        self.produce(list(self.changes(dice, MESSAGES)))
+
+    def changes(self, dice: random.Random, count: int) -> Iterator[tuple[str, Row, int]]:
+        """Messages that reach back into history; a key always takes the same partition, so that its order is one."""
+        for number in range(count):
+            key = dice.randrange(HISTORY + 300)
+            op = dice.choices("cud", [3, 5, 2])[0]
+            row = (key, date(2024, 3, 1) + timedelta(days=number % 20), f"m{number}", number)
+            if op == "d":
+                self.expected.pop(key, None)
+            else:
+                self.expected[key] = row
+            yield op, row, 1 if key % 2 else 0
+
+    def produce(self, messages: list[tuple[str, Row, int]]) -> None:
+        """Puts messages on the topic, acknowledged."""
+        producer = Producer({"bootstrap.servers": self.services.kafka.brokers, "acks": "all"})
+        for op, (key, day, name, amount), partition in messages:
+            body = json.dumps({"id": key, "day": day.isoformat(), "name": name, "amount": amount})
+            producer.produce(self.name, body, partition=partition, headers={"dbz.op": op})
+        assert producer.flush(30) == 0
+
+    # --- runs
+
+    def start(self, point: str = "none", nth: int = 1, action: str = "driver") -> subprocess.Popen[str]:
+        """Starts a run in a process group of its own."""
+        driver = Path(__file__).with_name("fault_driver.py")
+        process = subprocess.Popen(
+            [sys.executable, str(driver), str(self.file), point, str(nth), action],
+            env=self.env(),
+            stdout=subprocess.PIPE,
+            stderr=(self.folder / "run.log").open("a"),
+            text=True,
+            start_new_session=True,
+            cwd=self.folder,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self) -> dict[str, Any]:
+        """A run to the end; its answer."""
+        process = self.start()
+        out, _ = process.communicate(timeout=240)
+        answer = json.loads(out.strip().splitlines()[-1])
+        return answer | {"code": process.returncode}
+
+    def crash(self, point: str, nth: int, action: str = "driver") -> int:
+        """A run that must die at its point; its exit code."""
+        process = self.start(point, nth, action)
+        out, _ = process.communicate(timeout=240)
+        assert "now: " in out, f"the run never came to {point} {nth}: {out}"
+        return process.returncode
+
+    def close(self) -> None:
+        """No process of this world outlives it."""
+        for process in self.processes:
+            with_children = _family(process)
+            for one in with_children:
+                one.kill()
+            process.wait()
+
+    # --- what came out
+
+    def check(self, spark: SparkSession) -> None:
+        """Both sinks hold exactly the expected rows, each once, as the pipeline shapes them."""
+        wanted = sorted((key, day, getattr(name, self.change)(), amount * 2) for key, day, name, amount in self.expected.values())
+        assert self.in_postgres() == wanted
+        assert self.in_delta(spark) == wanted
+
+    def in_postgres(self) -> list[Row]:
+        """All rows of the Postgres table."""
+        with psycopg.connect(self.conninfo) as connection:
+            return connection.execute("SELECT id, day, name, amount FROM target ORDER BY id").fetchall()
+
+    def in_delta(self, spark: SparkSession) -> list[Row]:
+        """All rows of the Delta table."""
+        table: pa.Table = spark.read.format("delta").load(str(self.lake)).select("id", "day", "name", "amount").toArrow()
+        return sorted(zip(*[column.to_pylist() for column in table.columns], strict=True))
+
+    def held(self) -> int:
+        """Rows in Postgres now; 0 where the table is not there yet."""
+        with psycopg.connect(self.conninfo) as connection:
+            if connection.execute("SELECT to_regclass('target')").fetchone() == (None,):
+                return 0
+            return connection.execute(sql.SQL("SELECT count(*) FROM target")).fetchall()[0][0]
+
+
+def offset_of(key: int) -> int | None:
+    """The offset on partition 0 that a history row came from."""
+    return key - (HISTORY - FROM_TOPIC) if key >= HISTORY - FROM_TOPIC else None
+
+
+def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        top = psutil.Process(process.pid)
+        return [*top.children(recursive=True), top]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def leftovers(world: World) -> list[str]:
+    """Command lines of processes that still belong to a world's runs."""
+    mine = str(world.folder)
+    found = (process.info for process in psutil.process_iter(["cmdline", "status"]))
+    return [" ".join(info["cmdline"])[:100] for info in found if info["cmdline"] and any(mine in part for part in info["cmdline"])]
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 60) -> Any:
+    """Polls until `condition` is true; its value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds} s for {what}")
+
+
+@contextmanager
+def paused(process: subprocess.Popen[str]) -> Iterator[None]:
+    """The process stands still inside."""
+    os.kill(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process.pid, signal.SIGCONT)

@@ -1,0 +1,70 @@
+"""kill -9 at every step of an epoch, of the driver, the JVM and the group; each time the rows are compared one by one."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import psycopg
+import pytest
+from fault_world import World, until
+from pyspark.sql import SparkSession
+
+WHOLE = bool(os.environ.get("HEADRACE_FAULTS"))
+
+pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+
+# Epochs of this world: 1 to 4 are history (two windows), 5 to 8 stream. (point, nth, who dies)
+STEPS = [
+    ("pinned", 1, "driver"),
+    ("planned", 1, "driver"),
+    ("planned", 6, "driver"),
+    ("postgres-only", 2, "driver"),
+    ("postgres-only", 6, "group"),
+    ("delta-only", 6, "driver"),
+    ("delta-only", 3, "group"),
+    ("sinks-written", 2, "driver"),
+    ("sinks-written", 6, "group"),
+    ("committed", 4, "driver"),
+    ("handoff", 1, "group"),
+    ("postgres-only", 7, "jvm"),
+    ("reading", 6, "jvm"),
+]
+SAMPLE = [("postgres-only", 6, "group"), ("delta-only", 6, "driver"), ("sinks-written", 2, "driver"), ("handoff", 1, "group")]
+
+
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS if WHOLE else SAMPLE)
+def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
+    assert world.crash(point, nth, who) != 0
+    answer = world.run()
+    assert answer["code"] == 0, answer
+    assert answer["caught_up"]
+    world.check(spark)
+
+
+def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None:
+    world.driver_rows = 1  # all epochs go through the staged path, by tasks
+    world.write_file()
+    process = world.start()
+    with psycopg.connect(world.conninfo, autocommit=True) as connection:
+        until(lambda: connection.execute("SELECT pid FROM pg_stat_progress_copy").fetchall(), "a COPY under way", 120)
+        os.killpg(process.pid, 9)
+    process.wait()
+    assert world.run()["code"] == 0
+    world.check(spark)
+
+
+def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
+    world.driver_rows = 1
+    world.write_file()
+    process = world.start()
+
+    def workers() -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [child for child in children if child.is_running() and "pyspark.daemon" in " ".join(child.cmdline())][1:]
+
+    until(workers, "a Python worker", 120)[0].kill()
+    process.communicate(timeout=240)
+    answer = world.run()  # the run may have mended it by itself; then there is nothing left to do
+    assert answer["code"] == 0, answer
+    world.check(spark)

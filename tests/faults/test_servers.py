@@ -1,0 +1,36 @@
+"""Servers that go away in the middle of an epoch."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+from fault_world import World, until
+from pyspark.sql import SparkSession
+
+from headrace import services as local
+
+pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+
+
+def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home: Path, spark: SparkSession) -> None:
+    """A Postgres of its own: the run must mend it by itself, without a restart."""
+    own = local.up(("postgres",), home=fresh_home)
+    world.conninfo = own.postgres.conninfo()
+    world.driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
+    world.write_file()
+    process = world.start()
+    until(lambda: world.held() > 0, "the first epoch", 120)
+    with psycopg.connect(world.conninfo, autocommit=True) as lock:
+        lock.execute("BEGIN")
+        lock.execute("LOCK TABLE target IN EXCLUSIVE MODE")
+        with psycopg.connect(world.conninfo, autocommit=True) as look:
+            waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'headrace%'"
+            until(lambda: look.execute(waiting).fetchall(), "a merge that waits for the table", 120)
+        own.postgres.kill(signal.SIGKILL)
+    own.postgres.start()
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    world.check(spark)

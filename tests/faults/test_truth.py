@@ -1,0 +1,108 @@
+"""The ledger, the sinks and the file disagree: refused with a way on, and the way on works."""
+
+from __future__ import annotations
+
+import shutil
+
+import psycopg
+import pytest
+from fault_world import World
+from pyspark.sql import SparkSession
+
+from headrace.jobs.events import Until
+from headrace.jobs.replay import adopt, rebuild, replay
+from headrace.jobs.run import run
+from headrace.pipeline.errors import LeaseHeldError, RecordError
+from headrace.pipeline.file import PipelineFile, load_pipeline
+from headrace.pipeline.settings import Settings, load_settings
+
+pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+
+
+@pytest.fixture
+def settings(world: World, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for key, value in world.env().items():
+        monkeypatch.setenv(key, value)
+    return load_settings()
+
+
+def to_the_end(world: World, settings: Settings, spark: SparkSession) -> PipelineFile:
+    file = load_pipeline(world.file)
+    assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
+    return file
+
+
+def test_the_sql_changes_between_crash_and_resume(world: World, settings: Settings, spark: SparkSession) -> None:
+    """The open epoch, which one sink holds, is finished by the old SQL; what comes after follows the new."""
+    world.crash("postgres-only", 6, "group")
+    held = world.held()
+    world.write_file(change="lower")
+    to_the_end(world, settings, spark)
+    assert world.held() >= held
+    postgres = world.in_postgres()
+    assert postgres == world.in_delta(spark)
+    names = {row[2][0] for row in postgres}
+    assert names == {"N", "M", "m"}  # history and early messages by the old SQL, late messages by the new
+
+
+def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, spark: SparkSession) -> None:
+    file = to_the_end(world, settings, spark)
+    shutil.rmtree(world.ledger.parent)
+    with pytest.raises(RecordError, match="another pipeline named") as refused:
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    assert "--rebuild" in str(refused.value)
+    rebuild(file, settings, spark=spark)
+    world.produce(list(world.changes(__import__("random").Random(9), 50)))
+    to_the_end(world, settings, spark)
+    world.check(spark)
+
+
+def test_a_restored_table_is_refused_then_replayed(world: World, settings: Settings, spark: SparkSession) -> None:
+    world.crash("committed", 6, "group")
+    with psycopg.connect(world.conninfo, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT * FROM target")
+        connection.execute("CREATE TABLE kept_records AS SELECT * FROM headrace.records")
+    file = to_the_end(world, settings, spark)
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("TRUNCATE target")
+        connection.execute("INSERT INTO target SELECT * FROM kept")
+        connection.execute("DELETE FROM headrace.records")
+        connection.execute("INSERT INTO headrace.records SELECT * FROM kept_records")
+    with pytest.raises(RecordError, match="holds epoch 6") as refused:
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    assert "replay" in str(refused.value)
+    assert "adopt" in str(refused.value)
+    replay(file, settings, sink="pg", spark=spark)
+    to_the_end(world, settings, spark)
+    world.check(spark)
+
+
+def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: SparkSession) -> None:
+    file = to_the_end(world, settings, spark)
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("DELETE FROM headrace.records")
+    with pytest.raises(RecordError, match="no record"):
+        run(file, settings, until=Until.CAUGHT_UP, spark=spark)
+    adopt(file, settings, sink="pg", spark=spark)
+    to_the_end(world, settings, spark)
+    world.check(spark)
+
+
+def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settings: Settings, spark: SparkSession) -> None:
+    file = to_the_end(world, settings, spark)
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+    replay(file, settings, sink="pg", from_epoch=1, spark=spark)
+    world.check(spark)
+
+
+def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
+    from headrace.connectors.ledgers import open_ledger
+
+    file = to_the_end(world, settings, spark)
+    ledger = open_ledger(settings)
+    lease = ledger.acquire(world.name, "main", {"host": "elsewhere", "pid": 1, "door": "test"}, 30)
+    with pytest.raises(LeaseHeldError):
+        replay(file, settings, sink="pg", from_epoch=1, spark=spark)
+    ledger.release(lease)
+    ledger.close()
