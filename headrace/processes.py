@@ -96,7 +96,7 @@ def end_children(grace: float = 2.0) -> None:
 
 
 def kill_children() -> None:
-    """Kills every descendant, whatever process group it is in, and sees them gone."""
+    """Kills every descendant of this session, whatever process group it is in, and sees them gone."""
     children = _children()
     for process in children:
         with suppress(psutil.NoSuchProcess):
@@ -105,6 +105,10 @@ def kill_children() -> None:
 
 
 def _children() -> list[psutil.Process]:
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process().children(recursive=True)
-    return []
+    """Descendants in the session of this process: the JVM and its workers. Servers have sessions of their own, and stay."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == os.getsid(0):
+                found.append(process)
+    return found

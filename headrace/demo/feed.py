@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 TOPIC = "flights"
-_LEAD = 6_000
+_LEAD = 16_000
 """How many messages the feed keeps ahead of the pipeline: enough that a run has not caught up before December is over."""
 _STEP = 500
 _EARLY_DAYS = 2

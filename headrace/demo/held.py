@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.connectors import registry
+from headrace.connectors.base import SinkContext
+from headrace.demo.flights import KEY
 from headrace.pipeline.errors import InternalError
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.records import SinkKey
+from headrace.pipeline.settings import Settings
 from headrace.services import Services
-
-TABLE = "public.flights"
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Rows and the last epoch that a target holds; `rows` is None where the target does not exist yet."""
-
-    rows: int | None
-    epoch: int | None = None
 
 
 def postgres_table(services: Services, columns: list[str]) -> pa.Table:
@@ -62,6 +57,28 @@ def delta_rows(path: Path) -> int | None:
     return sum(pq.read_metadata(path / unquote(add["path"])).num_rows for add in _live(path).values())
 
 
+def delta_epoch(path: Path) -> int | None:
+    """The epoch that the newest commit with a record says it holds; None if there is none."""
+    for commit in reversed(_log(path)):
+        for line in commit.read_text().splitlines():
+            said = json.loads(line).get("commitInfo", {}).get("userMetadata")
+            record = json.loads(said).get("record") if said else None
+            if record:
+                return int(record["epoch"])
+    return None
+
+
+def postgres_epoch(file: PipelineFile, settings: Settings, uuid: str, sink: str) -> int | None:
+    """The epoch of the sink's own record in Postgres; None if it keeps none yet."""
+    node = file.model.sinks[sink]
+    opened = registry.open_sink(SinkContext(SinkKey(uuid, file.name, "main", sink), node, settings, pa.schema([]), None, {}))
+    try:
+        record = opened.record()
+    finally:
+        opened.close()
+    return record.epoch if record else None
+
+
 def _log(path: Path) -> list[Path]:
     return sorted((path / "_delta_log").glob("[0-9]*.json"))
 
@@ -84,3 +101,28 @@ def _live(path: Path) -> dict[str, dict[str, Any]]:
             elif remove := action.get("remove"):
                 live.pop(remove["path"], None)
     return live
+
+
+def bucket_counts(services: Services, query: LiteralString) -> list[tuple[str, int]]:
+    """The answer of a query of two columns."""
+    import psycopg
+
+    with psycopg.connect(services.postgres.conninfo()) as connection:
+        return connection.execute(query).fetchall()
+
+
+def delete_row(services: Services, day: str) -> dict[str, Any]:
+    """Deletes the first flight of a day from Postgres, as somebody with a console would; returns its key."""
+    import psycopg
+
+    with psycopg.connect(services.postgres.conninfo()) as connection:
+        found = connection.execute(
+            "DELETE FROM public.flights WHERE (time_hour, carrier, flight) = "
+            "(SELECT time_hour, carrier, flight FROM public.flights WHERE time_hour >= %s ORDER BY 1, 2, 3 LIMIT 1) "
+            "RETURNING time_hour, carrier, flight",
+            [day],
+        ).fetchone()
+    if found is None:
+        msg = f"Postgres holds no flight of {day} or later"
+        raise InternalError(msg)
+    return dict(zip(KEY, found, strict=True))

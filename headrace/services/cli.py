@@ -1,7 +1,8 @@
-"""`headrace services`: up, down, status, env."""
+"""`headrace services`: up, down, status, env, psql."""
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
 from typing import Annotated
@@ -57,6 +58,13 @@ def env(*, passwords: Annotated[bool, typer.Option("--passwords", help="With the
     """
     for key, value in environment(Services(), passwords=passwords).items():
         typer.echo(f"export {key}={shlex.quote(value)}")
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def psql(ctx: typer.Context) -> None:
+    """Open psql on the local Postgres. Arguments go to it: psql -c "SELECT 1"."""
+    command, env = Services().postgres.psql(ctx.args)
+    os.execvpe(command[0], command, os.environ | env)  # noqa: S606  psql takes this process over
 
 
 def environment(services: Services, *, passwords: bool) -> dict[str, str]:

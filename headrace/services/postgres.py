@@ -62,6 +62,11 @@ class Postgres(LocalService):
 
         return make_conninfo(host=HOST, port=self.port, user=self.username, password=self.password, dbname=dbname or self.dbname)
 
+    def psql(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+        """The client that comes with the server, as a command and what it needs in its environment: the password goes no other way."""
+        env = {"PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": self.username, "PGDATABASE": self.dbname, "PGPASSWORD": self.password}
+        return [str(_binaries(18) / "psql"), *arguments], env
+
     def prepare(self, progress: Progress | None) -> None:
         """Run initdb, once, into a folder that is renamed when it is complete."""
         del progress

@@ -18,7 +18,7 @@ import subprocess, sys, time
 from pathlib import Path
 from headrace import processes
 processes.LIMIT_SECONDS = 1.0
-child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+child = subprocess.Popen(["sleep", "600"], process_group=0)
 Path(sys.argv[1]).write_text(str(child.pid))
 """
 WILLING = """
