@@ -6,7 +6,9 @@ Nothing is collected and nothing is read twice: the marker travels inside Spark'
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from headrace.pipeline.errors import DataError, HeadraceError, RetentionError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _MARK = "headrace-row:"
+_DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
 def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) -> Column:
@@ -83,10 +86,18 @@ def _fits(value: object, kind: str) -> bool:
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind.startswith("decimal"):
-        return isinstance(value, int | float | str)
+        return isinstance(value, int | float | str) and _has_room(str(value), kind)
     if kind.startswith(("int", "uint")):
         return isinstance(value, int) and _in_range(value, kind)
     return isinstance(value, int | float)
+
+
+def _has_room(text: str, kind: str) -> bool:
+    precision, scale = _DECIMAL_ARGUMENTS.findall(kind)[0] if "(" in kind else ("38", "9")
+    try:
+        return abs(Decimal(text)) < Decimal(10) ** (int(precision) - int(scale or 0))
+    except InvalidOperation:
+        return False
 
 
 def _in_range(value: int, kind: str) -> bool:

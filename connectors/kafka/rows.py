@@ -143,7 +143,7 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
     raw = F.col(f"json.v.{_quoted(name)}")
     if kind in _RANGES:
         low, high = _RANGES[kind]
-        good = raw.between(F.lit(low).cast("decimal(20,0)"), F.lit(high).cast("decimal(20,0)"))
+        good = raw.between(F.lit(str(low)).cast("decimal(20,0)"), F.lit(str(high)).cast("decimal(20,0)"))
         good = good & (raw == F.floor(raw)) if kind == pa.uint64() else good
         final = raw.cast(spark_type(kind))
     elif kinds.is_decimal(kind):

@@ -1,0 +1,470 @@
+"""A topic as an unbounded source, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.connectors.base import Limits
+from headrace.connectors.kafka import KafkaStream
+from headrace.connectors.rowerrors import explain_failure
+from headrace.pipeline.errors import DataError, HeadraceError, RetentionError, SchemaError, TargetError, TransientError, UserError
+from headrace.pipeline.nodes import KafkaSource
+from headrace.pipeline.settings import KafkaConnection, Settings
+
+pytestmark = [pytest.mark.services, pytest.mark.spark]
+
+PLAIN = {"id": "int64", "name": "string"}
+MANY = Limits(rows=1_000_000)
+
+
+class Broker:
+    """What a test does to the cluster."""
+
+    def __init__(self, brokers: str) -> None:
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient
+
+        self.brokers = brokers
+        self.admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
+        self.producer = Producer({"bootstrap.servers": brokers, "log_level": 0})
+
+    def send(self, topic: str, *values: object, partition: int = 0, **more: Any) -> None:
+        for value in values:
+            payload = value if isinstance(value, bytes | None) else json.dumps(value).encode()
+            self.producer.produce(topic, payload, partition=partition, **more)
+        assert self.producer.flush(30) == 0
+
+    def transaction(self, topic: str, *values: object, commit: bool | None) -> Any:
+        """`commit` None leaves it open and returns its producer."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.brokers, "log_level": 0, "transactional.id": f"tx-{topic}-{time.monotonic_ns()}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, json.dumps(value).encode(), partition=0)
+        assert producer.flush(30) == 0
+        if commit is not None:
+            (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        return producer
+
+    def delete_before(self, topic: str, offset: int) -> None:
+        from confluent_kafka import TopicPartition
+
+        for done in self.admin.delete_records([TopicPartition(topic, 0, offset)]).values():
+            done.result(30)
+
+
+@pytest.fixture(scope="module")
+def broker(services: Any) -> Broker:
+    return Broker(services.kafka.brokers)
+
+
+@pytest.fixture
+def stream(broker: Broker) -> Iterator[Callable[..., KafkaStream]]:
+    made: list[KafkaStream] = []
+
+    def make(topic: str, schema: dict[str, str] | None = None, *, ordinal: int = 0, **more: Any) -> KafkaStream:
+        node = KafkaSource.model_validate({"topic": topic, "schema": schema or PLAIN, **more})
+        made.append(KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers=broker.brokers)), ordinal))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def until(found: Callable[[], bool]) -> None:
+    """Polls what the cluster only learns after a moment."""
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def rows(source: KafkaStream, spark: SparkSession) -> list[dict[str, Any]]:
+    start = source.earliest()
+    return [row.asDict(recursive=True) for row in source.read(spark, start, source.latest(start, MANY)).collect()]
+
+
+def failure(source: KafkaStream, spark: SparkSession) -> HeadraceError:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
+        rows(source, spark)
+    explained = explain_failure(caught.value)
+    assert explained is not None, caught.value
+    return explained
+
+
+def test_rows_carry_payload_operation_and_order(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic(2)
+    broker.send(name, {"name": "a", "id": 1, "more": [1]}, {"id": 2})
+    broker.send(name, {"id": 3, "name": None}, partition=1)
+    source = stream(name, ordinal=7, include_metadata=True)
+    found = sorted(rows(source, spark), key=lambda row: row["id"])
+    assert source.schema().names == ["id", "name", "__kafka_partition", "__kafka_offset", "__kafka_timestamp"]
+    assert [(row["id"], row["name"], row["_gs_op"]) for row in found] == [(1, "a", "i"), (2, None, "i"), (3, None, "i")]
+    assert [row["_gs_pos"] for row in found] == [
+        {"source": 7, "part": 0, "off": 0, "sub": 0},
+        {"source": 7, "part": 0, "off": 1, "sub": 0},
+        {"source": 7, "part": 1, "off": 0, "sub": 0},
+    ]
+    assert [(row["__kafka_partition"], row["__kafka_offset"]) for row in found] == [(0, 0), (0, 1), (1, 0)]
+    assert all(row["__kafka_timestamp"].year > 2020 for row in found)
+
+
+def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any, spark: SparkSession) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    kinds = {"a": "int8", "b": "uint8", "c": "uint16", "d": "uint32", "e": "uint64", "f": "float16", "g": "timestamp", "h": "date64"}
+    kinds |= {"i": "decimal(5,2)", "j": "binary", "k": "boolean", "l": "time64", "m": "float64", "n": "decimal256(30,3)"}
+    source = stream(topic(), kinds)
+    frame = source.read(spark, source.earliest(), source.earliest())
+    assert frame.count() == 0
+    payload = StructType([field for field in frame.schema.fields if not field.name.startswith("_gs_")])
+    assert to_arrow_schema(payload) == source.schema()
+
+
+def test_operation_comes_from_the_header(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    for op in ("r", "C", "u", "D"):
+        broker.send(name, {"id": 1}, headers=[("other", b"x"), ("dbz.op", op.encode())])
+    broker.send(name, {"id": 1}, headers=[("other", b"d")])
+    broker.send(name, {"id": 1})
+    assert [row["_gs_op"] for row in rows(stream(name), spark)] == ["i", "i", "u", "d", "i", "i"]
+
+
+def test_unknown_operation_is_named_with_its_place(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, {"id": 1})
+    broker.send(name, {"id": 1}, headers=[("dbz.op", b"t")])
+    error = failure(stream(name), spark)
+    assert isinstance(error, DataError)
+    assert error.node == "src"
+    assert f"topic {name}, partition 0, offset 1: header dbz.op says `t`" in error.message
+
+
+def test_payload_may_bring_the_operation_itself(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, {"id": 1, "_gs_op": "d"}, {"id": 2})
+    source = stream(name, {"id": "int64", "_gs_op": "string"})
+    assert source.schema().names == ["id"]
+    assert [row["_gs_op"] for row in rows(source, spark)] == ["d", "i"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b'{"id": 1,', "Expecting property name"),
+        (b'{"id": 1} and more', "Extra data"),
+        (b'{"id": 1}{"id": 2}', "Extra data"),
+        (b'[{"id": 1}]', "one object per message is expected, found an array"),
+        (b"5", "one object per message is expected, found a number"),
+        (b"null", "one object per message is expected, found null"),
+        (b"", "Expecting value"),
+        (b"{'id': 1}", "Expecting property name"),
+        (b'{"id": "5"}', 'column `id` is int64, found a text "5"'),
+        (b'{"id": 1.5}', "column `id` is int64, found a number 1.5"),
+        (b'{"id": 9223372036854775808}', "column `id` is int64, found a number 9223372036854775808"),
+        (b'{"name": "\xff"}', "the payload is not UTF-8"),
+        (None, "the message has no payload (a tombstone)"),
+    ],
+)
+def test_broken_message_is_named(broker: Broker, topic: Any, stream: Any, spark: SparkSession, payload: bytes | None, said: str) -> None:
+    name = topic()
+    broker.send(name, {"id": 1, "name": 'with ${x} <y> "quotes"'}, payload)
+    error = failure(stream(name), spark)
+    assert isinstance(error, DataError)
+    assert f"topic {name}, partition 0, offset 1: " in error.message
+    assert said in error.message
+
+
+def test_broken_message_fails_also_where_its_columns_are_not_used(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, {"id": 1, "name": "a"}, {"id": "x", "name": "b"})
+    source = stream(name)
+    frame = source.read(spark, source.earliest(), source.end()).select("name").where("name = 'b'")
+    with pytest.raises(Exception, match="headrace-row"):
+        frame.collect()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "held"),
+    [
+        ("int8", -128, -128),
+        ("uint8", 255, 255),
+        ("uint64", 2**64 - 1, Decimal(2**64 - 1)),
+        ("int64", -(2**63), -(2**63)),
+        ("float64", 0.1, 0.1),
+        ("boolean", True, True),
+        ("string", {"a": [1]}, '{"a":[1]}'),
+        ("decimal(38,0)", "9" * 38, Decimal("9" * 38)),
+        ("decimal", "12345678901234567890123456789.123456789", Decimal("12345678901234567890123456789.123456789")),
+        ("decimal(18,2)", 12.5, Decimal("12.50")),
+        ("binary", "00fF", b"\x00\xff"),
+        ("date32", "2024-02-29", "2024-02-29"),
+        ("timestamp", "2024-01-02T03:04:05.123456Z", "2024-01-02T03:04:05.123456"),
+        ("timestamp", "2024-01-02 03:04:05+02:00", "2024-01-02T01:04:05"),
+        ("timestamp", "2024-01-02", "2024-01-02T00:00:00"),
+        ("time64", "03:04:05", "03:04:05"),
+    ],
+)
+def test_value_is_held_exactly(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object, held: object
+) -> None:
+    name = topic()
+    broker.send(name, {"v": value}, {"v": None})
+    source = stream(name, {"v": kind})
+    frame = source.read(spark, source.earliest(), source.end())
+    first, second = (row["v"] for row in frame.toArrow().to_pylist())
+    if hasattr(first, "isoformat"):
+        first = first.isoformat().removesuffix("+00:00")
+    assert (first, second) == (held, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("int8", 200),
+        ("int8", 40000),
+        ("uint8", -1),
+        ("uint16", 65536),
+        ("uint32", -1),
+        ("uint64", -1),
+        ("uint64", 1.5),
+        ("uint64", 2**64),
+        ("decimal(5,2)", 1.005),
+        ("decimal(5,2)", "1000.00"),
+        ("decimal(5,2)", "abc"),
+        ("boolean", "true"),
+        ("binary", "xy"),
+        ("date32", "2024-01-02T03:04:05"),
+        ("date32", 19000),
+        ("timestamp", "12:30"),
+        ("timestamp", "2024"),
+        ("timestamp", 1_700_000_000),
+        ("timestamp", "2024-13-01T00:00:00Z"),
+    ],
+)
+def test_value_that_the_type_cannot_hold_is_refused(
+    broker: Broker, topic: Any, stream: Any, spark: SparkSession, kind: str, value: object
+) -> None:
+    name = topic()
+    broker.send(name, {"v": value})
+    error = failure(stream(name, {"v": kind}), spark)
+    assert f"topic {name}, partition 0, offset 0: " in error.message
+    assert f"column `v` is {kind}" in error.message
+
+
+@pytest.mark.parametrize("kind", ["duration", "interval", "decimal256(50,2)"])
+def test_type_that_json_cannot_carry_is_refused(stream: Any, kind: str) -> None:
+    with pytest.raises(SchemaError, match=f"column `v`: JSON messages cannot carry {kind}".replace("(", r"\(").replace(")", r"\)")):
+        stream("t", {"v": kind}).schema()
+
+
+def test_only_committed_rows_are_read(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, {"id": 1})
+    broker.transaction(name, {"id": 2}, {"id": 3}, commit=False)
+    broker.transaction(name, {"id": 4}, commit=True)
+    pending = broker.transaction(name, {"id": 5}, commit=None)
+    broker.send(name, {"id": 6})
+    source = stream(name)
+    assert [row["id"] for row in rows(source, spark)] == [1, 4]
+    before = source.latest(source.earliest(), MANY)
+    assert before == source.end()
+    assert source.latest(before, MANY) == before
+    pending.commit_transaction(30)
+    until(lambda: source.end() != before)
+    after = source.latest(before, MANY)
+    assert [row["id"] for row in source.read(spark, before, after).collect()] == [5, 6]
+
+
+def test_epoch_takes_a_fair_share(broker: Broker, topic: Any, stream: Any) -> None:
+    name = topic(3)
+    broker.send(name, *({"id": n} for n in range(50)), partition=0)
+    broker.send(name, *({"id": n} for n in range(3)), partition=1)
+    source = stream(name)
+    at = source.earliest()
+    assert at["offsets"] == {"0": 0, "1": 0, "2": 0}
+    at = source.latest(at, Limits(rows=20))
+    assert at["offsets"] == {"0": 17, "1": 3, "2": 0}
+    assert source.latest(at, Limits(rows=100, per_partition=5))["offsets"] == {"0": 22, "1": 3, "2": 0}
+    assert stream(name, batch_size=4).latest(at, Limits(rows=100))["offsets"] == {"0": 21, "1": 3, "2": 0}
+    assert source.backlog(at) == 33
+
+
+def test_same_range_gives_the_same_rows_again(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic(2)
+    broker.send(name, *({"id": n} for n in range(30)))
+    broker.send(name, *({"id": n} for n in range(30, 60)), partition=1)
+    source = stream(name)
+    start = source.latest(source.earliest(), Limits(rows=10))
+    end = source.latest(start, Limits(rows=20))
+    first = source.read(spark, start, end).toArrow().sort_by("id")
+    broker.send(name, {"id": 99})
+    again = stream(name).read(spark, start, end).toArrow().sort_by("id")
+    assert first.num_rows == 20
+    assert first == again
+
+
+def test_new_partition_begins_at_its_first_row(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    from confluent_kafka.cimpl import NewPartitions
+
+    name = topic(1)
+    broker.send(name, {"id": 1})
+    source = stream(name)
+    before = source.end()
+    broker.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
+    until(lambda: len(source.end()["offsets"]) == 2)
+    Broker(broker.brokers).send(name, {"id": 2}, partition=1)  # the other producer learns of partitions only after minutes
+    after = source.latest(before, MANY)
+    assert after["offsets"] == {"0": 1, "1": 1}
+    assert [row["id"] for row in source.read(spark, before, after).collect()] == [2]
+
+
+def test_new_partition_that_lost_rows_already_is_refused(broker: Broker, topic: Any, stream: Any) -> None:
+    name = topic(1)
+    source = stream(name)
+    before = source.end() | {"offsets": {}}
+    broker.send(name, {"id": 1}, {"id": 2})
+    broker.delete_before(name, 1)
+    with pytest.raises(RetentionError, match="partition 0: next to read 0, earliest held 1"):
+        source.latest(before, MANY)
+
+
+def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    from confluent_kafka.cimpl import NewTopic
+
+    name = topic(1)
+    broker.send(name, {"id": 1})
+    source = stream(name)
+    start, end = source.earliest(), source.end()
+    broker.admin.delete_topics([name])[name].result(30)
+
+    def made() -> bool:
+        from confluent_kafka import KafkaException
+
+        try:
+            broker.admin.create_topics([NewTopic(name, 1, 1)])[name].result(30)
+        except KafkaException:
+            return False
+        return True
+
+    until(made)
+    broker.send(name, {"id": 7})
+    with pytest.raises(TargetError, match="was deleted and made anew: its topic id is"):
+        source.latest(end, MANY)
+    with pytest.raises(TargetError, match="was deleted and made anew"):
+        stream(name).read(spark, start, end)
+
+
+def test_fewer_partitions_or_another_cluster_is_refused(topic: Any, stream: Any) -> None:
+    source = stream(topic(1))
+    at = source.end()
+    with pytest.raises(TargetError, match="lost its partitions 3"):
+        source.latest(at | {"offsets": {"0": 0, "3": 5}}, MANY)
+    with pytest.raises(TargetError, match="is of another cluster: its cluster id is"):
+        source.latest(at | {"cluster_id": "elsewhere"}, MANY)
+    with pytest.raises(TargetError, match="next to read 5, end 0"):
+        source.latest(at | {"offsets": {"0": 5}}, MANY)
+
+
+def test_retention_that_passed_the_position_stops_with_numbers(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    source = stream(name)
+    start, end = source.earliest(), source.end()
+    broker.delete_before(name, 4)
+    with pytest.raises(RetentionError, match=r"4 offsets .* \(partition 0: next to read 0, earliest held 4\)"):
+        source.latest(start, MANY)
+    with pytest.raises(RetentionError, match="earliest held 4"):
+        stream(name).read(spark, start, end)
+    assert source.earliest()["offsets"] == {"0": 4}
+    assert source.latest(start | {"offsets": {"0": 4}}, MANY) == end
+
+
+def test_retention_that_passes_while_rows_are_read_is_explained(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic(1)
+    broker.send(name, *({"id": n} for n in range(10)))
+    source = stream(name)
+    start = source.earliest()
+    frame = source.read(spark, start, source.latest(start, MANY))
+    broker.delete_before(name, 10)
+    with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
+        frame.collect()
+    assert isinstance(explain_failure(caught.value), RetentionError)
+
+
+def test_starting_offsets(broker: Broker, topic: Any, stream: Any) -> None:
+    name = topic(2)
+    broker.send(name, {"id": 1}, timestamp=1_700_000_000_000)
+    broker.send(name, {"id": 2}, timestamp=1_700_000_010_000)
+    assert stream(name).initial()["offsets"] == {"0": 0, "1": 0}
+    assert stream(name, starting_offsets="latest").initial()["offsets"] == {"0": 2, "1": 0}
+    assert stream(name, starting_offsets="1700000000001").initial()["offsets"] == {"0": 1, "1": 0}
+    assert stream(name, starting_offsets="1700000020000").initial()["offsets"] == {"0": 2, "1": 0}
+    with pytest.raises(UserError, match="starting_offsets `soon` is none of"):
+        stream(name, starting_offsets="soon").initial()
+
+
+def test_filter_sees_all_columns_and_names_unknown_ones(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, *({"id": n, "name": "x"} for n in range(5)))
+    assert [row["id"] for row in rows(stream(name, filter="id >= 3 AND _gs_op = 'i'"), spark)] == [3, 4]
+    with pytest.raises(SchemaError, match="filter `idd > 1` cannot be used") as caught:
+        rows(stream(name, filter="idd > 1"), spark)
+    assert "Did you mean `id`?" in caught.value.hint
+    with pytest.raises(SchemaError, match="is not a predicate in Spark SQL"):
+        rows(stream(name, filter="id >"), spark)
+
+
+def test_filter_does_not_parse_messages_twice(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
+    name = topic()
+    broker.send(name, {"id": 1})
+    source = stream(name, filter="id = 1 AND name IS NULL")
+    frame = source.read(spark, source.earliest(), source.end())
+    plan = frame._jdf.queryExecution().optimizedPlan().toString()
+    assert plan.count("from_json") == 1
+
+
+def test_commit_shows_in_the_group(broker: Broker, topic: Any, stream: Any) -> None:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    name = topic()
+    broker.send(name, {"id": 1}, {"id": 2})
+    source = stream(name)
+    source.commit(source.end())
+    asked = [ConsumerGroupTopicPartitions(source.group)]
+    held = broker.admin.list_consumer_group_offsets(asked)[source.group].result(30)
+    assert source.group == "headrace-src"
+    assert {(part.topic, part.offset) for part in held.topic_partitions if part.topic == name} == {(name, 2)}
+
+
+def test_missing_topic_names_what_is_near(topic: Any, stream: Any) -> None:
+    name = topic()
+    with pytest.raises(TargetError, match=f"topic `{name}x` does not exist at .* Did you mean `{name}`"):
+        stream(f"{name}x").initial()
+
+
+def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.connectors.kafka import cluster
+
+    monkeypatch.setattr(cluster, "_TIMEOUT", 0.5)
+    node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
+    source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
+    with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1 did not answer about topic `t`"):
+        source.initial()
+
+
+def test_describe_opens_nothing() -> None:
+    node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
+    source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
+    assert source.describe()["asset_key"] == ["kafka", "t"]
