@@ -19,7 +19,8 @@ READ_ONLY = "25006"
 UNIQUE = "23505"
 DATA_CLASSES = ("22", "23")
 
-_STARTING = re.compile(r"starting up|shutting down|recovery|too many clients|too many connections|connection slots|administrator command")
+_REFUSED = re.compile(r"authentication failed|pg_hba\.conf|does not exist|permission denied|not permitted|not currently accepting|SSL")
+"""What the server refuses a connection for that trying again does not mend."""
 
 
 class LostError(TransientError):
@@ -97,9 +98,9 @@ def translate(error: Exception, node: str) -> HeadraceError:
 
 
 def _without_state(text: str, node: str) -> HeadraceError:
-    """Errors of the connection itself: libpq gives no code for them, only FATAL lines from the server say more."""
+    """Errors of the connection itself: libpq gives no code for them, only the server's FATAL line tells more."""
     msg = f"Postgres says: {text}"
-    if "FATAL:" in text and not _STARTING.search(text):
+    if "FATAL:" in text and _REFUSED.search(text):
         return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
     return LostError(msg, node=node)
 
@@ -110,4 +111,4 @@ def _message(error: Exception) -> str:
     text = "; ".join(lines)
     cut = re.search(r"(ERROR|FATAL|PANIC):\s.*", text)
     text = cut[0] if cut else text
-    return re.sub(r";?\s*\.?\s*SQLSTATE: \w+$", "", text).rstrip("; .")
+    return re.sub(r";?\s*\.?\s*(Query was: .*|SQLSTATE: \w+)$", "", text).rstrip("; .")
