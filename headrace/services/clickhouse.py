@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import secrets
 import sys
@@ -51,10 +53,12 @@ class ClickHouse(LocalService):
 
     def answers(self) -> None:
         """SELECT 1 with the password."""
-        import urllib3
-
         headers = {"X-ClickHouse-User": self.username, "X-ClickHouse-Key": self.password}
-        answer = urllib3.request("POST", self.url, body=b"SELECT 1", headers=headers, timeout=5.0, retries=False)
-        if answer.status != 200 or answer.data.strip() != b"1":
-            msg = f"HTTP {answer.status}: {answer.data[:200]!r}"
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=5.0)
+        with contextlib.closing(connection):
+            connection.request("POST", "/", body=b"SELECT 1", headers=headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        if answer.status != 200 or body.strip() != b"1":
+            msg = f"HTTP {answer.status}: {body[:200]!r}"
             raise ConnectionError(msg)

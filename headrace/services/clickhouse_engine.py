@@ -113,10 +113,14 @@ class Engine:
                 connection.query(statement)
             if request.database:
                 connection.query(f"USE {_quoted(request.database, '`')}")
-            values = [f"{_name(key)} = {_quoted(value)}" for key, value in request.settings.items()]
-            values += [f"{_name('param_' + key)} = {_quoted(value)}" for key, value in request.parameters.items()]
+            values = [f"{_name('param_' + key)} = {_quoted(value)}" for key, value in request.parameters.items()]
             if values:
+                # The limit is for statements; bound values may be longer.
+                connection.query(f"SET max_query_size = {1 << 30}")
                 connection.query("SET " + ", ".join(values))
+                connection.query("SET max_query_size = DEFAULT")
+            if settings := [f"{_name(key)} = {_quoted(value)}" for key, value in request.settings.items()]:
+                connection.query("SET " + ", ".join(settings))
             yield connection
         except RuntimeError as error:
             raise EngineError(str(error), self.version) from None
