@@ -192,8 +192,8 @@ class BoundedSource(ABC):
         """Deterministic pieces of the snapshot inside the window, in a stable order, each with an estimate in `rows`."""
 
     @abstractmethod
-    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json]) -> DataFrame:
-        """The rows of these splits with `_gs_op` and `_gs_pos`."""
+    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows of these splits with `_gs_op` and `_gs_pos`; `columns` narrows the payload to what is needed."""
 
     def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None) -> SplitFetch | None:
         """What a task reads splits with on the direct path, or None. `query` is the transform in the source's own SQL."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, UnboundedSource, Window
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SplitFetch, UnboundedSource, Window
 from headrace.pipeline import positions
 from headrace.pipeline.errors import RetentionError, SchemaError
 from headrace.pipeline.nodes import HybridSource
@@ -100,13 +100,17 @@ class LaneSource:
         cut = self.cut(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
 
+    def fetch(self, position: Json, phase: int, splits: Sequence[Json], query: str | None) -> SplitFetch | None:
+        """What tasks read these splits with on the direct path."""
+        return self.bounded[phase].direct(self._snapshot(position, phase), splits, query)
+
     def _snapshot(self, position: Json, phase: int) -> Snapshot:
         handle = position["pins"][phase]
         return Snapshot(handle, pinned=bool(handle.get("pinned", True)))
 
     def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> Reading:
         """The rows of these splits, cast to the source's columns."""
-        frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits)
+        frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
         if cursor := position.get("cursor"):
             frame = frame.where(f"`{self.node.cursor.column}` <= timestamp'{cursor}'")
         return Reading(_cast(frame, schema), sum(split.get("rows", 0) for split in splits))
