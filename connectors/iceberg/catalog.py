@@ -1,0 +1,148 @@
+"""A hadoop warehouse as Spark's and Iceberg's own interfaces show it: tables, snapshots, and chosen files of them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.pipeline.errors import LaneError, SettingsError, TargetError, TransientError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_KEPT = 16  # chosen sets that are still held: frames are read long before so many more are made
+
+
+class Table:
+    """One table of a warehouse. Opens nothing until asked; each question takes the session that asks."""
+
+    def __init__(self, warehouse: str | None, name: str, node: str) -> None:
+        self.warehouse = warehouse
+        self.name = name
+        self.node = node
+        self._tasks: dict[int, dict[str, Any]] = {}
+        self._chosen: OrderedDict[str, Any] = OrderedDict()
+
+    def _place(self) -> str:
+        if not self.warehouse:
+            msg = "no warehouse is set for Iceberg tables"
+            hint = "Set `warehouse` at the node, or iceberg.warehouse in config.yaml or the environment."
+            raise SettingsError(msg, hint=hint, node=self.node)
+        return self.warehouse if "://" in self.warehouse else str(Path(self.warehouse).resolve())
+
+    def path(self, spark: SparkSession) -> str:
+        """The table's name for Spark SQL, in a catalog that the session knows from now on."""
+        place = self._place()
+        catalog = f"headrace_iceberg_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+        conf = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": place, ".cache-enabled": "false"}
+        for suffix, value in conf.items():
+            spark.conf.set(f"spark.sql.catalog.{catalog}{suffix}", value)
+        return ".".join([catalog, *(quoted(part) for part in self.name.split("."))])
+
+    def load(self, spark: SparkSession) -> Any:
+        """The table as Iceberg's own object, as it is now. Raises TargetError, with the closest names, if there is none."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        iceberg = _jvm(spark).org.apache.iceberg
+        catalog = iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place())
+        wanted = iceberg.catalog.TableIdentifier.parse(self.name)
+        try:
+            if catalog.tableExists(wanted):
+                return catalog.loadTable(wanted)
+            namespace = wanted.namespace()
+            known = [one.toString() for one in catalog.listTables(namespace)] if catalog.namespaceExists(namespace) else []
+        except (Py4JJavaError, PySparkException) as error:
+            msg = f"the Iceberg warehouse {self.warehouse} cannot be read: {str(error).splitlines()[0]}"
+            raise TransientError(msg, node=self.node) from error
+        close = difflib.get_close_matches(self.name, known, n=3)
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Set `table_name` to `namespace.table`."
+        msg = f"table `{self.name}` does not exist in the Iceberg warehouse {self.warehouse}"
+        raise TargetError(msg, hint=hint, node=self.node)
+
+    def held(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
+        """Table and snapshot as Iceberg's own objects. Raises LaneError when the table no longer has the snapshot."""
+        table = self.load(spark)
+        snapshot = table.snapshot(snapshot_id)
+        if snapshot is None:
+            msg = f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table was made anew"
+            hint = "Its rows cannot be had again exactly. Start the history over, and let maintenance keep snapshots for longer."
+            raise LaneError(msg, hint=hint, node=self.node)
+        return table, snapshot
+
+    def frame(self, spark: SparkSession, snapshot_id: int | None) -> DataFrame:
+        """The whole table as of a snapshot, or as it is now."""
+        if snapshot_id is None:
+            self.load(spark)
+            return spark.table(self.path(spark))
+        self.held(spark, snapshot_id)
+        return spark.read.option("versionAsOf", str(snapshot_id)).table(self.path(spark))
+
+    def files(self, spark: SparkSession, snapshot_id: int) -> dict[str, Any]:
+        """Iceberg's scan task of every data file of the snapshot by location, in the order in which rows were added.
+
+        A task knows the deletes of its file. Planned once per process: it reads all manifests.
+        """
+        if snapshot_id not in self._tasks:
+            table, _ = self.held(spark, snapshot_id)
+            planned = table.newScan().useSnapshot(snapshot_id).planFiles()
+            try:
+                listed = _jvm(spark).org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(planned)
+            finally:
+                planned.close()
+            tasks = [((task.file().dataSequenceNumber() or 0, task.file().location()), task) for task in listed]
+            self._tasks[snapshot_id] = {key[1]: task for key, task in sorted(tasks, key=lambda entry: entry[0])}
+        return self._tasks[snapshot_id]
+
+    def only(self, spark: SparkSession, snapshot_id: int, locations: Iterable[str]) -> DataFrame:
+        """The rows of some files of a snapshot, deletes applied, opening these files alone.
+
+        It goes the way that Iceberg's own rewriting of files goes; a predicate on `_file` would open every file. Where the
+        columns were changed since the snapshot that way shows the new ones, so then the whole snapshot comes back instead:
+        callers filter by `_file` in any case.
+        """
+        table, snapshot = self.held(spark, snapshot_id)
+        if snapshot.schemaId() != table.schema().schemaId():
+            return self.frame(spark, snapshot_id)
+        tasks = self.files(spark, snapshot_id)
+        jvm = _jvm(spark)
+        chosen = jvm.java.util.ArrayList()
+        for location in locations:
+            chosen.add(tasks[location])
+        group = f"headrace_{uuid.uuid4().hex}"
+        jvm.org.apache.iceberg.spark.ScanTaskSetManager.get().stageTasks(table, group, chosen)
+        jvm.org.apache.iceberg.spark.SparkTableCache.get().add(group, table)
+        self._chosen[group] = (jvm, table)
+        while len(self._chosen) > _KEPT:
+            self._drop(next(iter(self._chosen)))
+        return spark.read.format("iceberg").load(group)
+
+    def _drop(self, group: str) -> None:
+        jvm, table = self._chosen.pop(group)
+        jvm.org.apache.iceberg.spark.ScanTaskSetManager.get().removeTasks(table, group)
+        jvm.org.apache.iceberg.spark.SparkTableCache.get().remove(group)
+
+    def close(self) -> None:
+        """Lets go of what was planned and chosen."""
+        for group in list(self._chosen):
+            self._drop(group)
+        self._tasks.clear()
+
+
+def quoted(name: str) -> str:
+    """An identifier as Spark reads it back."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark._jvm  # noqa: SLF001  Iceberg's planning has a Java interface only
+
+
+def _hadoop(spark: SparkSession) -> Any:
+    session: Any = spark._jsparkSession  # noqa: SLF001  the same
+    return session.sessionState().newHadoopConf()

@@ -1,0 +1,185 @@
+"""An Iceberg table as a bounded source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.connectors.base import HIDDEN, OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, Window
+from headrace.connectors.iceberg.catalog import Table, quoted
+from headrace.pipeline.errors import InternalError, SchemaError
+from headrace.pipeline.nodes import IcebergSource, OffsetTable
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SPLIT_ROWS = 250_000
+SPLIT_FILES = 500
+_FILE, _PART = "_headrace_file", "_headrace_part"
+
+
+class IcebergTable(BoundedSource):
+    """Reads one snapshot of a table once, in groups of data files, deletes applied.
+
+    A snapshot never changes, so a split reads the same rows as long as the table keeps the snapshot: let the table's
+    maintenance keep it until the history is complete. Every row is an insert. `_gs_pos` is the row's topic partition and
+    offset where the history is cut by them, else its file (files ordered by when rows were added) and its place there.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True)
+
+    def __init__(self, node: IcebergSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+        """`name` is how errors call the node; the table's name if not given."""
+        self.node = node
+        self.ordinal = ordinal
+        self.name = name or node.table_name
+        self._warehouse = node.warehouse or settings.iceberg.warehouse
+        self._table = Table(self._warehouse, node.table_name, self.name)
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload of the snapshot that the node names, else of the table as it is now."""
+        from pyspark.errors import PySparkException
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        frame = self._narrow(self._table.frame(spark, self.node.snapshot_id), self.node.columns)
+        if taken := [name for name in frame.columns if name.lower() in HIDDEN]:
+            msg = f"`{taken[0]}` is a name that Headrace keeps for itself"
+            raise SchemaError(msg, hint="List the other columns under `columns`.", node=self.name)
+        try:
+            return to_arrow_schema(frame.schema)
+        except PySparkException as error:
+            msg = f"a column of `{self.node.table_name}` has a type that is not available yet: {error}"
+            raise SchemaError(msg, hint="List the columns to read under `columns`.", node=self.name) from error
+
+    def _narrow(self, frame: DataFrame, wanted: Sequence[str]) -> DataFrame:
+        """The columns that are asked for, all for none. Raises SchemaError for one that the table lacks."""
+        if absent := [name for name in wanted if name not in frame.columns]:
+            msg = f"`{self.node.table_name}` has no column {', '.join(absent)}"
+            raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=self.name)
+        return frame.select(*(quoted(name) for name in wanted)) if wanted else frame
+
+    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+        """The snapshot that the node names, else the newest one now.
+
+        Nothing is made, so `token` is not needed: which snapshot it is counts from when the ledger holds the handle.
+        """
+        del token
+        found = self.node.snapshot_id
+        if found is None:
+            newest = self._table.load(spark).currentSnapshot()
+            found = newest.snapshotId() if newest is not None else None
+        self._scoped(self._table.frame(spark, found), {"window": None, "cut": None})
+        return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, pinned=True)
+
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+        """Groups of data files with exact counts of the rows that are left after deletes, filter, window and cut."""
+        snapshot_id = snapshot.handle["snapshot_id"]
+        if snapshot_id is None:
+            return []
+        scope: Json = {
+            "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
+            "cut": None
+            if cut is None
+            else {"partition_column": cut.partition_column, "offset_column": cut.offset_column, "fence": dict(sorted(cut.fence.items()))},
+        }
+        tasks = self._table.files(spark, snapshot_id)
+        counted = self._counts(spark, snapshot_id, tasks, scope)
+        found: list[Json] = []
+        for ordinal, location in enumerate(tasks):
+            if not (rows := counted.get(location, 0)):
+                continue
+            if not found or found[-1]["rows"] + rows > SPLIT_ROWS or len(found[-1]["files"]) >= SPLIT_FILES:
+                name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
+                found.append({"id": name, "rows": 0, "files": [], "scope": scope})
+            found[-1]["files"].append([ordinal, location])
+            found[-1]["rows"] += rows
+        return found
+
+    def _counts(self, spark: SparkSession, snapshot_id: int, tasks: Mapping[str, Any], scope: Json) -> dict[str, int]:
+        """Rows by file: from the metadata where they say it exactly, else by reading the columns that the scope needs."""
+        if not self.node.filter and not scope["window"] and not scope["cut"] and not any(task.deletes().size() for task in tasks.values()):
+            return {location: int(task.file().recordCount()) for location, task in tasks.items()}
+        frame = self._scoped(self._table.frame(spark, snapshot_id), scope)
+        return {row[0]: int(row[1]) for row in frame.groupBy("_file").count().collect()}
+
+    def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
+        """The rows inside filter, window and cut."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        frame = self._filtered(frame)
+        if window := scope["window"]:
+            self._narrow(frame, [window["column"]])
+            column, kind = F.col(quoted(window["column"])), frame.schema[window["column"]].dataType
+            frame = frame.where((column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind)))
+        if cut := scope["cut"]:
+            self._narrow(frame, [cut["partition_column"], cut["offset_column"]])
+            partition, offset = F.col(quoted(cut["partition_column"])), F.col(quoted(cut["offset_column"]))
+            # A partition that the fence does not name is read by the stream from its beginning.
+            fence: Column = F.lit(0)
+            for name, behind in cut["fence"].items():
+                fence = F.when(partition == int(name), behind).otherwise(fence)
+            frame = frame.where(partition.isNull() | offset.isNull() | (offset < fence))
+        return frame
+
+    def _filtered(self, frame: DataFrame) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        try:
+            return frame.where(self.node.filter) if self.node.filter else frame
+        except (AnalysisException, ParseException) as error:
+            said = (error.getMessage() or str(error)).strip().splitlines()[0]
+            msg = f"the filter `{self.node.filter}` is wrong: {said}"
+            raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=self.name) from None
+
+    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows of these splits; `columns` narrows what is read, in that order. Filters and columns reach the files."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        snapshot_id = snapshot.handle["snapshot_id"]
+        files = [(location, ordinal) for split in splits for ordinal, location in split["files"]]
+        scope = splits[0]["scope"] if splits else {"window": None, "cut": None}
+        whole = (
+            self._table.frame(spark, snapshot_id).limit(0)
+            if not files
+            else self._table.only(spark, snapshot_id, [file[0] for file in files])
+        )
+        frame = self._scoped(whole, scope)
+        listed = F.broadcast(spark.createDataFrame(files, f"{_FILE} string, {_PART} int"))
+        if cut := scope["cut"]:
+            part, off = (F.coalesce(F.col(quoted(cut[key])), F.lit(-1)) for key in ("partition_column", "offset_column"))
+        else:
+            part, off = F.col(_PART), F.col("_pos")
+        place = F.struct(
+            F.lit(self.ordinal).alias("source"), part.cast("int").alias("part"), off.cast("bigint").alias("off"), F.lit(0).alias("sub")
+        )
+        payload = [quoted(name) for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns]
+        return frame.join(listed, F.col("_file") == F.col(_FILE)).select(*payload, F.lit("i").alias(OP), place.alias(POS))
+
+    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+        """Per topic partition the offset behind the largest that history holds now. Ask before `pin`."""
+        from pyspark.sql import SparkSession
+        from pyspark.sql import functions as F  # noqa: N812
+
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            msg = "the fence of an Iceberg table was asked for without a Spark session"
+            raise InternalError(msg, node=self.name)
+        frame = Table(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
+        self._narrow(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
+        if table.topic_column:
+            frame = frame.where(F.col(quoted(table.topic_column)) == (table.topic_name or topic))
+        partition, offset = F.col(quoted(table.partition_column)), F.col(quoted(table.offset_column))
+        rows = frame.where(partition.isNotNull() & offset.isNotNull()).groupBy(partition.cast("string")).agg(F.max(offset) + 1).collect()
+        return {row[0]: int(row[1]) for row in rows}
+
+    def describe(self) -> Json:
+        """Kind, asset key, table name and warehouse, from the file and the settings alone."""
+        name = self.node.table_name
+        return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
+
+    def close(self) -> None:
+        """Lets go of what was planned."""
+        self._table.close()
