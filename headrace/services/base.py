@@ -58,7 +58,7 @@ class LocalService(ABC):
         """The environment of the server."""
         return dict(os.environ)
 
-    def user(self) -> dict[str, Any]:
+    def run_as(self) -> dict[str, Any]:
         """Popen's arguments to become another user; {} to stay."""
         return {}
 
@@ -150,7 +150,7 @@ class LocalService(ABC):
             if kept.get(key) not in {None, chosen[key]}:
                 log.warning("service=%s %s=%s taken=yes new=%d", self.name, key, kept[key], chosen[key])
         self.state.update(self.name, host=HOST, log=str(self.log_file), data=str(self.data), **chosen)
-        started = process.spawn(self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.user())
+        started = process.spawn(self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as())
         self.state.update(self.name, pid=started.pid, create_time=started.create_time())
         log.info("service=%s pid=%d port=%d", self.name, started.pid, chosen["port"])
         with contextlib.suppress(psutil.TimeoutExpired):

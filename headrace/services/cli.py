@@ -73,12 +73,12 @@ def environment(services: Services, *, passwords: bool) -> dict[str, str]:
     if services.postgres.entry:
         server = services.postgres
         found |= {"POSTGRES_SINK__HOST": server.host, "POSTGRES_SINK__PORT": str(server.port)}
-        found |= {"POSTGRES_SINK__USER": server.username, "POSTGRES_SINK__DB": server.dbname}
+        found |= {"POSTGRES_SINK__USER": server.user, "POSTGRES_SINK__DB": server.dbname}
         found |= {"POSTGRES_SINK__PASSWORD": server.password} if passwords else {}
     if services.kafka.entry:
         found |= {"KAFKA_SOURCE__BROKERS": services.kafka.brokers}
     if services.clickhouse.entry:
-        found |= {"CLICKHOUSE_SOURCE__URL": services.clickhouse.url, "CLICKHOUSE_SOURCE__USER": services.clickhouse.username}
+        found |= {"CLICKHOUSE_SOURCE__URL": services.clickhouse.url, "CLICKHOUSE_SOURCE__USER": services.clickhouse.user}
         found |= {"CLICKHOUSE_SOURCE__PASSWORD": services.clickhouse.password} if passwords else {}
     return {f"HEADRACE__{key}": value for key, value in found.items()}
 

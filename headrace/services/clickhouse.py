@@ -25,9 +25,14 @@ class ClickHouse(LocalService):
         return f"http://{HOST}:{self.port}"
 
     @property
-    def username(self) -> str:
+    def user(self) -> str:
         """The only user."""
         return self._kept("user")
+
+    @property
+    def username(self) -> str:
+        """`user`, by the name that clickhouse-connect gives it."""
+        return self.user
 
     @property
     def password(self) -> str:
@@ -36,7 +41,7 @@ class ClickHouse(LocalService):
 
     def client_arguments(self, **overrides: Any) -> dict[str, Any]:
         """For `clickhouse_connect.get_client`."""
-        return {"host": HOST, "port": self.port, "username": self.username, "password": self.password} | overrides
+        return {"host": HOST, "port": self.port, "username": self.user, "password": self.password} | overrides
 
     def prepare(self, progress: Progress | None) -> None:
         """Make the password."""
@@ -53,7 +58,7 @@ class ClickHouse(LocalService):
 
     def answers(self) -> None:
         """SELECT 1 with the password."""
-        headers = {"X-ClickHouse-User": self.username, "X-ClickHouse-Key": self.password}
+        headers = {"X-ClickHouse-User": self.user, "X-ClickHouse-Key": self.password}
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5.0)
         with contextlib.closing(connection):
             connection.request("POST", "/", body=b"SELECT 1", headers=headers)

@@ -3,7 +3,8 @@
 What clickhouse-connect and plain HTTP clients use of it: the query in the body, in `query`, or half and half; `database`, settings,
 `param_…` and `session_id` as URL parameters or form fields; data in any input format, compressed or not; every output format, streamed;
 the headers and the errors of the real server. Not there: temporary tables, external tables, several users, answers in compressed form
-(on the loopback they only cost time).
+(on the loopback they only cost time), the zone of a `DateTime('…')` column in Native (chdb writes the format's first revision; other
+formats and DateTime64 have it).
 """
 
 from __future__ import annotations

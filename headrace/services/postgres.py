@@ -42,7 +42,7 @@ class Postgres(LocalService):
     stop_signal: ClassVar[int] = signal.SIGINT  # "fast": clients are cut off, everything is written
 
     @property
-    def username(self) -> str:
+    def user(self) -> str:
         """The role of the connection, a superuser of this private server."""
         return self._kept("user")
 
@@ -60,11 +60,11 @@ class Postgres(LocalService):
         """A libpq connection string."""
         from psycopg.conninfo import make_conninfo
 
-        return make_conninfo(host=HOST, port=self.port, user=self.username, password=self.password, dbname=dbname or self.dbname)
+        return make_conninfo(host=HOST, port=self.port, user=self.user, password=self.password, dbname=dbname or self.dbname)
 
     def psql(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         """The client that comes with the server, as a command and what it needs in its environment: the password goes no other way."""
-        env = {"PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": self.username, "PGDATABASE": self.dbname, "PGPASSWORD": self.password}
+        env = {"PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": self.user, "PGDATABASE": self.dbname, "PGPASSWORD": self.password}
         return [str(_binaries(18) / "psql"), *arguments], env
 
     def prepare(self, progress: Progress | None) -> None:
@@ -104,7 +104,7 @@ class Postgres(LocalService):
             cwd=self.data,
             start_new_session=True,
             check=False,
-            **self.user(),
+            **self.run_as(),
         )
         secret.unlink()
         if done.returncode:
@@ -128,7 +128,7 @@ class Postgres(LocalService):
             if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.dbname]).fetchone():
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.dbname)))
 
-    def user(self) -> dict[str, Any]:
+    def run_as(self) -> dict[str, Any]:
         """`nobody` if we are root, else ourselves."""
         if os.geteuid() != 0:
             return {}
@@ -138,7 +138,7 @@ class Postgres(LocalService):
         return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
     def _hand_over(self, path: Path) -> None:
-        if user := self.user():
+        if user := self.run_as():
             os.chown(path, user["user"], user["group"])
 
 
