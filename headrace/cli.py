@@ -111,7 +111,9 @@ def replay(
     file: File,
     *,
     sink: SinkName,
-    from_epoch: Annotated[int, typer.Option("--from", min=1, help="The first epoch to write again.", show_default=False)],
+    from_epoch: Annotated[
+        int | None, typer.Option("--from", min=1, help="The first epoch to write again; the one behind what the sink holds if not given.")
+    ] = None,
 ) -> None:
     """Write epochs to one sink again, as they were planned."""
     from headrace.commands.repair import replay as work
@@ -120,11 +122,22 @@ def replay(
 
 
 @app.command()
-def adopt(file: File, *, sink: SinkName) -> None:
+def adopt(
+    file: File,
+    *,
+    sink: Annotated[str | None, typer.Option("--sink", help="The sink's name in the file.", show_default=False)] = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="The ledger is lost: make it anew from the sinks' records.")] = False,
+) -> None:
     """Take a sink's target as it stands, and go on from there."""
-    from headrace.commands.repair import adopt as work
+    if rebuild == (sink is not None):
+        msg = "say either --sink NAME or --rebuild"
+        raise typer.BadParameter(msg)
+    from headrace.commands import repair
 
-    work(file, sink)
+    if sink is None:
+        repair.rebuild(file)
+    else:
+        repair.adopt(file, sink)
 
 
 @app.command(

@@ -71,7 +71,14 @@ def test_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [("fly",), ("run",), ("run", "x.yaml", "--until", "tomorrow"), ("replay", "x.yaml", "--sink", "s", "--from", "0"), ("audit", "--nope")],
+    [
+        ("fly",),
+        ("run",),
+        ("run", "x.yaml", "--until", "tomorrow"),
+        ("replay", "x.yaml", "--sink", "s", "--from", "0"),
+        ("audit", "--nope"),
+        ("adopt", "x.yaml"),
+    ],
 )
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
     found = headrace(*args, cwd=tmp_path)
@@ -131,8 +138,8 @@ def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:
 def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> None:
     found = headrace("adopt", str(good), "--sink", "in", cwd=good.parent)
     assert found.returncode == 1
-    assert "there is no sink `in`" in found.stderr
-    assert "There are: out." in found.stderr
+    assert f"{good}:8:1: `in` is no sink of this pipeline" in found.stderr
+    assert "Sinks: out." in found.stderr
 
 
 def _main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> int:
