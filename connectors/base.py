@@ -116,7 +116,11 @@ class Sink(ABC):
 
     @abstractmethod
     def join(self, record: Record) -> Record:
-        """Writes the first record. The sink fills in `baseline` (rows in the target now); returns what it wrote."""
+        """Writes the first record. The sink fills in `baseline` (rows in the target now); returns what it wrote.
+
+        It replaces whatever record this key had, also one of a higher epoch: that is how a replay sets a sink back. A
+        compare-and-set all the same: raises FencedError over a record of a newer generation, or one that changed meanwhile.
+        """
 
     @abstractmethod
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol, Self
 
-from headrace.pipeline.errors import FencedError, InternalError, LaneError, RecordError
+from headrace.pipeline.errors import FencedError, InternalError, LaneError, RecordError, TransientError
 from headrace.pipeline.lane.agreement import AGREES, Finding, Verdict, complaint, judge, judge_newcomer
 from headrace.pipeline.lane.heartbeat import Heartbeat
 from headrace.pipeline.ledger import LaneState, Lease, Ledger
@@ -317,3 +317,6 @@ class OpenLane:
             self.ledger.release(self.lease, clean=clean)
         except FencedError:
             log.info("the lane was no longer ours to give back: lane=%s generation=%s", self.lease.lane, self.lease.generation)
+        except TransientError as error:
+            # Must not hide what went before; the lease expires by itself.
+            log.warning("the lane could not be given back: lane=%s error=%s", self.lease.lane, error.message)

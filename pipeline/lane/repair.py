@@ -32,14 +32,16 @@ class Repairs(OpenLane):
         held = finding.record.epoch if finding.record is not None else None
         start = first if first is not None else row.epoch + 1 if held is None else held + 1
         rows = self._stored(sink, start)
-        if held is None or start != held + 1:
+        sets_back = held is None or start != held + 1
+        before = self._end_of(start - 1) if sets_back else None
+        if sets_back:
             self._set_back(sink, row, start, held)
         elif finding.record is not None and finding.verdict is Verdict.OLDER:
             self._must_lead(sink, finding.record)
         joined = min(row.epoch, start - 1)
         self.ledger.set_sink(self.lease, sink, "replaying", joined, {"first": start, "last": self._state.committed})
-        if held is None or start != held + 1:
-            self._write_join(sink, start - 1, self._end_of(start - 1))
+        if before is not None:
+            self._write_join(sink, start - 1, before)
         self._writing = True
         for epoch in rows:
             self.check()
@@ -68,8 +70,8 @@ class Repairs(OpenLane):
         if sink in self._newcomers():
             self._join(sink, committed, ended, data)
         else:
-            # It stays joined: if this process dies before the new record is written, the sink disagrees as before.
-            self.ledger.event(self.lease, "adopting", {"sink": sink, "epoch": committed} | data)
+            # Still as of its old epoch: if this process dies before the new record is written, the sink disagrees as before.
+            self.ledger.set_sink(self.lease, sink, "joined", self._state.sinks[sink].epoch, data)
             written = self._write_join(sink, committed, ended)
             self.ledger.set_sink(self.lease, sink, "joined", committed, {"baseline": written.baseline})
         self._mended(sink)
@@ -162,8 +164,8 @@ class Repairs(OpenLane):
     def _end_of(self, number: int) -> Position:
         if number == self._state.committed:
             return self._state.ended
-        for row in self.ledger.epochs(self._state.name, self._state.lane, max(number, 1), max(number, 1)):
-            return row.plan.end if number else row.plan.start
+        for row in self.ledger.epochs(self._state.name, self._state.lane, number, number + 1):
+            return row.plan.end if row.plan.number == number else row.plan.start
         msg = f"the ledger no longer knows where epoch {number} ended"
         raise RecordError(msg)
 
