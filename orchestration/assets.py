@@ -8,18 +8,17 @@ import dagster as dg
 from headrace.jobs.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
 from headrace.orchestration import report
 from headrace.orchestration.columns import ColumnBook
-from headrace.orchestration.lane import check_results, run_lane
+from headrace.orchestration.lane import check_results, run_lane, verdict
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
+from headrace.pipeline.errors import HeadraceError
 
 Lineage = Mapping[str, dg.TableColumnLineage | None]
 Checks = Mapping[str, Mapping[str, CheckResult]]
 """Check results by sink and name."""
 WindowRows = Mapping[str, Mapping[str, int]]
 """Rows by window and sink, of the windows that a run completed."""
-
-_RETRIES = dg.RetryPolicy(max_retries=2, delay=15, backoff=dg.Backoff.EXPONENTIAL)
 
 
 def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -37,7 +36,6 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         check_specs=check_specs(pipeline),
         can_subset=True,
         backfill_policy=dg.BackfillPolicy.single_run() if pipeline.partitions else None,
-        retry_policy=_RETRIES,
         op_tags={PIPELINE_TAG: pipeline.name},
         required_resource_keys={SPARK},
     )
@@ -47,7 +45,10 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         checked = {pipeline.sink_of(key.asset_key) for key in context.selected_asset_check_keys}
         written = _write(context, pipeline, windows) if selected else None
         asked = [name for name in pipeline.sinks if name in checked or written]
-        checks = _by_sink(check_results(pipeline, getattr(context.resources, SPARK), asked))
+        try:
+            checks = _by_sink(check_results(pipeline, getattr(context.resources, SPARK), asked))
+        except HeadraceError as error:
+            raise verdict(error, context.op_execution_context.retry_number) from error
         if written:
             yield from _materialized(context, pipeline, windows, *written, checks, lineage)
         yield from _checked(context, pipeline, windows, checks)
@@ -92,7 +93,15 @@ def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Seque
     until = Until.HISTORY if windows or not pipeline.has_stream else Until.CAUGHT_UP
     try:
         spark = getattr(context.resources, SPARK)
-        result = run_lane(pipeline, spark, until=until, windows=windows, run_id=context.run.run_id, on_event=on_event)
+        result = run_lane(
+            pipeline,
+            spark,
+            until=until,
+            windows=windows,
+            run_id=context.run.run_id,
+            retries=context.op_execution_context.retry_number,
+            on_event=on_event,
+        )
     except BaseException:
         for window in rows if windows else ():
             for sink, physical in pipeline.sinks.items():

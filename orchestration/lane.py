@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 STOP_WITHIN = 45.0
 """Seconds that a lane gets to end after a stop: it finishes or drops the epoch in flight within 30 by itself."""
+RETRIES, RETRY_AFTER = 2, 15.0
 _LOOK = 0.5
 
 
@@ -39,6 +40,7 @@ def run_lane(
     *,
     until: Until,
     run_id: str,
+    retries: int = 0,
     windows: Sequence[str] | None = None,
     lifetime: timedelta | None = None,
     on_event: Callable[[Event], None],
@@ -47,7 +49,7 @@ def run_lane(
     """Runs the lane to its end and hands its events over, in order, in the calling thread; `on_tick` comes at least every second.
 
     A termination of the Dagster run stops the lane at an epoch's border and is raised again once the lane has ended.
-    Raises dg.Failure with the reason for people where the lane fails.
+    Raises what `verdict` makes of an error where the lane fails.
     """
     from headrace.jobs.run import run  # Spark is imported in the run alone, never where definitions are loaded
 
@@ -86,11 +88,16 @@ def run_lane(
     try:
         return future.result()
     except HeadraceError as error:
-        raise failure(error) from error
+        raise verdict(error, retries) from error
 
 
-def failure(error: HeadraceError) -> dg.Failure:
-    """The error as Dagster shows it. Only what may pass by itself is retried."""
+def verdict(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequested:
+    """What a step raises for an error: the reason for people, or a wish to try again where it may pass by itself.
+
+    A retry policy on the step would also retry a termination, and the lane would go on behind a run that reads as canceled.
+    """
+    if error.retriable and retries < RETRIES:
+        return dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_AFTER * 2**retries)
     metadata: dict[str, dg.MetadataValue] = {}
     if error.node:
         metadata["node"] = dg.MetadataValue.text(error.node)
@@ -98,19 +105,16 @@ def failure(error: HeadraceError) -> dg.Failure:
         metadata["place"] = dg.MetadataValue.text(str(error.place))
     if error.hint:
         metadata["what to do"] = dg.MetadataValue.text(error.hint)
-    return dg.Failure(description=str(error), metadata=metadata, allow_retries=error.retriable)
+    return dg.Failure(description=str(error), metadata=metadata, allow_retries=False)
 
 
 def check_results(pipeline: Pipeline, spark: LaneSpark, sinks: Sequence[str]) -> list[CheckResult]:
-    """What the real systems say about the lane's sinks. Raises dg.Failure where they cannot be asked."""
+    """What the real systems say about the lane's sinks. Raises HeadraceError where they cannot be asked."""
     from headrace.jobs.checks import audit
 
     settings = spark.settings(pipeline.settings())
     needs_spark = any(pipeline.file.model.sinks[sink].type == "delta" for sink in sinks)
-    try:
-        return audit(pipeline.file, settings, sinks=sinks, spark=spark.session(settings, pipeline.kinds) if needs_spark else None)
-    except HeadraceError as error:
-        raise failure(error) from error
+    return audit(pipeline.file, settings, sinks=sinks, spark=spark.session(settings, pipeline.kinds) if needs_spark else None)
 
 
 def _in_thread(work: Callable[[], RunResult], name: str) -> Future[RunResult]:

@@ -24,6 +24,8 @@ from headrace.pipeline.windows import window_keys
 NOT_PIPELINES = ("defs.yaml", "component.yaml", "dagster.yaml", "workspace.yaml", *CONFIG_NAMES)
 PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
+ICONS = {"delta": "deltalake"}
+"""Kinds that Dagster knows, with an icon, by another name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,11 @@ class Physical:
 
     @classmethod
     def of(cls, described: Json, fallback: tuple[str, ...]) -> Physical:
-        """From a connector's `describe()`. A node without an address of its own (print) gets `fallback` for a key."""
-        key = dg.AssetKey([str(part) for part in described.get("asset_key") or fallback])
-        return cls(key, str(described.get("kind") or fallback[0]), described.get("table_name"), described.get("location"))
+        """From a connector's `describe()`. What lies nowhere outside (print) is the pipeline's own, and has `fallback` for a key."""
+        addressed = described.get("table_name") or described.get("location")
+        key = dg.AssetKey([str(part) for part in (addressed and described.get("asset_key")) or fallback])
+        kind = str(described.get("kind") or fallback[0])
+        return cls(key, ICONS.get(kind, kind), described.get("table_name"), described.get("location"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,11 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
 
 
 def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
-    """External assets for what pipelines read, each once, without those that a pipeline here writes."""
+    """External assets for what pipelines read, each once, without those that a pipeline here writes.
+
+    One with a single reader stands in that pipeline's group.
+    """
+    readers = Counter(thing.key for pipeline in pipelines for thing in {*chain(*pipeline.sources.values())})
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
     found: dict[dg.AssetKey, dg.AssetSpec] = {}
     for pipeline in pipelines:
@@ -43,7 +49,8 @@ def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
             for physical in things:
                 if physical.key not in written and physical.key not in found:
                     metadata = _physical_metadata(physical) | _columns(book, name)
-                    found[physical.key] = dg.AssetSpec(physical.key, kinds={physical.kind}, group_name=SOURCE_GROUP, metadata=metadata)
+                    group = pipeline.name if readers[physical.key] == 1 else SOURCE_GROUP
+                    found[physical.key] = dg.AssetSpec(physical.key, kinds={physical.kind}, group_name=group, metadata=metadata)
     return list(found.values())
 
 

@@ -15,6 +15,7 @@ from headrace.orchestration.lane import check_results, run_lane
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, checks_of
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.tally import EVERY, Figures, StreamWindows, Tally
+from headrace.pipeline.errors import HeadraceError
 
 _CHECK_SHARE = 0.05
 """Checks count whole tables: they get this share of the time at most."""
@@ -139,8 +140,8 @@ class StreamReporter:
                 if self._pipeline.proven
                 else []
             )
-        except dg.Failure as error:
-            self._context.log.warning("no checks this time: %s", error.description)
+        except HeadraceError as error:
+            self._context.log.warning("no checks this time: %s", error)
             found = []
         for check in found:
             if check.name in checks_of(self._pipeline, check.sink):

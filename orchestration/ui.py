@@ -10,11 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.resources import files
 from pathlib import Path
 
 import psutil
 
-from headrace.orchestration.home import MODULE, child_environment
+from headrace.orchestration.home import child_environment
 from headrace.pipeline.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,18 @@ def serve(home: Path, host: str = "127.0.0.1", port: int = 3000) -> None:
     where the port is taken, and where Dagster does not stay up.
     """
     _refuse_taken(host, port)
-    command = [sys.executable, "-m", "dagster", "dev", "-m", MODULE, "-h", host, "-p", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "dagster",
+        "dev",
+        "-w",
+        str(files("headrace.orchestration") / "workspace.yaml"),
+        "-h",
+        host,
+        "-p",
+        str(port),
+    ]
     with _stop_signal() as stop:
         # A session of its own: what the terminal sends to this process's group must not reach half of the services.
         child = subprocess.Popen(command, env=child_environment(home), start_new_session=True)

@@ -1,4 +1,4 @@
-"""A run of the stream's job in a process of its own, with a lane that writes one epoch without end. Started by test_stream."""
+"""A run of a job in a process of its own, with a lane that writes one epoch without end. Started by test_stream."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import headrace.orchestration.spark
 from headrace.jobs.events import RunResult
 from headrace.orchestration.build import build
 
-pipeline, folder = Path(sys.argv[1]), Path(sys.argv[2])
+pipeline, folder, job_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
 
 def lane(file, settings, *, stop, **_):
     (folder / "started").touch()
     stop.wait(30)
-    (folder / "ended").write_text("at a border" if stop.is_set() else "by itself")
+    with (folder / "ended").open("a") as ended:
+        ended.write("at a border\n" if stop.is_set() else "by itself\n")
     return RunResult(file.name, "", "signal", 1, 1, 1, {}, {}, history_complete=True, caught_up=False)
 
 
@@ -28,7 +29,7 @@ headrace.jobs.run.run = lane
 headrace.jobs.checks.audit = lambda *_, **__: []
 headrace.orchestration.spark.start_session = lambda *_: None
 with capture_interrupts(), dg.DagsterInstance.ephemeral() as instance:
-    job = build([pipeline]).resolve_job_def("flights_stream")
+    job = build([pipeline]).resolve_job_def(job_name)
     try:
         job.execute_in_process(instance=instance, raise_on_error=False)
     finally:

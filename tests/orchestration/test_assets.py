@@ -176,7 +176,7 @@ class TestChecks:
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):
-    monkeypatch.setattr("headrace.orchestration.assets._RETRIES", dg.RetryPolicy(max_retries=2))
+    monkeypatch.setattr("headrace.orchestration.lane.RETRY_AFTER", 0.0)
     failures = iter([LeaseHeldError("held by another run"), None])
 
     def fail_once(**asked):

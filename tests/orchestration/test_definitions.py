@@ -48,11 +48,11 @@ EXPECTED = {
             "deps": [],
             "checks": [],
             "kinds": ["clickhouse"],
-            "group": "sources",
+            "group": "flights",
             "runs": False,
             "partitions": 0,
         },
-        "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "sources", "runs": False, "partitions": 0},
+        "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "flights", "runs": False, "partitions": 0},
         "postgres/public/flights": {
             "deps": ["clickhouse/flights/history", "kafka/flights"],
             "checks": ["exactly_once_epochs", "handoff_gapless", "sink_count"],
@@ -112,6 +112,7 @@ sinks:
   copy: {type: postgres, from: table, table: copies}
 """
     graph = build([written(), written(other, "onward")]).resolve_asset_graph()
+    assert graph.get(dg.AssetKey(["kafka", "flights"])).group_name == "sources"
     assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
 
 
