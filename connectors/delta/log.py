@@ -96,7 +96,7 @@ class TableLog:
 
     def exists(self) -> bool:
         """Whether there is a Delta table at the path."""
-        return bool(self._log().tableExists())
+        return int(self.snapshot().version()) >= 0
 
     def transactions(self, snapshot: Any) -> dict[str, int]:
         """Versions of all transaction identifiers that a snapshot knows."""

@@ -1,0 +1,465 @@
+"""A Delta table as a sink: one commit per epoch, whatever dies or comes back meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
+from headrace.connectors.delta import DeltaTableSink
+from headrace.connectors.delta.rows import DRIVER_ROWS
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, InternalError, RecordError, SchemaError, TargetError
+from headrace.pipeline.nodes import DeltaSink
+from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.settings import Settings
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
+KEY = SinkKey("uuid-1", "flights", "main", "lake")
+
+
+def position(number: int) -> dict[str, Any]:
+    return {"src": {"stream": {"offsets": {"0": number}}}}
+
+
+def plan(number: int) -> EpochPlan:
+    return EpochPlan(number, Phase.LIVE, position(number - 1), position(number), "hash", datetime.now(UTC))
+
+
+class Table:
+    """One Delta table and the sinks that write it."""
+
+    def __init__(self, spark: SparkSession, path: Path, key: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> None:
+        self.spark, self.path, self.key, self.schema = spark, str(path), key, schema
+
+    def sink(self, identity: SinkKey = KEY) -> DeltaTableSink:
+        node = DeltaSink.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
+        return DeltaTableSink(SinkContext(identity, node, Settings(), self.schema, self.spark, {"key": self.key}))
+
+    def prepared(self, generation: int = 1, identity: SinkKey = KEY) -> DeltaTableSink:
+        sink = self.sink(identity)
+        sink.prepare(self.schema, generation)
+        return sink
+
+    def joined(self, generation: int = 1, epoch: int = 0) -> DeltaTableSink:
+        sink = self.prepared(generation)
+        sink.join(Record.joined(KEY, generation, epoch, position(epoch), "hash", None))
+        return sink
+
+    def frame(self, *rows: tuple[Any, ...], large: bool = False) -> Frame:
+        """Rows are (id, name, operation); the order is that of the arguments."""
+        data = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
+        found = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
+        return Frame(found, self.schema, self.key, None if large else len(rows), self.spark)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.path).collect())
+
+    def sql(self, text: str) -> None:
+        self.spark.sql(text.format(t=f"delta.`{self.path}`"))
+
+    @property
+    def version(self) -> int:
+        return len(list(Path(self.path, "_delta_log").glob("*.json"))) - 1
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Callable[..., Table]:
+    return lambda *key, **more: Table(spark, tmp_path / "flights", key, **more)
+
+
+def test_append(table: Any) -> None:
+    t = table()
+    sink = t.joined()
+    counts = sink.write(plan(1), t.frame((1, "a", "i"), (1, "a", "u")))
+    assert counts == Counts(2, 2, 0, 0)
+    assert sink.write(plan(2), t.frame((2, "b", "i"))) == Counts(1, 1, 0, 0)
+    assert t.rows() == [(1, "a"), (1, "a"), (2, "b")]
+    record = t.sink().record()
+    assert record == sink.record()
+    assert (record.epoch, record.generation, record.end, record.counts) == (2, 1, position(2), Counts(1, 1, 0, 0))
+    assert (record.totals, record.baseline) == (Counts(3, 3, 0, 0), 0)
+    assert record.plan == replace(plan(2), planned_at=record.planned_at)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None:
+    t = table("id")
+    sink = t.joined()
+    first = t.frame((1, "a", "i"), (2, "b", "i"), (2, "b2", "u"), (3, "c", "i"), (9, "z", "d"), large=large)
+    assert sink.write(plan(1), first) == Counts(4, 3, 0, 0)
+    assert t.rows() == [(1, "a"), (2, "b2"), (3, "c")]
+    second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
+    assert sink.write(plan(2), second) == Counts(3, 1, 1, 1)
+    assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
+    assert sink.record().totals == Counts(7, 4, 1, 1)
+    assert sink.count() == (sink.record(), 3)
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_epoch_without_rows_leaves_its_record(table: Any, key: tuple[str, ...]) -> None:
+    t = table(*key)
+    sink = t.joined()
+    assert sink.write(plan(1), t.frame()) == Counts()
+    assert t.sink().record().epoch == 1
+    if key:
+        assert sink.write(plan(2), t.frame((5, "x", "d"))) == Counts(1, 0, 0, 0)
+        assert t.sink().record().epoch == 2
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_key_must_not_be_null(table: Any, large: bool) -> None:
+    t = table("id")
+    sink = t.joined()
+    with pytest.raises(DataError, match="key column `id` is null"):
+        sink.write(plan(1), t.frame((1, "a", "i"), (None, "b", "i"), large=large))
+    assert t.rows() == []
+    assert t.sink().record().epoch == 0
+
+
+def test_delete_without_a_key_is_refused(table: Any) -> None:
+    t = table()
+    sink = t.joined()
+    with pytest.raises(DataError, match="a delete reached a sink without primary_key"):
+        sink.write(plan(1), t.frame((1, "a", "i"), (1, "a", "d")))
+    assert t.rows() == []
+    assert t.sink().record().epoch == 0
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_same_plan_written_twice_lands_once(table: Any, key: tuple[str, ...]) -> None:
+    t = table(*key)
+    sink = t.joined()
+    frame = t.frame((1, "a", "i"), (2, "b", "i"))
+    counts = sink.write(plan(1), frame)
+    version = t.version
+    assert sink.write(plan(1), frame) == counts
+    again = t.prepared(generation=2)
+    assert again.write(plan(1), frame) == counts
+    assert again.record() == sink.record()
+    assert t.rows() == [(1, "a"), (2, "b")]
+    assert t.version == version + 1  # the fence of generation 2
+
+
+def test_only_the_next_epoch_is_taken(table: Any) -> None:
+    t = table()
+    sink = t.joined()
+    with pytest.raises(RecordError, match="holds epoch 0, epoch 2 can only follow 1"):
+        sink.write(plan(2), t.frame((1, "a", "i")))
+    sink.write(plan(1), t.frame((1, "a", "i")))
+    other = replace(plan(1), end=position(77))
+    with pytest.raises(RecordError, match="holds epoch 1, epoch 1 can only follow 0"):
+        sink.write(other, t.frame((1, "a", "i")))
+    assert t.rows() == [(1, "a")]
+
+
+def test_write_before_joining_is_refused(table: Any) -> None:
+    t = table()
+    with pytest.raises(RecordError, match="holds no record of this sink"):
+        t.prepared().write(plan(1), t.frame((1, "a", "i")))
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_older_generation_is_fenced(table: Any, key: tuple[str, ...]) -> None:
+    t = table(*key)
+    old = t.joined(generation=1)
+    new = t.prepared(generation=2)
+    with pytest.raises(FencedError, match="generation 2 has taken"):
+        old.write(plan(1), t.frame((1, "old", "i")))
+    with pytest.raises(FencedError, match="generation 2 has taken"):
+        t.prepared(generation=1)
+    new.write(plan(1), t.frame((1, "new", "i")))
+    assert t.rows() == [(1, "new")]
+
+
+class Gate:
+    """Rows that stop half-way through their task until somebody opens the gate."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reached, self.opened = folder / "reached", folder / "opened"
+
+    def through(self, frame: Frame) -> Frame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        reached, opened = str(self.reached), str(self.opened)
+
+        @F.udf("string")
+        def wait(name: str) -> str:
+            Path(reached).touch()
+            while not Path(opened).exists():
+                time.sleep(0.05)
+            return name
+
+        return replace(frame, rows=frame.rows.withColumn("name", wait("name")))
+
+    def await_reached(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self.reached.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key: tuple[str, ...]) -> None:
+    """The old process is inside its Delta transaction when the new one prepares: the commit itself must be refused."""
+    t = table(*key)
+    old = t.joined(generation=1)
+    gate = Gate(tmp_path)
+    frame = gate.through(t.frame((1, "old", "i"), large=True))
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(old.write, plan(1), frame)
+        gate.await_reached()
+        new = t.prepared(generation=2)
+        gate.opened.touch()
+        assert isinstance(writing.exception(120), FencedError)
+    assert new.record().epoch == 0
+    new.write(plan(1), t.frame((1, "new", "i")))
+    assert t.rows() == [(1, "new")]
+
+
+def test_write_that_delta_skips_is_noticed(table: Any) -> None:
+    t = table()
+    sink = t.joined()
+    options = {"txnAppId": KEY.text, "txnVersion": (1 << 32) + 9}
+    t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(**options).save(t.path)
+    with pytest.raises(InternalError, match="Delta did not commit step"):
+        sink.write(plan(1), t.frame((1, "a", "i")))
+    assert t.rows() == []
+
+
+_VICTIM = """
+import sys, time
+from pathlib import Path
+from headrace.jobs.session import start_session
+from headrace.pipeline.settings import Settings, SparkSettings
+from tests.connectors.test_delta import Gate, Table, plan
+home = Path(sys.argv[1])
+spark = start_session(Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g")), ("delta",))
+table = Table(spark, home / "flights", tuple(sys.argv[2:]))
+sink = table.joined()
+sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
+sink.write(plan(2), Gate(home).through(table.frame((1, "half", "u"), (3, "half", "i"), large=True)))
+"""
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_kill_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, key: tuple[str, ...]) -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen([sys.executable, "-c", _VICTIM, str(tmp_path), *key], cwd=root, start_new_session=True) as victim:
+        try:
+            Gate(tmp_path).await_reached()
+        finally:
+            os.killpg(victim.pid, signal.SIGKILL)
+    t = Table(spark, tmp_path / "flights", key)
+    sink = t.prepared(generation=2)
+    record = sink.record()
+    assert record is not None
+    assert record.epoch == 1
+    assert t.rows() == [(1, "a"), (2, "b")]
+    sink.write(plan(2), t.frame((1, "a2", "u"), (3, "c", "i")))
+    assert t.rows() == ([(1, "a2"), (2, "b"), (3, "c")] if key else [(1, "a"), (1, "a2"), (2, "b"), (3, "c")])
+    assert sink.count() == (sink.record(), len(t.rows()))
+
+
+def test_record_is_found_behind_the_commits_of_others(table: Any) -> None:
+    t = table("id")
+    sink = t.joined()
+    sink.write(plan(1), t.frame((1, "a", "i"), (2, "b", "i")))
+    for number in range(12):  # past a checkpoint
+        t.sql(f"INSERT INTO {{t}} VALUES ({100 + number}, 'foreign')")
+    t.sql("OPTIMIZE {t}")
+    assert t.sink().record() == sink.record()
+    assert t.prepared(generation=2).record().epoch == 1
+    assert t.prepared(generation=3).write(plan(2), t.frame((1, "x", "u"))) == Counts(1, 0, 1, 0)
+    assert t.sink().count()[1] == 14
+
+
+def test_record_that_log_cleanup_took_is_not_a_new_sink(table: Any) -> None:
+    t = table()
+    t.joined().write(plan(1), t.frame((1, "a", "i")))
+    t.sql("INSERT INTO {t} VALUES (2, 'foreign')")
+    log = t.spark._jvm.org.apache.spark.sql.delta.DeltaLog
+    log.forTable(t.spark._jsparkSession, t.path).checkpoint()
+    for old in sorted(Path(t.path, "_delta_log").glob("*.json"))[:-1]:
+        old.unlink()
+    log.clearCache()
+    with pytest.raises(RecordError, match="its log no longer holds the record"):
+        t.sink().record()
+    with pytest.raises(RecordError, match="its log no longer holds the record"):
+        t.prepared(generation=2)
+
+
+def test_restored_table_is_noticed(table: Any) -> None:
+    t = table()
+    sink = t.joined()
+    before = t.version
+    sink.write(plan(1), t.frame((1, "a", "i")))
+    t.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
+    with pytest.raises(RecordError, match=f"restored version {before}, older than what this sink wrote"):
+        t.prepared(generation=2)
+
+
+def test_table_made_anew_holds_nothing(table: Any, tmp_path: Path) -> None:
+    t = table()
+    sink = t.joined()
+    sink.write(plan(1), t.frame((1, "a", "i")))
+    shutil.rmtree(t.path)
+    assert t.prepared(generation=2).record() is None
+
+
+def test_lane_taken_back_to_an_earlier_epoch(table: Any) -> None:
+    t = table("id")
+    sink = t.joined()
+    for number in (1, 2, 3):
+        sink.write(plan(number), t.frame((number, "first", "i")))
+    back = t.prepared(generation=2)
+    joined = back.join(Record.joined(KEY, 2, 1, position(1), "hash", None))
+    assert (joined.epoch, joined.baseline) == (1, 3)
+    assert back.write(plan(2), t.frame((2, "again", "u"))) == Counts(1, 0, 1, 0)
+    assert back.write(plan(3), t.frame((3, "again", "u"))) == Counts(1, 0, 1, 0)
+    assert t.rows() == [(1, "first"), (2, "again"), (3, "again")]
+    with pytest.raises(FencedError):
+        sink.write(plan(4), t.frame((4, "zombie", "i")))
+
+
+def test_join_counts_what_is_there(table: Any) -> None:
+    t = table("id")
+    t.prepared()
+    t.sql("INSERT INTO {t} VALUES (1, 'theirs'), (2, 'theirs')")
+    sink = t.joined()
+    assert sink.record().baseline == 2
+    sink.write(plan(1), t.frame((2, "ours", "u"), (3, "ours", "i")))
+    record, rows = sink.count()
+    assert rows == record.baseline + record.totals.inserted - record.totals.deleted == 3
+
+
+def test_two_sinks_of_one_table_do_not_mix(table: Any) -> None:
+    t = table()
+    other = replace(KEY, sink="lake2")
+    sink, second = t.joined(), t.prepared(identity=other)
+    second.join(Record.joined(other, 1, 0, position(0), "hash", None))
+    sink.write(plan(1), t.frame((1, "a", "i")))
+    assert second.record().epoch == 0
+    second.write(plan(1), t.frame((2, "b", "i")))
+    assert (sink.record().key, second.record().key) == (KEY, other)
+    assert sink.count()[1] == 2
+
+
+def test_record_of_another_pipeline_with_the_same_name_is_found(table: Any) -> None:
+    t = table()
+    t.joined().write(plan(1), t.frame((1, "a", "i")))
+    anew = t.prepared(identity=replace(KEY, pipeline="uuid-2"))
+    assert anew.record() is None
+    assert anew.foreign_record().key == KEY
+    assert t.sink(replace(KEY, pipeline="uuid-2", name="others")).foreign_record() is None
+    assert t.sink(replace(KEY, pipeline="uuid-2", sink="elsewhere")).foreign_record() is None
+
+
+TYPES = {
+    "flag": (pa.bool_(), True),
+    "tiny": (pa.int8(), -128),
+    "small": (pa.int16(), -(2**15)),
+    "whole": (pa.int32(), 2**31 - 1),
+    "real": (pa.float32(), 0.5),
+    "double": (pa.float64(), 0.1),
+    "exact": (pa.decimal128(38, 9), Decimal("-12345678901234567890123456789.123456789")),
+    "day": (pa.date32(), date(1, 1, 1)),
+    "instant": (pa.timestamp("us", tz="UTC"), datetime(2024, 2, 29, 23, 59, 59, 999999, tzinfo=UTC)),
+    "local": (pa.timestamp("us"), datetime(2024, 3, 31, 2, 30, 0, 1)),
+    "raw": (pa.binary(), b"\x00\xff"),
+    "many": (pa.list_(pa.int64()), [1, None, 3]),
+    "pair": (pa.struct([("x", pa.int32()), ("y", pa.list_(pa.string()))]), {"x": 1, "y": ["a", None]}),
+    "lookup": (pa.map_(pa.string(), pa.decimal128(10, 2)), [("k", Decimal("1.50"))]),
+    "odd `name`.x": (pa.string(), "é\u0000"),
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_types_come_back_as_they_went_in(table: Any, key: tuple[str, ...], large: bool) -> None:
+    schema = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in TYPES.items())])
+    t = table(*key, schema=schema)
+    values = [{"id": 1} | {name: value for name, (_, value) in TYPES.items()}, {"id": 2} | dict.fromkeys(TYPES)]
+    data = pa.Table.from_pylist(values, schema=schema)
+    rows = t.spark.createDataFrame(data, from_arrow_schema(schema, prefer_timestamp_ntz=True))
+    pos = f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0) {POS}"
+    frame = Frame(rows.selectExpr("*", f"'i' {OP}", pos), schema, key, None if large else 2, t.spark)
+    sink = t.joined()
+    sink.write(plan(1), frame)
+    found = t.spark.read.format("delta").load(t.path).toArrow().sort_by("id")
+    assert found.to_pylist() == data.to_pylist()
+    assert found.schema.equals(schema)
+    t.prepared(generation=2)  # the table that Headrace made fits
+
+
+def test_existing_table_is_used_as_it_is(table: Any) -> None:
+    t = table("ID")
+    t.sql("CREATE TABLE {t} (name string, ID decimal(38,0), more int) USING delta")
+    t.schema = pa.schema([("ID", pa.decimal128(20, 0)), ("name", pa.string())])
+    sink = t.joined()
+    frame = t.frame((1, "a", "i"))
+    sink.write(plan(1), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) ID", "name", OP, POS)))
+    assert t.rows() == [("a", Decimal(1), None)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("id bigint", "column `name` (string) is missing"),
+        ("id int, name string", "column `id` is int, the rows have bigint"),
+        ("id bigint, name string, must int NOT NULL", "column `must` is NOT NULL and no row brings it"),
+    ],
+)
+def test_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:
+    t = table()
+    t.sql(f"CREATE TABLE {{t}} ({columns}) USING delta")
+    with pytest.raises(SchemaError) as caught:
+        t.prepared()
+    assert said in caught.value.message
+
+
+def test_place_that_is_no_delta_table_is_refused(table: Any) -> None:
+    t = table()
+    Path(t.path).mkdir()
+    Path(t.path, "notes.parquet").write_text("not a table")
+    with pytest.raises(TargetError, match="cannot make a Delta table at"):
+        t.prepared()
+
+
+def test_s3_without_put_if_absent_is_refused(table: Any) -> None:
+    t = table()
+    t.path = "s3a://bucket/flights"
+    with pytest.raises(GuaranteeError, match="needs a log store that puts a file only if it is absent"):
+        t.prepared()
+
+
+def test_large_epochs_leave_the_driver_path(table: Any) -> None:
+    t = table("id")
+    sink = t.joined()
+    n = DRIVER_ROWS + 1
+    rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0) {POS}")
+    assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), n, t.spark)) == Counts(n, n, 0, 0)
+
+
+def test_describe_opens_nothing() -> None:
+    node = DeltaSink.model_validate({"from": "x", "path": "/data/lake/flights/"})
+    found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
+    assert found == {"kind": "delta", "asset_key": ["delta", "flights"], "table_name": "flights", "location": "/data/lake/flights/"}
