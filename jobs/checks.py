@@ -45,14 +45,15 @@ def audit(
         spark = own = start_session(settings, [node.type for node in file.model.nodes().values()])
     try:
         walk = _walk(ledger, file, state)
-        return [result for name in names for result in _sink_checks(file, settings, state, name, walk, spark)]
+        return [result for name in names for result in _sink_checks(file, settings, ledger, state, name, walk, spark)]
     finally:
+        ledger.close()
         if own is not None:
             stop_session(own)
 
 
 def _sink_checks(
-    file: PipelineFile, settings: Settings, state: LaneState, name: str, walk: list[str], spark: SparkSession | None
+    file: PipelineFile, settings: Settings, ledger: Ledger, state: LaneState, name: str, walk: list[str], spark: SparkSession | None
 ) -> Iterator[CheckResult]:
     import pyarrow as pa
 
@@ -64,7 +65,7 @@ def _sink_checks(
     key = SinkKey(state.pipeline, file.name, LANE, name)
     sink = registry.open_sink(SinkContext(key, node, settings, pa.schema([]), spark, {"key": graph.key_of(file.model, name)}))
     try:
-        yield _exactly_once(name, sink, state, walk)
+        yield _exactly_once(name, sink, ledger, state, walk)
         yield _count(name, sink)
         yield _handoff(file, state, name)
     finally:
@@ -109,16 +110,14 @@ def _skipped(before: EpochRow, row: EpochRow) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def _exactly_once(name: str, sink: Sink, state: LaneState, walk: list[str]) -> CheckResult:
+def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: LaneState, walk: list[str]) -> CheckResult:
     record = sink.record()
     problems = list(walk)
-    allowed = {state.committed: dict(state.position)}
-    if state.open_plan is not None:
-        allowed[state.open_plan.number] = dict(state.open_plan.end)
     if record is None:
         problems.append("the sink holds no record of this pipeline")
     else:
-        problems += _record_problems(record, state, allowed)
+        before, state = state.committed, ledger.state(state.name, LANE) or state
+        problems += _record_problems(record, state, _allowed(ledger, state, record, before))
     numbers: Json = {
         "ledger_epochs": state.committed,
         "record_epoch": record.epoch if record else None,
@@ -129,6 +128,19 @@ def _exactly_once(name: str, sink: Sink, state: LaneState, walk: list[str]) -> C
     }
     said = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
     return CheckResult("exactly_once_epochs", name, not problems, said, numbers)
+
+
+def _allowed(ledger: Ledger, state: LaneState, record: Record, before: int) -> dict[int, Json]:
+    """Where epochs end that the sink may hold: the last one, the open one, and those that a running lane committed meanwhile.
+
+    `before` was the last one before the record was read, `state` is from after it: no sink is touched before its plan is here.
+    """
+    allowed = {state.committed: dict(state.ended)}
+    if state.open_plan is not None:
+        allowed[state.open_plan.number] = dict(state.open_plan.end)
+    if before <= record.epoch < state.committed:
+        allowed |= {row.plan.number: dict(row.plan.end) for row in ledger.epochs(state.name, LANE, record.epoch, record.epoch)}
+    return allowed
 
 
 def _record_problems(record: Record, state: LaneState, allowed: Mapping[int, Json]) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""The check of epochs beside a lane that goes on while it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from headrace.jobs import checks
+from headrace.pipeline.ledger.sqlite import open_sqlite
+from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
+
+
+class Moving:
+    """Answers with its record; the lane commits `meanwhile` epochs in this moment."""
+
+    def __init__(self, lane, held, meanwhile):
+        self.lane, self.held, self.meanwhile = lane, held, meanwhile
+
+    def record(self):
+        found = self.lane.record(self.held)
+        self.lane.commit(self.meanwhile)
+        return found
+
+
+class Lane:
+    """A lane in a real ledger."""
+
+    def __init__(self, path):
+        self.ledger = open_sqlite(path)
+        self.lease = self.ledger.acquire("p", "main", {"door": "test"}, ttl=60)
+        self.ledger.begin(self.lease, lambda: {"n": 0})
+        self.at = 0
+
+    def plan(self):
+        self.ledger.plan(self.lease, EpochPlan(self.at + 1, Phase.LIVE, {"n": self.at}, {"n": self.at + 1}, "h", datetime.now(UTC)), {})
+
+    def commit(self, count):
+        for _ in range(count):
+            self.plan()
+            self.at += 1
+            self.ledger.commit(self.lease, self.at, {})
+
+    def record(self, epoch):
+        key = SinkKey(self.lease.pipeline, "p", "main", "out")
+        return Record(key, epoch, self.lease.generation, Phase.LIVE, None, {"n": epoch - 1}, {"n": epoch}, "h", Counts(), Counts(), 0)
+
+    @property
+    def state(self):
+        return self.ledger.state("p")
+
+
+def asked(sink: Any, lane):
+    return checks._exactly_once("out", sink, lane.ledger, lane.state, [])
+
+
+@pytest.fixture
+def lane(tmp_path):
+    found = Lane(tmp_path / "ledger.db")
+    found.commit(5)
+    yield found
+    found.ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "meanwhile", "passed"), [(5, 0, True), (5, 3, True), (4, 0, False), (4, 3, False), (6, 0, False), (6, 3, True)]
+)
+def test_epochs_that_are_committed_while_the_sink_is_asked(lane, held, meanwhile, passed):
+    found = asked(Moving(lane, held, meanwhile), lane)
+    assert found.passed is passed, found
+
+
+def test_the_open_epoch_may_be_held_already(lane):
+    lane.plan()
+    assert asked(Moving(lane, 6, 0), lane).passed
+
+
+def test_another_position_is_found(lane):
+    sink = Moving(lane, 5, 0)
+    wrong = replace(lane.record(5), end={"n": 77})
+    lane.record = lambda _: wrong
+    assert not asked(sink, lane).passed
