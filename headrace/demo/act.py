@@ -34,6 +34,8 @@ def run_to_the_end(setting: Setting, stop: threading.Event) -> bool:
     Raises LaneError when the Dagster process fails by itself.
     """
     setting.feed.start(setting.lane.consumed)
+    if "killed_epoch" in setting.kept():
+        setting.feed.hurry()
     try:
         while not stop.is_set():
             process = _started(setting)
@@ -118,9 +120,8 @@ class _Watch:
                 console.print(f"  {month[:7]} is in both sinks, epoch {state.committed}")
         if lane.has_history() and not self._said_handoff:
             self._said_handoff = True
-            console.print(
-                f"History is complete. The stream of topic {TOPIC} begins at message {lane.fence():,}: what the table does not hold."
-            )
+            console.print(f"History is complete. The stream of topic {TOPIC} begins at message {lane.fence():,}:")
+            console.print("the table holds those before it.")
         doing = f"epoch {state.open_plan.number} is on its way" if state.open_plan else f"epoch {state.committed} is committed"
         done = f"{len(lane.months())} of 11 months" if not lane.has_history() else f"{lane.consumed():,} of {len(messages()):,} messages"
         self._status.update(f"{doing}, {done}")
@@ -144,6 +145,7 @@ class _Watch:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         setting.keep(killed_epoch=number)
+        setting.feed.hurry()  # the rest of December arrives while Dagster starts again
         postgres, delta = self._epochs(state)
         ledger = setting.lane.state() or state
         setting.console.print(f"  Postgres holds epoch {postgres}, {postgres_rows(setting.services):,} rows")
