@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from lane_world import World
 
 from headrace import services as local
 from headrace.services import Services
@@ -93,6 +94,17 @@ def ch_db(services: Services) -> Iterator[str]:
     yield name
     with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
         client.command(f"DROP DATABASE {name}")
+
+
+@pytest.fixture
+def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[World]:
+    """A pipeline with history, a topic and two sinks, all of this test alone; its file is written."""
+    made = World(services, tmp_path, ch_db, pg)
+    made.fill()
+    made.write_file()
+    yield made
+    made.close()
+    shutil.rmtree(tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import psutil
 import psycopg
 import pytest
-from fault_world import World, until
+from lane_world import World, until
 from pyspark.sql import SparkSession
 
 WHOLE = bool(os.environ.get("HEADRACE_FAULTS"))

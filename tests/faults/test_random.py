@@ -9,7 +9,7 @@ import subprocess
 
 import psutil
 import pytest
-from fault_world import World
+from lane_world import World
 from pyspark.sql import SparkSession
 
 KILLS = 20 if os.environ.get("HEADRACE_FAULTS") else 2

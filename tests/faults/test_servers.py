@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from fault_world import World, until
+from lane_world import World, until
 from pyspark.sql import SparkSession
 
 from headrace import services as local

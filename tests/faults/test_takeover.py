@@ -8,7 +8,7 @@ import signal
 
 import psutil
 import pytest
-from fault_world import World, until
+from lane_world import World, until
 from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]

@@ -6,7 +6,7 @@ import shutil
 
 import psycopg
 import pytest
-from fault_world import World
+from lane_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.events import Until
@@ -14,16 +14,14 @@ from headrace.jobs.replay import adopt, rebuild, replay
 from headrace.jobs.run import run
 from headrace.pipeline.errors import LeaseHeldError, RecordError
 from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.settings import Settings, load_settings
+from headrace.pipeline.settings import Settings
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 
 @pytest.fixture
-def settings(world: World, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    for key, value in world.env().items():
-        monkeypatch.setenv(key, value)
-    return load_settings()
+def settings(world: World) -> Settings:
+    return world.settings()
 
 
 def to_the_end(world: World, settings: Settings, spark: SparkSession) -> PipelineFile:

@@ -1,4 +1,4 @@
-"""A small world for the fault tests: history in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out."""
+"""A small world for the lane's tests: history in ClickHouse, a topic, a pipeline into Postgres and Delta, and what must come out."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
+from headrace.pipeline.settings import Settings
 from headrace.services import Services
 
 HISTORY = 3_000
@@ -87,6 +88,23 @@ class World:
         """Writes the pipeline file, with changes to the world's own values."""
         values = {"name": self.name, "database": self.database, "topic": self.name, "lake": self.lake, "driver_rows": self.driver_rows}
         self.file.write_text(PIPELINE.format(**(values | {"change": self.change} | changes)))
+
+    def settings(self) -> Settings:
+        """The settings of a run in this process."""
+        found = conninfo_to_dict(self.conninfo)
+        clickhouse = self.services.clickhouse
+        home = self.folder / "home"
+        return Settings.model_validate(
+            {
+                "home": home,
+                "state_backend": {"sqlite": {"path": home / "ledger.db"}},
+                "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
+                "kafka_source": {"brokers": self.services.kafka.brokers},
+                "postgres_sink": {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]},
+                "lease_seconds": 4,
+                "commit_timeout_seconds": 2,
+            }
+        )
 
     def env(self) -> dict[str, str]:
         """The environment of a run: its own home and ledger, the servers of the test session."""

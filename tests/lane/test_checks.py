@@ -1,0 +1,104 @@
+"""Every asset check has a case in which it fails, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+import psycopg
+import pytest
+from lane_world import World
+from pyspark.sql import SparkSession
+
+from headrace.jobs.checks import audit
+from headrace.jobs.events import CheckResult, Until
+from headrace.jobs.run import run
+from headrace.pipeline.errors import LaneError
+from headrace.pipeline.file import load_pipeline
+
+pytestmark = [pytest.mark.services, pytest.mark.spark]
+
+
+@pytest.fixture
+def carried(world: World, spark: SparkSession) -> World:
+    assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
+    return world
+
+
+def checks(world: World, spark: SparkSession) -> dict[tuple[str, str], CheckResult]:
+    return {(one.name, one.sink): one for one in audit(load_pipeline(world.file), world.settings(), spark=spark)}
+
+
+def in_ledger(world: World, statement: str, *values: object) -> list[tuple]:
+    connection = sqlite3.connect(world.ledger)
+    with connection:
+        found = connection.execute(statement, values).fetchall()
+    connection.close()
+    return found
+
+
+def test_all_are_green_after_a_run(carried: World, spark: SparkSession) -> None:
+    found = checks(carried, spark)
+    assert len(found) == 6
+    assert {one.passed for one in found.values()} == {True}
+
+
+def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSession) -> None:
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+    lost = checks(carried, spark)["sink_count", "pg"]
+    assert lost.passed is False
+    assert (lost.numbers["lost"], lost.numbers["doubled"]) == (1, 0)
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("INSERT INTO target (id, name) VALUES (-1, 'x'), (-2, 'y')")
+    doubled = checks(carried, spark)["sink_count", "pg"]
+    assert doubled.passed is False
+    assert (doubled.numbers["lost"], doubled.numbers["doubled"]) == (0, 1)
+
+
+def test_a_row_removed_from_delta(carried: World, spark: SparkSession) -> None:
+    spark.sql(f"DELETE FROM delta.`{carried.lake}` WHERE id = (SELECT min(id) FROM delta.`{carried.lake}`)")
+    found = checks(carried, spark)
+    assert found["sink_count", "lake"].passed is False
+    assert found["sink_count", "pg"].passed is True
+
+
+def test_a_hole_in_the_ledger(carried: World, spark: SparkSession) -> None:
+    in_ledger(carried, "DELETE FROM headrace_ledger_epoch WHERE number = 2")
+    found = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert found.passed is False
+    assert "epochs 2 to 2 are missing" in found.message
+
+
+def test_an_offset_skipped_between_two_epochs(carried: World, spark: SparkSession) -> None:
+    ((last,),) = in_ledger(carried, "SELECT max(number) FROM headrace_ledger_epoch")
+    ((text,),) = in_ledger(carried, "SELECT plan FROM headrace_ledger_epoch WHERE number = ?", last)
+    plan = json.loads(text)
+    plan["start"]["src"]["stream"]["offsets"]["0"] += 7
+    in_ledger(carried, "UPDATE headrace_ledger_epoch SET plan = ? WHERE number = ?", json.dumps(plan), last)
+    found = checks(carried, spark)["exactly_once_epochs", "lake"]
+    assert found.passed is False
+    assert "src partition 0" in found.message
+
+
+def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -> None:
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("UPDATE headrace.records SET epoch = epoch - 1, body = jsonb_set(body, '{epoch}', to_jsonb(epoch - 1))")
+    found = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert found.passed is False
+    assert "the sink's record is at epoch" in found.message
+
+
+def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSession) -> None:
+    ((text,),) = in_ledger(carried, "SELECT position FROM headrace_ledger_lane")
+    position = json.loads(text)
+    position["src"]["began"]["offsets"]["0"] += 1
+    in_ledger(carried, "UPDATE headrace_ledger_lane SET position = ?", json.dumps(position))
+    found = checks(carried, spark)["handoff_gapless", "pg"]
+    assert found.passed is False
+    assert "the stream began at" in found.message
+
+
+def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: SparkSession) -> None:
+    with pytest.raises(LaneError, match="no epochs"):
+        audit(load_pipeline(world.file), world.settings(), spark=spark)
