@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -129,22 +129,40 @@ def jvm_alive(spark: SparkSession) -> bool:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stops Spark and its JVM; the process can start another one afterwards."""
+    """Stops Spark and its JVM; the process can start another one afterwards. Never raises: the JVM may be dead already."""
     from pyspark import SparkContext
 
     gateway = spark.sparkContext._gateway  # noqa: SLF001
-    spark.stop()
-    if gateway is None:
-        return
     process = getattr(gateway, "proc", None)
-    if process is None:
+    if jvm_alive(spark):
+        _quietly(spark.stop)
+    if gateway is None or process is None:
         return
-    gateway.shutdown()
-    process.stdin.close()  # the JVM ends with its standard input
+    _quietly(gateway.shutdown)
+    _quietly(process.stdin.close)  # the JVM ends with its standard input
     try:
         process.wait(timeout=10)
     except Exception:  # noqa: BLE001  whatever keeps it: it must not outlive the run
         process.kill()
         process.wait()
+    _forget(spark)
     SparkContext._gateway = None  # noqa: SLF001
     SparkContext._jvm = None  # noqa: SLF001
+
+
+def _quietly(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001  py4j raises many kinds when its other end is gone
+        log.debug("stopping spark: step=%s error=%s", getattr(function, "__qualname__", function), error)
+
+
+def _forget(spark: SparkSession) -> None:
+    """What pyspark keeps about a session whose JVM died before it could be stopped."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+
+    if SparkContext._active_spark_context is spark.sparkContext:  # noqa: SLF001
+        SparkContext._active_spark_context = None  # noqa: SLF001
+    Session._instantiatedSession = None  # noqa: SLF001
+    Session._activeSession = None  # noqa: SLF001

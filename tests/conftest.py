@@ -104,7 +104,6 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[W
     made.write_file()
     yield made
     made.close()
-    shutil.rmtree(tmp_path)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None
     world.write_file()
     process = world.start()
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
-        until(lambda: connection.execute("SELECT pid FROM pg_stat_progress_copy").fetchall(), "a COPY under way", 120)
+        until(lambda: connection.execute("SELECT pid FROM pg_stat_progress_copy").fetchall(), "a COPY under way", 240)
         os.killpg(process.pid, 9)
     process.wait()
     assert world.run()["code"] == 0
@@ -63,7 +63,7 @@ def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
         children = psutil.Process(process.pid).children(recursive=True)
         return [child for child in children if child.is_running() and "pyspark.daemon" in " ".join(child.cmdline())][1:]
 
-    until(workers, "a Python worker", 120)[0].kill()
+    until(workers, "a Python worker", 240)[0].kill()
     process.communicate(timeout=240)
     answer = world.run()  # the run may have mended it by itself; then there is nothing left to do
     assert answer["code"] == 0, answer

@@ -22,13 +22,13 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home
     world.driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
     world.write_file()
     process = world.start()
-    until(lambda: world.held() > 0, "the first epoch", 120)
+    until(lambda: world.held() > 0, "the first epoch", 240)
     with psycopg.connect(world.conninfo, autocommit=True) as lock:
         lock.execute("BEGIN")
         lock.execute("LOCK TABLE target IN EXCLUSIVE MODE")
         with psycopg.connect(world.conninfo, autocommit=True) as look:
             waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'headrace%'"
-            until(lambda: look.execute(waiting).fetchall(), "a merge that waits for the table", 120)
+            until(lambda: look.execute(waiting).fetchall(), "a merge that waits for the table", 240)
         own.postgres.kill(signal.SIGKILL)
     own.postgres.start()
     out, _ = process.communicate(timeout=240)

@@ -189,9 +189,15 @@ class World:
     def run(self) -> dict[str, Any]:
         """A run to the end; its answer."""
         process = self.start()
+        return self.answer(process) | {"code": process.returncode}
+
+    def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """What a run said at its end."""
         out, _ = process.communicate(timeout=240)
-        answer = json.loads(out.strip().splitlines()[-1])
-        return answer | {"code": process.returncode}
+        last = out.strip().splitlines()[-1] if out.strip() else ""
+        log = (self.folder / "run.log").read_text()[-3000:]
+        assert last.startswith("{"), f"exit {process.returncode}, said {out!r}, log:\n{log}"
+        return json.loads(last)
 
     def crash(self, point: str, nth: int, action: str = "driver") -> int:
         """A run that must die at its point; its exit code."""
