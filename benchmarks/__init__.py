@@ -1,0 +1,1 @@
+"""Headrace beside the best bare way to do the same, in one run."""

@@ -1,0 +1,54 @@
+"""`python -m benchmarks [NAME …] [--rows N]`: runs benchmarks and writes docs/benchmarks.md when all of them ran."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks import cases
+from benchmarks.kit import Bench, bench
+
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Written by `make bench` on {day}: {machine}, {cores} cores. Compare inside a table, never across machines: each ratio is against the
+best bare way to do the same, in the same run. What each case does is in [benchmarks/README.md](../benchmarks/README.md).
+"""
+
+
+def main() -> int:
+    """Exit code 1 when a gated figure is missed."""
+    parser = argparse.ArgumentParser(prog="benchmarks")
+    parser.add_argument("names", nargs="*", choices=[*cases.CASES, []], help="all if none is given")
+    parser.add_argument("--rows", type=int, default=5_000_000)
+    asked = parser.parse_args()
+    names = asked.names or list(cases.CASES)
+    missed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, bench(Path(folder)) as running:
+        for name in names:
+            missed += cases.CASES[name](running, asked.rows)
+        if not asked.names:
+            PAGE.write_text(page(running))
+    for line in missed:
+        print(f"missed: {line}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def page(running: Bench) -> str:
+    """The figures as Markdown."""
+    import os
+
+    lines = [HEAD.format(day=datetime.now(UTC).date(), machine=platform.platform(terse=True), cores=os.cpu_count())]
+    for name, figures in running.figures.items():
+        lines += [f"## {name}", "", "| what | figure | ratio |", "|---|---|---|"]
+        lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
