@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +19,13 @@ from headrace.jobs.events import CheckResult
 from headrace.screen import WIDTH, count
 
 QUERY = "SELECT delay_bucket, count(*) FROM flights GROUP BY 1 ORDER BY 2 DESC"
+
+
+def command() -> str:
+    """How to call `headrace` from here."""
+    name = Path(sys.argv[0])
+    found = shutil.which(name.name)
+    return name.name if found and Path(found).samefile(name) else os.path.relpath(name)
 
 
 def title(console: Console) -> None:
@@ -70,7 +82,7 @@ def _phases(setting: Setting) -> Table:
 
 def _about_the_kill(setting: Setting) -> None:
     if killed := setting.kept().get("killed_epoch"):
-        setting.console.print(f"Epoch {killed} was killed with -9 and finished by the next process; its time is not in there.")
+        setting.console.print(f"Epoch {killed} was killed with -9 and finished by the next process: not timed.")
 
 
 def _rows(compared: dict[str, Comparison]) -> Table:
@@ -86,7 +98,7 @@ def _rows(compared: dict[str, Comparison]) -> Table:
 def _where(setting: Setting) -> None:
     console = setting.console
     console.print(f"Postgres: table flights.   Delta: {setting.delta}")
-    console.print(f'  headrace services psql -c "{QUERY}"', markup=False)
+    console.print(f'  {command()} services psql -c \\\n    "{QUERY}"', markup=False)
     for bucket, rows in bucket_counts(setting.services, QUERY):
         console.print(f"    {bucket:<14}{rows:>9,}")
     console.print("Runs, partitions and checks in Dagster's pages:  make ui")

@@ -6,7 +6,6 @@ from typing import Any
 
 from headrace.commands.inspect import show_checks
 from headrace.demo import report
-from headrace.demo.compare import compare
 from headrace.demo.flights import KEY
 from headrace.demo.held import delete_row, delta_table, postgres_table
 from headrace.demo.setting import POSTGRES, Setting
@@ -24,16 +23,16 @@ def tamper_and_repair(setting: Setting) -> bool:
     console.print()
     console.rule("Tampering", align="left")
     key = delete_row(setting.services, DAY)
-    console.print(f"Deleted one row of Postgres behind Headrace's back: {_words(key)}.")
+    console.print(f"Deleted a row of Postgres behind Headrace's back: {_words(key)}")
     broken = audit(setting.file, setting.settings, sinks=[POSTGRES])
     show_checks(console, broken)
     lost = _lost(setting)
-    console.print(f"Delta has it, Postgres has not: {', '.join(_words(row) for row in lost)}")
+    console.print(f"Delta has, and Postgres has not: {', '.join(_words(row) for row in lost)}")
     if not _red(broken) or lost != [key]:
         console.print("[bold red]The check did not find it.[/]")
         return False
     epoch = next(row.plan.number for row in setting.lane.epochs() if row.plan.window == MONTH)
-    console.print(f"headrace replay {setting.file.path} --sink {POSTGRES} --from {epoch}", markup=False)
+    console.print(f"{report.command()} replay {setting.file.path} --sink {POSTGRES} --from {epoch}", markup=False)
     with console.status(f"writing epochs {epoch} and later into Postgres again"):
         replay(setting.file, setting.settings, sink=POSTGRES, from_epoch=epoch)
         mended = audit(setting.file, setting.settings, sinks=[POSTGRES])
@@ -53,10 +52,9 @@ def _red(checks: list[CheckResult]) -> bool:
 def _lost(setting: Setting) -> list[dict[str, Any]]:
     """Keys that Delta holds and Postgres does not."""
     names = list(KEY)
-    delta = delta_table(setting.delta, names)
     postgres = postgres_table(setting.services, names)
-    delta = delta.set_column(0, "time_hour", delta["time_hour"].cast(postgres.schema.field("time_hour").type))
-    return compare(postgres, delta.cast(postgres.schema).sort_by([(name, "ascending") for name in names])).lost.to_pylist()
+    delta = delta_table(setting.delta, names).cast(postgres.schema)
+    return delta.join(postgres, names, join_type="left anti").to_pylist()
 
 
 def _words(key: dict[str, Any]) -> str:
