@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.connectors.delta.rows import quoted
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType
 
+_PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _UNSAFE = ("s3", "s3a", "s3n")
 _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 
@@ -35,11 +38,20 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema) -> No
     builder = DeltaTable.createIfNotExists(session).location(path)
     for column in schema:
         builder = builder.addColumn(column.name, spark_type(column.type), nullable=True)
+    if any(_PARQUET_REFUSES.search(name) for column in schema for name in _names(column)):
+        builder = builder.property("delta.columnMapping.mode", "name")
     try:
         builder.execute()
     except AnalysisException as error:
         msg = f"cannot make a Delta table at `{path}`: {str(error).splitlines()[0]}"
         raise TargetError(msg, hint="Choose an empty place, or a Delta table, as `path`.", node=sink) from error
+
+
+def _names(field: pa.Field) -> Iterator[str]:
+    """The field's name and those of all fields inside its type."""
+    yield field.name
+    for at in range(field.type.num_fields):
+        yield from _names(field.type.field(at))
 
 
 def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:

@@ -209,9 +209,10 @@ class Gate:
 
         return replace(frame, rows=frame.rows.withColumn("name", wait("name")))
 
-    def await_reached(self) -> None:
-        deadline = time.monotonic() + 120
+    def await_reached(self, victim: subprocess.Popen[bytes] | None = None) -> None:
+        deadline = time.monotonic() + 240
         while not self.reached.exists():
+            assert victim is None or victim.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
@@ -251,7 +252,8 @@ from headrace.jobs.session import start_session
 from headrace.pipeline.settings import Settings, SparkSettings
 from tests.connectors.test_delta import Gate, Table, plan
 home = Path(sys.argv[1])
-spark = start_session(Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g")), ("delta",))
+quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
+spark = start_session(Settings(home=home, spark=quick), ("delta",))
 table = Table(spark, home / "flights", tuple(sys.argv[2:]))
 sink = table.joined()
 sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
@@ -265,7 +267,7 @@ def test_kill_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, key:
     root = Path(__file__).parents[2]
     with subprocess.Popen([sys.executable, "-c", _VICTIM, str(tmp_path), *key], cwd=root, start_new_session=True) as victim:
         try:
-            Gate(tmp_path).await_reached()
+            Gate(tmp_path).await_reached(victim)
         finally:
             os.killpg(victim.pid, signal.SIGKILL)
     t = Table(spark, tmp_path / "flights", key)
