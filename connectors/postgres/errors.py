@@ -13,13 +13,17 @@ from headrace.pipeline.errors import DataError, HeadraceError, TargetError, Tran
 
 TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
 """SQLSTATE classes that pass by themselves: connection, rollback, resources, locks, operator, system error."""
-PERMANENT_STATES = ("40002", "57P04")
-"""Exceptions to them: an integrity rule checked at commit, a dropped database."""
+DROPPED = "57P04"
+"""The exception to them: the database is gone."""
+INTEGRITY_AT_COMMIT = "40002"
 READ_ONLY = "25006"
 UNIQUE = "23505"
 DATA_CLASSES = ("22", "23")
 
-_REFUSED = re.compile(r"authentication failed|pg_hba\.conf|does not exist|permission denied|not permitted|not currently accepting|SSL")
+_REFUSED = re.compile(
+    r"authentication failed|no password supplied|pg_hba\.conf|does not exist|permission denied|not permitted"
+    r"|not currently accepting|does not support SSL"
+)
 """What the server refuses a connection for that trying again does not mend."""
 
 
@@ -88,10 +92,10 @@ def translate(error: Exception, node: str) -> HeadraceError:
     msg = f"Postgres says: {text} (SQLSTATE {state})"
     if state == READ_ONLY:
         return TransientError(msg, node=node, hint="The server is read-only: a standby, or failing over.")
-    if state[:2] in DATA_CLASSES or state == "40002":
+    if state[:2] in DATA_CLASSES or state == INTEGRITY_AT_COMMIT:
         kind = UniqueError if state == UNIQUE else DataError
         return kind(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
-    if state[:2] in TRANSIENT_CLASSES and state not in PERMANENT_STATES:
+    if state[:2] in TRANSIENT_CLASSES and state != DROPPED:
         lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
         return (LostError if lost else TransientError)(msg, node=node)
     return TargetError(msg, node=node, hint="Mend the table or the rights of the role in Postgres, then run again.")
@@ -100,7 +104,7 @@ def translate(error: Exception, node: str) -> HeadraceError:
 def _without_state(text: str, node: str) -> HeadraceError:
     """Errors of the connection itself: libpq gives no code for them, only the server's FATAL line tells more."""
     msg = f"Postgres says: {text}"
-    if "FATAL:" in text and _REFUSED.search(text):
+    if _REFUSED.search(text):
         return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
     return LostError(msg, node=node)
 

@@ -163,11 +163,16 @@ class RecordStore:
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
 
     def join(self, session: Session, record: Record, baseline: int) -> Record:
-        """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again."""
+        """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again.
+
+        Rows of the same pipeline under another UUID go too: whoever still writes by one of them is fenced.
+        """
         held = self.lock(session, record.generation)
         written = replace(record, baseline=baseline)
         self._set(session, written, after=held.record.epoch if held else None)
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine}"), *self._id)
+        others = "DELETE FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
+        session.run(others + " AND name = $4::text AND target = $5::text", *self._id, self.key.name, self.target)
         return written
 
     def _set(self, session: Session, record: Record, *, after: int | None) -> None:

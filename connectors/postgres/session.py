@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
 
 import stamina
 
-from headrace.connectors.postgres.errors import LostError, translated
+from headrace.connectors.postgres.errors import translated
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.records import SinkKey
 from headrace.pipeline.settings import PostgresConnection
@@ -195,7 +195,7 @@ class Loader:
 
     def _ready(self) -> LoadSession:
         """A session with its transaction begun, on a new connection where the old one is dead."""
-        for attempt in stamina.retry_context(on=LostError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
+        for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
             with attempt, translated(self._address.node):
                 self._connection = self._connection or self._connect()
                 session = LoadSession(self._connection)

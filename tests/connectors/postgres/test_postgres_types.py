@@ -16,7 +16,7 @@ from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, Targ
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
 PATHS = pytest.mark.parametrize("estimate", [0, STAGED], ids=["driver", "staged"])
-LATE = datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001  without a zone on purpose
+LATE = datetime(9999, 12, 31, 23, 59, 59, 999_999)
 
 VALUES: list[tuple[str, pa.DataType, str, list[Any]]] = [
     ("tiny", pa.int8(), "smallint", [-128, 127]),
@@ -38,7 +38,7 @@ VALUES: list[tuple[str, pa.DataType, str, list[Any]]] = [
         "timestamp with time zone",
         [datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), LATE.replace(tzinfo=UTC)],
     ),
-    ("local", pa.timestamp("us"), "timestamp without time zone", [datetime(2026, 3, 29, 2, 30), LATE]),  # noqa: DTZ001
+    ("local", pa.timestamp("us"), "timestamp without time zone", [datetime(2026, 3, 29, 2, 30), LATE]),
     ("list", pa.list_(pa.int64()), "jsonb", [[1, None, 3], []]),
     ("struct", pa.struct([("a", pa.int64()), ("b", pa.string())]), "jsonb", [{"a": 1, "b": None}, {"a": None, "b": 'q"'}]),
     ("map", pa.map_(pa.string(), pa.float64()), "jsonb", [[("k", 1.5)], []]),
@@ -191,12 +191,12 @@ def test_missing_rights_are_named(bench: Bench) -> None:
     made(bench, "id bigint PRIMARY KEY, v text")
     bench.joined()
     role = f"r{bench.schema}"
-    bench.run(f"CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {bench.schema}, headrace TO {role}")
+    bench.run(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA {bench.schema}, headrace TO {role}")
     bench.run(f"GRANT ALL ON ALL TABLES IN SCHEMA headrace TO {role}; GRANT SELECT, INSERT ON {{t}} TO {role}")
+    lesser = Bench(bench.parameters | {"user": role, "password": "secret"}, bench.spark, bench.schema, bench.pipeline).sink()
     try:
-        bench.parameters = bench.parameters | {"user": role}
         with pytest.raises(TargetError, match=f"role {role} lacks UPDATE, DELETE"):
-            bench.sink().prepare(pa.schema([("id", pa.int64()), ("v", pa.string())]), 2)
+            lesser.prepare(pa.schema([("id", pa.int64()), ("v", pa.string())]), 2)
     finally:
-        bench.parameters = bench.parameters | {"user": "postgres"}
+        lesser.close()
         bench.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
