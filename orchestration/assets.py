@@ -7,6 +7,7 @@ import dagster as dg
 
 from headrace.jobs.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
 from headrace.orchestration import report
+from headrace.orchestration.books import WindowRows, window_rows
 from headrace.orchestration.columns import ColumnBook
 from headrace.orchestration.lane import check_results, run_lane, verdict
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
@@ -17,8 +18,6 @@ from headrace.pipeline.errors import HeadraceError
 Lineage = Mapping[str, dg.TableColumnLineage | None]
 Checks = Mapping[str, Mapping[str, CheckResult]]
 """Check results by sink and name."""
-WindowRows = Mapping[str, Mapping[str, int]]
-"""Rows by window and sink, of the windows that a run completed."""
 
 
 def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
@@ -108,7 +107,7 @@ def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Seque
                 metadata = _partition_rows(rows[window], sink)
                 context.log_event(dg.AssetMaterialization(physical.key, partition=window, metadata=metadata))
         raise
-    return result, rows
+    return result, rows | dict(window_rows(pipeline, windows or ()))
 
 
 def _materialized(

@@ -8,8 +8,8 @@ import dagster as dg
 from dagster._utils.schedules import schedule_execution_time_iterator  # the only way to ask for the next tick, and what the daemon asks
 
 from headrace.jobs.status import history_complete
+from headrace.orchestration.books import lane_state
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
-from headrace.orchestration.sensors import lane_state
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.nodes import Schedule
 

@@ -7,9 +7,9 @@ import time
 import dagster as dg
 
 from headrace.jobs.status import history_complete
+from headrace.orchestration.books import lane_state
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
 from headrace.orchestration.supervision import Act, Decision, Ended, LastRun, Memory, decide
-from headrace.pipeline.ledger import LaneState
 
 INTERVAL_SECONDS = 10
 _ENDED = {
@@ -49,21 +49,6 @@ def supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition
         return _act(context, pipeline, decision, record)
 
     return supervise
-
-
-def lane_state(pipeline: Pipeline) -> LaneState | None:
-    """What the ledger says about the pipeline's lane; None, and no file made, where there is no ledger yet."""
-    from headrace.connectors.ledgers import open_ledger
-
-    settings = pipeline.settings()
-    backend = settings.state_backend
-    if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():
-        return None
-    ledger = open_ledger(settings)
-    try:
-        return ledger.state(pipeline.file.name)
-    finally:
-        ledger.close()
 
 
 def _act(context: dg.SensorEvaluationContext, pipeline: Pipeline, decision: Decision, record: dg.RunRecord | None) -> dg.SensorResult:

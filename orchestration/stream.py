@@ -37,15 +37,19 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
         until, lifetime = _how_long(pipeline, config)
         reporter = StreamReporter(context, pipeline)
-        result = run_lane(
-            pipeline,
-            getattr(context.resources, SPARK),
-            until=until,
-            lifetime=lifetime,
-            run_id=context.run.run_id,
-            on_event=reporter.on_event,
-            on_tick=reporter.on_tick,
-        )
+        try:
+            result = run_lane(
+                pipeline,
+                getattr(context.resources, SPARK),
+                until=until,
+                lifetime=lifetime,
+                run_id=context.run.run_id,
+                on_event=reporter.on_event,
+                on_tick=reporter.on_tick,
+            )
+        except BaseException:
+            reporter.say_the_rest(caught_up=False)
+            raise
         reporter.finish(result)
 
     @dg.job(
@@ -111,10 +115,14 @@ class StreamReporter:
         if due and self._clock() >= self._next_checks:
             self._check()
 
+    def say_the_rest(self, *, caught_up: bool) -> None:
+        """Says what was not due yet: epochs that are committed do not stay unsaid, however the run ends."""
+        rest = {figures.sink: figures for figures in self._tally.due(all_of_it=True)}
+        self._say(rest, self._windows.filled(caught_up=caught_up))
+
     def finish(self, result: RunResult) -> None:
         """Says what is left to say, with a last look at the real systems."""
-        rest = {figures.sink: figures for figures in self._tally.due(all_of_it=True)}
-        self._say(rest, self._windows.filled(caught_up=result.caught_up))
+        self.say_the_rest(caught_up=result.caught_up)
         self._context.log.info("ended by %s after %d epochs, caught up: %s", result.stopped, result.epochs, result.caught_up)
         self._check()
 

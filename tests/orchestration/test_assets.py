@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 from dagster import AssetCheckKey
 
+from headrace.connectors.ledgers import open_ledger
 from headrace.jobs.events import Until, WindowDone
 from headrace.orchestration.build import build
 from headrace.pipeline.errors import BlockedError, LeaseHeldError, Place
+from headrace.pipeline.records import Counts, EpochPlan, Phase
 
 MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
 CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless")
@@ -84,6 +88,19 @@ class TestWindows:
             ("clickhouse/flights/history", "delay"),
             ("kafka/flights", "delay"),
         }
+
+    def test_rows_of_a_partition_are_those_of_all_runs_that_had_a_part_in_it(self, pipeline, materialize, instance):
+        ledger = open_ledger(pipeline.settings())
+        lease = ledger.acquire("flights", "main", {}, ttl=60)
+        ledger.begin(lease, lambda: {"n": 0})
+        for number in (1, 2):
+            plan = EpochPlan(number, Phase.HISTORY, {"n": number - 1}, {"n": number}, "h", datetime.now(UTC), window="2013-02-01")
+            ledger.plan(lease, plan, {})
+            ledger.commit(lease, number, {"flights_pg": Counts(100, inserted=90, deleted=1), "lake": Counts(100, inserted=None)})
+        ledger.close()
+        materialize("2013-02-01")
+        assert latest(instance, PG)["dagster/partition_row_count"].value == 178
+        assert latest(instance, LAKE)["dagster/partition_row_count"].value == 200
 
     @pytest.mark.parametrize(("first", "last"), [("2013-12-01", "2013-12-01"), ("2013-11-01", "2013-12-01")])
     def test_windows_of_the_stream_are_refused_with_the_reason(self, materialize, stand_in, instance, first, last):

@@ -197,6 +197,18 @@ class TestJob:
         reporter.on_tick()
         assert [event.partition for event in logged if isinstance(event, dg.AssetMaterialization)] == ["2013-12-01"] * 2
 
+    def test_epochs_that_are_committed_are_said_even_where_the_run_fails(self, run_stream):
+        from headrace.pipeline.errors import BlockedError
+
+        def during(listener, **_):
+            listener(epoch(1))
+            msg = "epoch 2 failed 3 times"
+            raise BlockedError(msg)
+
+        result, events = run_stream(during)
+        assert not result.success
+        assert [item.metadata["last epoch"].value for item in materialized(events, PG)] == [1]
+
     def test_systems_that_cannot_be_asked_do_not_end_the_stream(self, run_stream, monkeypatch):
         from headrace.pipeline.errors import TransientError
 

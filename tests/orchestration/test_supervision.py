@@ -11,9 +11,9 @@ import pytest
 from dagkit import FLIGHTS
 
 from headrace.connectors.ledgers import open_ledger
+from headrace.orchestration.books import lane_state
 from headrace.orchestration.build import build
 from headrace.orchestration.pipelines import load
-from headrace.orchestration.sensors import lane_state
 from headrace.orchestration.supervision import FIRST_WAIT, LOST_AFTER, MAX_STARTS, Act, Ended, LastRun, Memory, decide
 from headrace.pipeline.records import EpochPlan, Phase
 
