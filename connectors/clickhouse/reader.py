@@ -159,9 +159,21 @@ def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Fixed binaries as binaries, which is all that the types of a translated query need."""
-    columns = [_fit(column, pa.binary()) if pa.types.is_fixed_size_binary(column.type) else column for column in batch.columns]
+    """The columns of a translated query in the types that `types.convert` names: fixed binaries as binaries, all members nullable."""
+    columns = [_fit(column, _nullable(column.type)) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(_nullable(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(member.name, _nullable(member.type)) for member in kind])
+    return kind
 
 
 def read(spark: SparkSession, fetch: ClickHouseFetch) -> DataFrame:
