@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 RESULT = "attempt bigint, rows bigint, deletes bigint, failure string"
+_SORT_MEMORY = "SELECT set_config('work_mem', '64MB', true) WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('64MB')"
+"""For the one sort of the merge, in its transaction only: the default spills to disk from some ten thousand rows on."""
 _RESULT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("deletes", pa.int64()), ("failure", pa.string())])
 
 
@@ -142,6 +144,7 @@ def _merge(
             return None
         counts = Counts()
         if told:
+            session.run(_SORT_MEMORY)
             winners = None if told.keys() == there.keys() else list(told)
             deletes = any(one.deletes for one in staged)
             counts = merge(session, load.target, Stage(table, winners), load.policy, deletes=deletes)
