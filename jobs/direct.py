@@ -62,27 +62,12 @@ def translate(sql: str, source_name: str, schema: pa.Schema) -> str | None:
         found = transforms.parse(sql)
     except UserError:
         return None
-    if not isinstance(found, exp.Select) or _odd_text(sql):
+    if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
     try:
         return _Translator(source_name, schema).select(found)
     except LeftOutError:
         return None
-
-
-def _odd_text(sql: str) -> bool:
-    """Whether literals hold what is not read in one way: a backslash, or a doubled quote (the parser drops it, Spark keeps one)."""
-    quoted = ""
-    for place, char in enumerate(sql):
-        if char == "\\":
-            return True
-        if quoted and char == quoted:
-            quoted = ""
-            if sql[place + 1 : place + 2] == char:
-                return True
-        elif not quoted and char in "'\"`":
-            quoted = char
-    return False
 
 
 class _Translator:

@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import ClassVar
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
 
 from headrace.pipeline.errors import UserError
 
-DIALECT = "spark"
+
+class HeadraceSpark(Spark):
+    """Spark 4's SQL. The library reads 'It''s' as two literals side by side, so that the quote would be lost without a word."""
+
+    class Tokenizer(Spark.Tokenizer):
+        """A doubled quote inside a literal is one quote."""
+
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+
+
+DIALECT = HeadraceSpark
 _REFUSED: dict[type, str] = {
     exp.Join: "a join",
     exp.AggFunc: "an aggregate",
