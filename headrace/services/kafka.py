@@ -103,7 +103,8 @@ class Kafka(LocalService):
             "kafka.tools.StorageTool",
             "format",
         ]
-        command += ["--cluster-id", self._kept("cluster_id"), "--config", str(settings), "--ignore-formatted"]
+        # One argument: an id may begin with a dash, and would be taken for an option.
+        command += [f"--cluster-id={self._kept('cluster_id')}", "--config", str(settings), "--ignore-formatted"]
         done = subprocess.run(command, capture_output=True, text=True, cwd=self.data, stdin=subprocess.DEVNULL, check=False)
         if done.returncode:
             msg = f"Kafka's storage cannot be formatted: {(done.stderr or done.stdout).strip()[-800:]}"
