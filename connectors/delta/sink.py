@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +18,7 @@ from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wr
 from headrace.connectors.delta.rows import appended, keyed, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.rowerrors import explain_failure
-from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
+from headrace.pipeline.errors import DataError, FencedError, InternalError, RecordError, TransientError
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ log = logging.getLogger(__name__)
 
 _APP, _TXN = "spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion"
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_ADAPTIVE = "spark.sql.adaptive.enabled"
 _SESSION = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.history.metricsEnabled": "true",
     "spark.databricks.delta.optimizeWrite.enabled": "false",
     "spark.databricks.delta.autoCompact.enabled": "false",  # its commit would carry our identifier and metadata
     "spark.sql.session.timeZone": "UTC",
+    _ADAPTIVE: "false",  # a job per stage: small queries spend more on them than on their rows
 }
 _JOIN_ATTEMPTS = 5
 
@@ -54,7 +57,7 @@ class DeltaTableSink(Sink):
     def __init__(self, context: SinkContext) -> None:
         self._context = context
         self._app = context.key.text
-        self._path: str = context.node.path
+        self._path: str = _absolute(context.node.path)
         self._generation = -1
         self._opened: tuple[SparkSession, TableLog] | None = None
         self._seen: tuple[int, Held | None] = (-1, None)  # up to which version the log was read, and what was found
@@ -101,11 +104,12 @@ class DeltaTableSink(Sink):
         if held.record is None:
             msg = f"the Delta table `{self._path}` holds no record of this sink"
             raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
-        if held.record.epoch == plan.number and held.record.end == json.loads(json.dumps(plan.end)):
+        if held.record.epoch == plan.number and _same(held.record, plan):
             log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)
             return held.record.counts
         if held.record.epoch != plan.number - 1:
-            msg = f"the Delta table `{self._path}` holds epoch {held.record.epoch}, epoch {plan.number} can only follow {plan.number - 1}"
+            other = " from other positions" if held.record.epoch == plan.number else ""
+            msg = f"the Delta table `{self._path}` holds epoch {held.record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
             raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
         txn = held.txn + 1
         metadata = wrap(self._app, txn, held.record.next(plan, self._generation, Counts()), derive=True)
@@ -165,8 +169,7 @@ class DeltaTableSink(Sink):
             return before
         known = newest >= seen >= 0
         found = table.find(self._app, newest, seen + 1 if known else 0) or (before if known else None)
-        if not known:
-            self._compare(found, table.transactions(snapshot).get(self._app))
+        self._compare(found, table.transactions(snapshot).get(self._app))
         self._seen = newest, found
         return found
 
@@ -202,8 +205,9 @@ class DeltaTableSink(Sink):
         try:
             merge(session, self._path, source, frame)
         finally:
-            for key in conf:
+            for key in {**conf, **source.conf}:
                 session.conf.unset(key)
+            session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 
     def _append(self, rows: DataFrame, txn: int, metadata: str) -> None:
         options = {"txnAppId": self._app, "txnVersion": txn, "userMetadata": metadata, "optimizeWrite": "false", "mergeSchema": "false"}
@@ -254,4 +258,17 @@ class DeltaTableSink(Sink):
         if "DELTA_CONCURRENT" in text or "Concurrent" in text:
             msg = f"another writer changed the Delta table `{self._path}` at the same moment: {str(error).splitlines()[0]}"
             return TransientError(msg, node=self._context.key.sink)
+        if "DELTA_VIOLATE_CONSTRAINT" in text or "DELTA_NOT_NULL_CONSTRAINT" in text:
+            msg = f"the Delta table `{self._path}` refuses a row: {str(error).splitlines()[0]}"
+            return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=self._context.key.sink)
         return error
+
+
+def _absolute(path: str) -> str:
+    """A path of this host without its scheme is made absolute: Delta takes `.a/b` for a name with dots."""
+    return path if ":" in path.split("/", 1)[0] else os.path.abspath(path)
+
+
+def _same(record: Record, plan: EpochPlan) -> bool:
+    """Whether the record is of this very epoch, as JSON compares."""
+    return [record.start, record.end, record.pipeline_hash] == json.loads(json.dumps([plan.start, plan.end, plan.pipeline_hash]))

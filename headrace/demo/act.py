@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,8 +75,9 @@ def _log(home: Path) -> Path:
 
 def _failed(setting: Setting) -> LaneError:
     path = _log(setting.home)
-    last = [line for line in path.read_text(errors="replace").splitlines() if line.strip()][-1:]
-    return LaneError(f"the Dagster process failed: {' '.join(last)[:300]}", hint=f"Everything that it said is in {path}.")
+    said = re.findall(r"^headrace\.pipeline\.errors\.\w+: (.+)$", path.read_text(errors="replace"), re.MULTILINE)
+    why = said[-1] if said else "it says why in its log"
+    return LaneError(f"the Dagster process failed: {why}", hint=f"Everything that it said is in {path}.")
 
 
 class _Watch:

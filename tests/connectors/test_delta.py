@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.delta.rows import DRIVER_ROWS
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, InternalError, RecordError, SchemaError, TargetError
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError
 from headrace.pipeline.nodes import DeltaSink
 from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
 from headrace.pipeline.settings import Settings
@@ -99,6 +99,14 @@ def test_append(table: Any) -> None:
     assert record.plan == replace(plan(2), planned_at=record.planned_at)
 
 
+def test_a_relative_path_means_the_working_directory(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative, there = Table(spark, Path(".lake/of/flights")), Table(spark, tmp_path / ".lake/of/flights")
+    relative.joined().write(plan(1), relative.frame((1, "a", "i")))
+    assert there.rows() == [(1, "a")]
+    assert relative.sink().describe()["location"] == str(tmp_path / ".lake/of/flights")
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None:
     t = table("id")
@@ -165,7 +173,7 @@ def test_only_the_next_epoch_is_taken(table: Any) -> None:
         sink.write(plan(2), t.frame((1, "a", "i")))
     sink.write(plan(1), t.frame((1, "a", "i")))
     other = replace(plan(1), end=position(77))
-    with pytest.raises(RecordError, match="holds epoch 1, epoch 1 can only follow 0"):
+    with pytest.raises(RecordError, match="holds epoch 1 from other positions, epoch 1 can only follow 0"):
         sink.write(other, t.frame((1, "a", "i")))
     assert t.rows() == [(1, "a")]
 
@@ -235,14 +243,29 @@ def test_write_under_way_is_fenced_by_a_newcomer(table: Any, tmp_path: Path, key
     assert t.rows() == [(1, "new")]
 
 
-def test_write_that_delta_skips_is_noticed(table: Any) -> None:
+@pytest.mark.parametrize("late", [False, True])
+def test_step_that_somebody_else_took_is_noticed(table: Any, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Delta skips our write without a word then, also where the step is taken only after we looked (`late`)."""
     t = table()
     sink = t.joined()
+    held = sink._mine()
     options = {"txnAppId": KEY.text, "txnVersion": (1 << 32) + 9}
     t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(**options).save(t.path)
-    with pytest.raises(InternalError, match="Delta did not commit step"):
+    if late:
+        monkeypatch.setattr(sink, "_mine", lambda: held)
+    with pytest.raises(RecordError, match="remembers step 4294967305 of this sink"):
         sink.write(plan(1), t.frame((1, "a", "i")))
     assert t.rows() == []
+
+
+@pytest.mark.parametrize("key", [(), ("id",)])
+def test_row_that_a_constraint_refuses(table: Any, key: tuple[str, ...]) -> None:
+    t = table(*key)
+    sink = t.joined()
+    t.sql("ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 10)")
+    with pytest.raises(DataError, match="refuses a row"):
+        sink.write(plan(1), t.frame((11, "a", "i")))
+    assert t.sink().record().epoch == 0
 
 
 _VICTIM = """
