@@ -50,13 +50,14 @@ _CASTS = {
 _MANY = 200
 
 
-def translate(sql: str, source_name: str, schema: pa.Schema) -> str | None:
+def translate(sql: str, source_name: str, schema: pa.Schema, over: str = SPLIT) -> str | None:
     """The statement for ClickHouse, over the rows of one split, or None where it may mean something else there.
 
     Args:
         sql: a transform in Spark SQL.
         source_name: the source that it may read, and no other.
         schema: the source's payload as Spark sees it.
+        over: what the statement reads from in ClickHouse: the split, or in brackets what a transform before it was translated to.
     """
     try:
         found = transforms.parse(sql)
@@ -65,7 +66,7 @@ def translate(sql: str, source_name: str, schema: pa.Schema) -> str | None:
     if not isinstance(found, exp.Select) or "\\" in sql:  # what a backslash means in text differs by engine
         return None
     try:
-        return _Translator(source_name, schema).select(found)
+        return _Translator(source_name, schema, over).select(found)
     except LeftOutError:
         return None
 
@@ -73,8 +74,9 @@ def translate(sql: str, source_name: str, schema: pa.Schema) -> str | None:
 class _Translator:
     """Translates one SELECT over one source."""
 
-    def __init__(self, source_name: str, schema: pa.Schema) -> None:
+    def __init__(self, source_name: str, schema: pa.Schema, over: str) -> None:
         self._source = source_name
+        self._over = over
         self._columns = {field.name: kind_of(field.type) for field in schema}
         self._names = {source_name}
         self._rules: dict[type[exp.Expr], Callable[[Any], Value]] = {
@@ -106,7 +108,7 @@ class _Translator:
         outer = ", ".join(f"_headrace_out_{place} AS {quote(name)}" for place, (name, _) in enumerate(outputs))
         where = found.args.get("where")
         condition = f" WHERE {self._truth(where.this).sql}" if where else ""
-        return f"SELECT {outer} FROM (SELECT {inner} FROM {SPLIT}{condition})"  # noqa: S608  every part is from the whitelist
+        return f"SELECT {outer} FROM (SELECT {inner} FROM {self._over}{condition})"  # noqa: S608  every part is from the whitelist
 
     def _outputs(self, node: exp.Expr) -> list[tuple[str, str]]:
         """(name, SQL) of what one item of the SELECT list gives. Expressions need an alias: Spark makes names up for the rest."""

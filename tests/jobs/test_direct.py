@@ -65,11 +65,16 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
     whole = pa.Table.from_batches([batch for split in splits for batch in source.direct(snapshot, splits, None).fetch(split)])
     session.createDataFrame(whole).createOrReplaceTempView("s")
 
-    def ask(sql: str) -> tuple[pa.Table, pa.Table]:
+    def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table]:
         query = translate(sql, "s", schema)
         assert query is not None, f"left out: {sql}"
-        fetch = source.direct(snapshot, splits, query)
         expected = session.sql(sql).toArrow()
+        if then:
+            session.createDataFrame(expected).createOrReplaceTempView("first")
+            query = translate(then, "first", expected.schema, f"({query})")
+            assert query is not None, f"left out: {then}"
+            expected = session.sql(then).toArrow()
+        fetch = source.direct(snapshot, splits, query)
         batches = [batch for split in splits for batch in fetch.fetch(split)]
         return expected, pa.Table.from_batches(batches) if batches else expected.slice(0, 0)
 
@@ -87,11 +92,11 @@ def exact(value: Any) -> Any:
     return value
 
 
-def agree(engines: Any, sql: str) -> None:
+def agree(engines: Any, sql: str, then: str = "") -> None:
     """Names, types and values are the same; says by column what is not."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    spark, clickhouse = engines(sql)
+    spark, clickhouse = engines(sql, then)
     assert clickhouse.schema.names == spark.schema.names
     ours, theirs = ([field.dataType for field in cast("StructType", from_arrow_schema(table.schema))] for table in (clickhouse, spark))
     assert ours == theirs, sql
@@ -225,6 +230,18 @@ SCHEMA = pa.schema(
         ("list", pa.list_(pa.int8())),
     ]
 )  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.services
+def test_one_transform_over_another(engines: Any) -> None:
+    """Names that the first one makes are what the second one reads, also where they hide columns of the source."""
+    first = "select n, v as w, w as v, v + 1 as more, case when b then d end as d, cast(i as string) as i from s where v is not null"
+    agree(
+        engines,
+        first,
+        "select n as key, w > v as above, more * 2 as more, coalesce(i, 'none') as i, d from first where more > 0 and d is not null",
+    )
 
 
 LEFT_OUT_EXPRESSIONS = [
