@@ -10,7 +10,7 @@ from headrace.orchestration import report
 from headrace.orchestration.books import WindowRows, window_rows
 from headrace.orchestration.columns import ColumnBook
 from headrace.orchestration.lane import check_results, run_lane, verdict
-from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, window_problem
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
 from headrace.pipeline.errors import HeadraceError
@@ -55,29 +55,13 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     return lane
 
 
-def refuse_stream_windows(pipeline: Pipeline, windows: Sequence[str] | None) -> None:
-    """Raises dg.Failure for windows that history does not fill, and for a partitioned pipeline without windows."""
-    if pipeline.partitions is None:
-        return
-    history = pipeline.history_windows
-    if windows is None:
-        msg = f"pipeline `{pipeline.file.name}` has partitions: choose some of {history[0]} to {history[-1]}"
-        raise dg.Failure(description=msg, allow_retries=False)
-    if foreign := [key for key in windows if key not in set(history)]:
-        shown = f"partition {foreign[0]} lies" if len(foreign) == 1 else f"partitions {foreign[0]} to {foreign[-1]} lie"
-        msg = (
-            f"{shown} behind the history's end ({pipeline.file.place('partitions', 'history_end')}): the stream fills what comes after"
-            f" {history[-1]}. Once the history is complete, launch the job `{pipeline.name}_stream`."
-        )
-        raise dg.Failure(description=msg, allow_retries=False)
-
-
 def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Sequence[str] | None) -> tuple[RunResult, WindowRows]:
     """Runs the lane: the windows' history, or without partitions history and then the stream until caught up.
 
     Windows that are complete when it fails are reported before the failure is raised: they are in every sink.
     """
-    refuse_stream_windows(pipeline, windows)
+    if problem := window_problem(pipeline, windows):
+        raise dg.Failure(description=problem, allow_retries=False)
     rows: dict[str, Mapping[str, int]] = {}
 
     def on_event(event: Event) -> None:

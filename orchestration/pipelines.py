@@ -136,3 +136,20 @@ def checks_of(pipeline: Pipeline, sink: str) -> Sequence[str]:
     model = pipeline.file.model
     hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
     return ("exactly_once_epochs", "sink_count", "handoff_gapless") if hybrid else ("exactly_once_epochs", "sink_count")
+
+
+def window_problem(pipeline: Pipeline, windows: Sequence[str] | None) -> str:
+    """Why history cannot be asked for these windows: none of a partitioned pipeline, or some that the stream fills. Empty: it can."""
+    if pipeline.partitions is None:
+        return ""
+    history = pipeline.history_windows
+    if not windows:
+        return f"pipeline `{pipeline.file.name}` has partitions: choose some of {history[0]} to {history[-1]}"
+    foreign = [key for key in windows if key not in set(history)]
+    if not foreign:
+        return ""
+    shown = f"partition {foreign[0]} lies" if len(foreign) == 1 else f"partitions {foreign[0]} to {foreign[-1]} lie"
+    return (
+        f"{shown} behind the history's end ({pipeline.file.place('partitions', 'history_end')}): the stream fills what comes after"
+        f" {history[-1]}. Once the history is complete, launch the job `{pipeline.name}_stream`."
+    )

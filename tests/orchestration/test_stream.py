@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
+import dagkit
 import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
@@ -251,10 +251,7 @@ class TestStop:
     def test_a_signal_to_the_run_ends_it_at_an_epochs_border(self, written, tmp_path, job, signal_sent):
         """A real run process, as `dagster api execute_run` sets its signals up; only the lane in it is a stand-in."""
         path = written()
-        process = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "stoppable.py", path, tmp_path, job],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
-        )
+        process = subprocess.Popen([sys.executable, Path(dagkit.__file__).with_name("stoppable.py"), path, tmp_path, job])
         try:
             deadline = time.monotonic() + 60
             while not (tmp_path / "started").exists():
