@@ -14,11 +14,11 @@ from pathlib import Path
 
 import dagster as dg
 
-from headrace.connectors.ledgers import open_ledger
 from headrace.jobs.status import history_complete
+from headrace.orchestration.books import lane_state
 from headrace.orchestration.build import build
 from headrace.orchestration.home import dagster_home
-from headrace.orchestration.pipelines import Pipeline, load
+from headrace.orchestration.pipelines import load
 from headrace.pipeline.records import Json
 
 
@@ -27,20 +27,12 @@ def carry(file: Path, first: str, last: str) -> bool:
     pipeline = load(file)
     repository = dg.Definitions.merge(build([file]), dg.Definitions(executor=dg.in_process_executor)).get_repository_def()
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
-        if not _has_history(pipeline):
+        if not history_complete(pipeline.file, lane_state(pipeline)):
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
             if not _succeeds(repository, f"{pipeline.name}_history", instance, tags, {}):
                 return False
         caught_up: Json = {"ops": {f"{pipeline.name}_stream_op": {"config": {"until": "caught-up"}}}}
         return _succeeds(repository, f"{pipeline.name}_stream", instance, {}, caught_up)
-
-
-def _has_history(pipeline: Pipeline) -> bool:
-    ledger = open_ledger(pipeline.settings())
-    try:
-        return history_complete(pipeline.file, ledger.state(pipeline.file.name))
-    finally:
-        ledger.close()
 
 
 def _succeeds(repository: dg.RepositoryDefinition, job: str, instance: dg.DagsterInstance, tags: dict[str, str], config: Json) -> bool:
