@@ -119,7 +119,7 @@ class _Watch:
         for month in lane.months():
             if month not in self._said_months:
                 self._said_months.add(month)
-                console.print(f"  {month[:7]} is in both sinks, epoch {state.committed}")
+                console.print(f"  {month[:7]} is in both sinks, epoch {lane.last_epoch_of(month)}")
         if lane.has_history() and not self._said_handoff:
             self._said_handoff = True
             console.print(f"History is complete. The stream of topic {TOPIC} begins at message {lane.fence():,}:")

@@ -59,6 +59,10 @@ class DemoLane:
         """The months that are in every sink."""
         return windows_done(self.file, self.state())
 
+    def last_epoch_of(self, month: str) -> int:
+        """The epoch that completed a month."""
+        return max(row.plan.number for row in self.epochs() if row.plan.window == month)
+
     def epochs(self) -> list[EpochRow]:
         """All epochs, the open one included."""
         return list(self._ledger.epochs(self.file.name))
