@@ -158,7 +158,7 @@ class OpenLane:
             self.heartbeat.start()
             self._start(initial if callable(initial) else lambda: initial)
         except BaseException:
-            self._let_go(clean=True)
+            self._let_go(clean=not self._writing)
             raise
         return self
 
@@ -265,7 +265,10 @@ class OpenLane:
         self.ledger.set_sink(self.lease, name, "joined", epoch, {"baseline": written.baseline})
 
     def _write_join(self, name: str, epoch: int, position: Position) -> Record:
-        return self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
+        before, self._writing = self._writing, True
+        written = self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
+        self._writing = before
+        return written
 
     # --- parts
 
