@@ -91,6 +91,7 @@ class StreamReporter:
         known = _materialized_everywhere(context.instance, pipeline) if partitions else set()
         self._windows = StreamWindows(partitions, known, *([today] if today else []))
         self._backlog: int | None = None
+        self._unchecked = False
         self._next_checks = clock() + EVERY
 
     def on_event(self, event: Event) -> None:
@@ -112,7 +113,8 @@ class StreamReporter:
         filled = self._windows.filled(caught_up=self._backlog == 0)
         due = {figures.sink: figures for figures in self._tally.due(all_of_it=bool(filled))}
         self._say(due, filled)
-        if due and self._clock() >= self._next_checks:
+        self._unchecked = self._unchecked or bool(due)
+        if self._unchecked and self._clock() >= self._next_checks:
             self._check()
 
     def say_the_rest(self, *, caught_up: bool) -> None:
@@ -141,7 +143,7 @@ class StreamReporter:
 
     def _check(self) -> None:
         """One evaluation per check and sink. A system that cannot be asked just now does not end the stream."""
-        started = self._clock()
+        started, self._unchecked = self._clock(), False
         try:
             found = (
                 check_results(self._pipeline, getattr(self._context.resources, SPARK), sorted(self._pipeline.proven))

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagkit
 import dagster as dg
@@ -177,26 +178,6 @@ class TestJob:
         assert (said.partition, said.metadata["rows written"].value) == ("2013-12-01", 10)
         assert not [event for event in events if event.event_type_value == "ASSET_OBSERVATION"]
 
-    def test_until_it_has_caught_up_progress_in_past_windows_is_an_observation(self, pipeline):
-        clock = Clock()
-        logged = []
-
-        class Context:
-            class instance:  # noqa: N801  as Dagster's context names it
-                get_materialized_partitions = staticmethod(lambda _: set())
-
-            log_event = staticmethod(logged.append)
-
-        reporter = StreamReporter(Context(), pipeline, clock)
-        reporter._next_checks = float("inf")
-        reporter.on_event(epoch(1, backlog=500))
-        clock.now = 61.0
-        reporter.on_tick()
-        assert {type(event) for event in logged} == {dg.AssetObservation}
-        reporter.on_event(epoch(2, backlog=0))
-        reporter.on_tick()
-        assert [event.partition for event in logged if isinstance(event, dg.AssetMaterialization)] == ["2013-12-01"] * 2
-
     def test_epochs_that_are_committed_are_said_even_where_the_run_fails(self, run_stream):
         from headrace.pipeline.errors import BlockedError
 
@@ -220,6 +201,71 @@ class TestJob:
         result, events = run_stream(lambda listener, **_: listener(epoch(1)))
         assert result.success
         assert len(materialized(events, PG)) == 1
+
+
+class Context:
+    """As much of an op's context as the reporter uses."""
+
+    def __init__(self):
+        self.logged = []
+        self.instance = SimpleNamespace(get_materialized_partitions=lambda _: set())
+        self.resources = SimpleNamespace(headrace_spark=SimpleNamespace(settings=lambda found: found, session=lambda *_: None))
+
+    def log_event(self, event):
+        self.logged.append(event)
+
+    def of(self, kind):
+        return [event for event in self.logged if isinstance(event, kind)]
+
+
+class TestReporter:
+    @pytest.fixture
+    def reported(self, pipeline, stand_in):  # noqa: ARG002  it answers the checks
+        clock, context = Clock(), Context()
+        return clock, context, StreamReporter(context, pipeline, clock)
+
+    def test_until_it_has_caught_up_progress_in_past_windows_is_an_observation(self, reported):
+        clock, context, reporter = reported
+        reporter.on_event(epoch(1, backlog=500))
+        clock.now = 61.0
+        reporter.on_tick()
+        assert len(context.of(dg.AssetObservation)) == 2
+        assert not context.of(dg.AssetMaterialization)
+        reporter.on_event(epoch(2, backlog=0))
+        reporter.on_tick()
+        assert [event.partition for event in context.of(dg.AssetMaterialization)] == ["2013-12-01"] * 2
+
+    def test_checks_come_after_the_last_report_too_and_not_without_any(self, reported, monkeypatch):
+        clock, context, reporter = reported
+        checked, said = [], []
+        monkeypatch.setattr("headrace.jobs.checks.audit", lambda *_, **__: checked.append(clock.now) or [])
+        for second in range(1, 1000):
+            clock.now = float(second)
+            if second < 70:
+                reporter.on_event(epoch(second))
+            before = len(context.logged)
+            reporter.on_tick()
+            if len(context.logged) > before:
+                said.append(clock.now)
+        assert min(b - a for a, b in pairwise(checked)) >= 60
+        assert said[-1] <= checked[-1] <= said[-1] + 60
+
+    def test_slow_checks_take_a_small_share_of_the_time(self, reported, monkeypatch):
+        clock, _, reporter = reported
+        spent = []
+
+        def slow(*_, **__):
+            clock.now += 30.0
+            spent.append(30.0)
+            return []
+
+        monkeypatch.setattr("headrace.jobs.checks.audit", slow)
+        while clock.now < 6000:
+            clock.now += 1.0
+            reporter.on_event(epoch(int(clock.now)))
+            reporter.on_tick()
+        assert len(spent) >= 2
+        assert sum(spent) <= 0.06 * clock.now
 
 
 class TestStop:
