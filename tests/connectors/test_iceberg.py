@@ -212,7 +212,7 @@ def test_types(warehouse: Warehouse) -> None:
     [row] = table.read(spark, snapshot, table.splits(spark, snapshot, None, None)).toArrow().drop_columns(["_gs_op", "_gs_pos"]).to_pylist()
     assert str(row.pop("b")) == "nan"
     assert row == {
-        "a": 1, "c": Decimal("1.5"), "d": datetime(2020, 1, 1, 10, tzinfo=UTC), "e": datetime(2020, 1, 1, 12),  # noqa: DTZ001
+        "a": 1, "c": Decimal("1.5"), "d": datetime(2020, 1, 1, 10, tzinfo=UTC), "e": datetime(2020, 1, 1, 12),
         "f": b"\0\xff", "g": [{"x": 1}], "h": [("k", date(2020, 2, 2))], "i": True,
     }  # fmt: skip
     assert warehouse.source(name, columns="i, a").schema(spark).names == ["i", "a"]
