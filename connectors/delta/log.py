@@ -99,7 +99,21 @@ class TableLog:
         return int(self.snapshot().version()) >= 0
 
     def transactions(self, snapshot: Any) -> dict[str, int]:
-        """Versions of all transaction identifiers that a snapshot knows."""
+        """Versions of all transaction identifiers that a snapshot knows.
+
+        Delta computes the snapshot's state for it, once: the write that follows needs it too, and finds it done by this session, whose
+        configuration makes one job of it.
+        """
+        active = self._jvm.org.apache.spark.sql.SparkSession
+        before = active.getActiveSession()
+        active.setActiveSession(self._session)
+        try:
+            return self._transactions(snapshot)
+        finally:
+            if before.isDefined():
+                active.setActiveSession(before.get())
+
+    def _transactions(self, snapshot: Any) -> dict[str, int]:
         found: dict[str, int] = {}
         entries = snapshot.transactions().iterator()
         while entries.hasNext():

@@ -53,7 +53,10 @@ def keyed(sink: str, frame: Frame, session: SparkSession) -> Source:
         last = last_by_key(sink, frame.rows.select(*map(quoted, names), POS).toArrow(), frame.key)
         rows = session.createDataFrame(last.select(names), frame.rows.select(*map(quoted, names)).schema)
         return Source(rows, {"spark.databricks.delta.merge.materializeSource": "none"}, _bounds(last, frame.key))
-    return Source(_last_by_key_spark(sink, frame, names), {"spark.databricks.delta.merge.materializeSource": "auto"})
+    return Source(
+        _last_by_key_spark(sink, frame, names),
+        {"spark.databricks.delta.merge.materializeSource": "auto", "spark.sql.adaptive.enabled": "true"},
+    )
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...]) -> pa.Table:
