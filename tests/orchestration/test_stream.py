@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -311,3 +312,30 @@ class TestStop:
             process.wait()
         assert (tmp_path / "ended").read_text() == "at a border\n"  # and once: a termination is no failure to try again
         assert (tmp_path / "status").read_text() in ("FAILURE", "CANCELED")
+
+
+def test_eager_assets_behind_the_sinks_are_requested_while_the_stream_runs(written, stand_in, monkeypatch):
+    """The stream's job does not target the assets, so they do not count as in progress for its six hours."""
+    monkeypatch.setattr("headrace.orchestration.stream.Tally", partial(Tally, every=0.0))
+
+    @dg.asset(key="behind", deps=[PG], automation_condition=dg.AutomationCondition.eager())
+    def behind() -> None: ...
+
+    defs = dg.Definitions.merge(build([written()]), dg.Definitions(assets=[behind]))
+    requested = []
+    with dg.DagsterInstance.ephemeral() as instance:
+        before = dg.evaluate_automation_conditions(defs, instance)
+        assert before.total_requested == 0
+
+        def during(listener, **_):
+            listener(epoch(1))
+            deadline = time.monotonic() + 30
+            while instance.get_latest_materialization_event(PG) is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            (run,) = instance.get_runs()
+            now = dg.evaluate_automation_conditions(defs, instance, cursor=before.cursor)
+            requested.append((run.status, now.get_num_requested(dg.AssetKey("behind"))))
+
+        stand_in.during = during
+        assert defs.resolve_job_def("flights_stream").execute_in_process(instance=instance).success
+    assert requested == [(dg.DagsterRunStatus.STARTED, 1)]
