@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.jobs.planner import Planner
+from headrace.jobs.routes import Route, routes
 from headrace.jobs.sources import LaneSource, lane_sources
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.ledger import Ledger
@@ -101,6 +103,11 @@ class Assembly:
         self.settings = settings
         self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
         self.planner = Planner(file, spark, self.sources)
+
+    @cached_property
+    def routes(self) -> Mapping[str, Route]:
+        """The way that history takes to each sink."""
+        return routes(self.file, self.planner, self.sources)
 
     def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, LaneSink]:
         """Fresh sinks of this file for one lane; they connect when they are prepared."""

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import Frame, Sink
+from headrace.connectors.base import DirectSink, Frame, Sink, SplitFetch
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.history import pieces_of
 from headrace.jobs.planner import Planner
+from headrace.jobs.routes import Route
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.records import Counts, EpochPlan, Phase
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 class EpochWriter:
     """Writes epochs by one compiled pipeline: its sources, its planner, its sinks."""
 
-    def __init__(self, planner: Planner, sources: Mapping[str, LaneSource], sinks: Mapping[str, Sink]) -> None:
+    def __init__(
+        self, planner: Planner, sources: Mapping[str, LaneSource], sinks: Mapping[str, Sink], ways: Mapping[str, Route] | None = None
+    ) -> None:
         self._planner = planner
+        self._routes = ways or {}
         self._sources = sources
         self._sinks = sinks
         self.steps: dict[str, float] = {}
@@ -69,9 +73,21 @@ class EpochWriter:
                 raise next((error for error in errors if not getattr(error, "retriable", False)), errors[0])
             return {name: future.result() for name, future in waiting.items()}
 
+    def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitFetch] | None:
+        """What tasks load this sink with, where history takes the direct route to it."""
+        route, sink = self._routes.get(name), self._sinks[name]
+        if plan.phase is not Phase.HISTORY or route is None or not route.direct or not isinstance(sink, DirectSink):
+            return None
+        for phase, splits in pieces_of(plan.splits, route.source).items():
+            found = self._sources[route.source].fetch(plan.end[route.source], phase, splits, route.query)
+            return (sink, found) if found is not None else None
+        return None
+
     def _one(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
         started = time.monotonic()
         try:
+            if fetch := self._fetch(plan, name):
+                return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
             return self._sinks[name].write(plan, frame)
         except HeadraceError as error:
             error.node = error.node or name

@@ -212,7 +212,7 @@ class LaneRun:
         assembly = self.assembly_of(self._version(pending.compiled))
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         self.lane.check()
-        writer = EpochWriter(assembly.planner, assembly.sources, sinks)
+        writer = EpochWriter(assembly.planner, assembly.sources, sinks, assembly.routes if pending.plan.phase is Phase.HISTORY else None)
         self._steps = writer.steps
         return writer.write(pending.plan, pending.sinks)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.jobs.sources import LaneSource, Reading
@@ -94,6 +94,12 @@ class Planner:
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self._place(name, "sql"))
         return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
+
+    def plan_text(self) -> str:
+        """Spark's own plans of the transforms, over sources without rows."""
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None)
+        texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order]  # noqa: SLF001  explain() only prints
+        return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
     @contextmanager
     def frames(self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str]) -> Iterator[dict[str, Frame]]:

@@ -25,3 +25,15 @@ def parse_duration(text: str) -> timedelta:
         msg = "a duration is empty"
         raise UserError(msg, hint="Write a number and a unit, such as 5s.")
     return timedelta(seconds=seconds)
+
+
+def spell_duration(duration: timedelta) -> str:
+    """The shortest way to write it, such as `1h 30m`; the inverse of `parse_duration`."""
+    left = round(duration.total_seconds() * 1e6)
+    parts: list[str] = []
+    for unit in ("w", "d", "h", "m", "s", "ms", "us"):
+        size = round(_UNITS[unit] * 1e6)
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return " ".join(parts) or "0s"
