@@ -40,7 +40,7 @@ def build(
 
     With `strict` the first file with mistakes raises UserError, which is what `dg check defs` wants to see. Without, a broken
     file becomes a visible asset that carries its mistakes, and the other files work on. `sources` declares what pipelines
-    read as external assets; without, they are plain dependencies for somebody else to declare.
+    read as external assets with kind and columns; without, they are plain dependencies for somebody else to declare.
     """
     made: list[Parts] = []
     broken: list[dg.AssetsDefinition] = []

@@ -36,9 +36,9 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
 
 
 def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
-    """External assets for what pipelines read, each once, without those that a pipeline here writes.
+    """External assets for what the pipelines of a whole code location read, each once, without those that one of them writes.
 
-    One with a single reader stands in that pipeline's group.
+    They have the columns that a reader's file names. One with a single reader stands in that pipeline's group.
     """
     readers = Counter(thing.key for pipeline in pipelines for thing in {*chain(*pipeline.sources.values())})
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}

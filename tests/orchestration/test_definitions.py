@@ -68,6 +68,15 @@ EXPECTED = {
 }
 
 
+ONWARD = """\
+name: onward
+sources:
+  table: {type: kafka, topic: flights, primary_key: id, schema: {id: int64}}
+sinks:
+  copy: {type: postgres, from: table, table: copies}
+"""
+
+
 def test_snapshot(written):
     text = (
         FLIGHTS.replace("  lake: {type: delta, from: flights, path: lake/flights}\n", "") + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n"
@@ -104,14 +113,7 @@ def test_a_sink_without_a_record_has_no_checks_and_its_own_key(written):
 
 
 def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(written):
-    other = """\
-name: onward
-sources:
-  table: {type: kafka, topic: flights, primary_key: id, schema: {id: int64}}
-sinks:
-  copy: {type: postgres, from: table, table: copies}
-"""
-    graph = build([written(), written(other, "onward")]).resolve_asset_graph()
+    graph = build([written(), written(ONWARD, "onward")]).resolve_asset_graph()
     assert graph.get(dg.AssetKey(["kafka", "flights"])).group_name == "sources"
     assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
 
@@ -184,10 +186,32 @@ class TestComponent:
         with create_defs_folder_sandbox() as sandbox:
             folder = sandbox.scaffold_component(
                 component_cls=PipelineComponent,
-                defs_yaml_contents={"type": "headrace.orchestration.component.PipelineComponent", "attributes": {"path": str(path.parent)}},
+                defs_yaml_contents={
+                    "type": "headrace.orchestration.component.PipelineComponent",
+                    "attributes": {"path": str(path.parent), "source_assets": True},
+                },
             )
             with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
-                assert "postgres/public/flights" in shown(defs)["assets"]
+                assert shown(defs)["assets"]["kafka/flights"]["kinds"] == ["kafka"]
+
+    def test_several_in_one_project_may_read_the_same_topic(self, written):
+        written(ONWARD, "onward")
+        folder = written().parent
+        with create_defs_folder_sandbox() as sandbox:
+            for name in ("flights", "onward"):
+                sandbox.scaffold_component(
+                    component_cls=PipelineComponent,
+                    defs_path=name,
+                    defs_yaml_contents={
+                        "type": "headrace.orchestration.component.PipelineComponent",
+                        "attributes": {"path": str(folder / f"{name}.yaml")},
+                    },
+                )
+            with sandbox.build_all_defs() as defs:
+                found = shown(defs)
+        assert {"flights_stream", "onward_stream"} <= set(found["jobs"])
+        assert {"postgres/public/flights", "postgres/public/copies"} <= set(found["assets"])
+        assert found["assets"]["postgres/public/copies"]["deps"] == ["kafka/flights"]
 
     def test_a_folder_stands_for_its_pipelines_without_other_yaml(self, written):
         path = written()
