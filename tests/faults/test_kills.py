@@ -10,7 +10,7 @@ import pytest
 from lane_world import World, until
 from pyspark.sql import SparkSession
 
-WHOLE = bool(os.environ.get("HEADRACE_FAULTS"))
+WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 

@@ -12,7 +12,7 @@ import pytest
 from lane_world import World
 from pyspark.sql import SparkSession
 
-KILLS = 20 if os.environ.get("HEADRACE_FAULTS") else 2
+KILLS = 20 if os.environ.get("HEADRACE_TEST_FULL") else 2
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
