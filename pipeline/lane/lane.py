@@ -145,8 +145,7 @@ class Lane(Repairs):
             msg = f"blocked at epoch {plan.number}, node '{node}'{size}, after {attempts} equal failures: {text}"
             raise BlockedError(
                 msg,
-                hint="Mend the cause and start the pipeline again: it goes on with this epoch. Rows that can never be written go"
-                " to a dead-letter sink with `on_error: dead_letter`.",
+                hint="Mend the cause and start the pipeline again: it goes on with this epoch.",
                 node=node,
             ) from error
         return attempts
