@@ -1,0 +1,91 @@
+"""The run's Spark session: late, shared, and gone with the run. Starting is a stand-in; the real start is in test_real."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster_pyspark import PySparkResource
+
+from headrace.orchestration.resources import SPARK, spark_resource
+from headrace.orchestration.spark import LaneSpark
+from headrace.pipeline.settings import Settings
+
+
+class Machine:
+    """Counts sessions that are started and stopped."""
+
+    def __init__(self):
+        self.up, self.started, self.settings = [], [], []
+
+    def start(self, settings, kinds):
+        session = object()
+        self.up.append(session)
+        self.started.append(set(kinds))
+        self.settings.append(settings)
+        return session
+
+    def stop(self, session):
+        self.up.remove(session)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    found = Machine()
+    monkeypatch.setattr("headrace.orchestration.spark.start_session", found.start)
+    monkeypatch.setattr("headrace.orchestration.spark.stop_session", found.stop)
+    return found
+
+
+def run(work, config=None):
+    """A run with one step that does `work` with the resource."""
+
+    @dg.asset(required_resource_keys={SPARK})
+    def own(context) -> None:
+        work(getattr(context.resources, SPARK))
+
+    resource = spark_resource.configured({"spark_config": config}) if config else spark_resource
+    return dg.materialize([own], resources={SPARK: resource}, instance=dg.DagsterInstance.ephemeral(), raise_on_error=False)
+
+
+def test_nothing_starts_until_somebody_asks(machine):
+    seen = []
+    assert run(lambda spark: seen.append(isinstance(spark, PySparkResource))).success
+    assert seen == [True]
+    assert machine.started == []
+
+
+def test_an_asset_of_ones_own_gets_a_session_that_reads_delta_and_it_ends_with_the_run(machine):
+    sessions = []
+    assert run(lambda spark: sessions.extend([spark.spark_session, spark.spark_session])).success
+    assert sessions[0] is sessions[1]
+    assert machine.started == [{"delta"}]
+    assert machine.up == []
+
+
+@pytest.mark.parametrize("error", [ValueError, dg.DagsterExecutionInterruptedError])
+def test_it_ends_with_a_run_that_fails_or_is_terminated(machine, error):
+    def fail(spark):
+        assert spark.spark_session in machine.up
+        raise error
+
+    try:
+        assert not run(fail).success
+    except dg.DagsterExecutionInterruptedError:
+        assert error is dg.DagsterExecutionInterruptedError
+    assert machine.up == []
+
+
+def test_one_who_needs_more_extensions_gets_another_session(machine):
+    spark = LaneSpark(spark_config={})
+    first = spark.session(Settings(), {"postgres"})
+    second = spark.session(Settings(), {"delta"})
+    third = spark.session(Settings(), {"postgres"})
+    assert first is not second
+    assert second is third
+    assert machine.started == [{"postgres"}, {"postgres", "delta"}]
+    assert machine.up == [second]
+
+
+def test_its_configuration_goes_over_that_of_the_settings(machine):
+    run(lambda spark: spark.spark_session, {"spark.executor.memory": "3g", "spark.master": "spark://there:7077"})
+    assert machine.settings[0].spark.conf == {"spark.executor.memory": "3g", "spark.master": "spark://there:7077"}
