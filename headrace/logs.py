@@ -69,14 +69,21 @@ def set_up(*, level: int, log_format: str = "text") -> None:
     shown = logging.StreamHandler(sys.stderr)
     shown.setLevel(level)
     shown.addFilter(_not_py4j)
-    shown.setFormatter(JsonLines() if log_format == "json" else _TEXT)
     _recent.setFormatter(_TEXT)
     root = logging.getLogger()
     root.handlers = [shown, _recent]
+    use_format(log_format)
     root.setLevel(min(level, logging.INFO))
     socketserver.BaseServer.handle_error = _dropped
     for chatty in ("py4j", "clickhouse_connect", "urllib3"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
+
+
+def use_format(log_format: str) -> None:
+    """Writes lines as `text` or `json` from now on: known early from the environment, later from the settings."""
+    for handler in logging.getLogger().handlers:
+        if handler is not _recent:
+            handler.setFormatter(JsonLines() if log_format == "json" else _TEXT)
 
 
 def report(error: BaseException, home: Path) -> Path:

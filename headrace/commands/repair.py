@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from headrace import logs
 from headrace.commands.progress import progress_screen
 from headrace.pipeline.file import load_pipeline
 from headrace.pipeline.settings import load_settings
@@ -15,6 +16,7 @@ def replay(path: Path, sink: str, from_epoch: int | None) -> None:
     """Writes the epochs from `from_epoch` on to one sink again, as they were planned. The other sinks are not touched."""
     file = load_pipeline(path)
     settings = load_settings()
+    logs.use_format(settings.log_format)
     from headrace.jobs.replay import replay as work  # Spark, which takes a second to import
 
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
@@ -32,6 +34,7 @@ def adopt(path: Path, sink: str) -> None:
     """Takes a sink's target as it stands for what the ledger says it holds; nothing is written again."""
     file = load_pipeline(path)
     settings = load_settings()
+    logs.use_format(settings.log_format)
     from headrace.jobs.replay import adopt as work  # Spark, which takes a second to import
 
     with Stopper() as stopper:
@@ -43,6 +46,7 @@ def rebuild(path: Path) -> None:
     """Makes a lost ledger anew from the records that the sinks hold."""
     file = load_pipeline(path)
     settings = load_settings()
+    logs.use_format(settings.log_format)
     from headrace.jobs.replay import rebuild as work  # Spark, which takes a second to import
 
     with Stopper() as stopper:

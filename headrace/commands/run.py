@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from headrace import logs
 from headrace.commands.progress import progress_screen
 from headrace.jobs.events import RunResult, Until
 from headrace.pipeline.errors import UserError
@@ -31,6 +32,7 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     file = load_pipeline(path)
     chosen = _until(file, until, job_mode=job_mode, windows=windows)
     settings = load_settings()
+    logs.use_format(settings.log_format)
     from headrace.jobs.run import run  # Spark, which takes a second to import
 
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
