@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import dagster as dg
@@ -187,7 +188,7 @@ class TestComponent:
             folder = sandbox.scaffold_component(
                 component_cls=PipelineComponent,
                 defs_yaml_contents={
-                    "type": "headrace.orchestration.component.PipelineComponent",
+                    "type": "headrace.orchestration.PipelineComponent",
                     "attributes": {"path": str(path.parent), "source_assets": True},
                 },
             )
@@ -203,7 +204,7 @@ class TestComponent:
                     component_cls=PipelineComponent,
                     defs_path=name,
                     defs_yaml_contents={
-                        "type": "headrace.orchestration.component.PipelineComponent",
+                        "type": "headrace.orchestration.PipelineComponent",
                         "attributes": {"path": str(folder / f"{name}.yaml")},
                     },
                 )
@@ -218,6 +219,11 @@ class TestComponent:
         (path.parent / "defs.yaml").write_text("type: x\n")
         (path.parent / "config.yaml").write_text("{}\n")
         assert pipeline_files([path.parent]) == [path]
+
+    def test_dg_finds_it_by_the_package_s_entry_point(self):
+        (entry,) = [one for one in entry_points(group="dagster_dg_cli.registry_modules") if one.name == "headrace"]
+        assert getattr(entry.load(), "PipelineComponent") is PipelineComponent  # noqa: B009  as dg looks it up
+        assert "PipelineComponent" in dir(entry.load())
 
     def test_a_path_that_is_not_there(self, tmp_path):
         with pytest.raises(UserError, match="neither a pipeline file nor a folder"):
