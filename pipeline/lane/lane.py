@@ -87,6 +87,7 @@ class Lane(Repairs):
         if self.busy:
             msg = f"epoch {self._state.committed + 1} is still open"
             raise InternalError(msg)
+        self._catch_up()
         plan = self.draft(end, phase, window=window, splits=splits)
         self._doubtful = True
         self.ledger.plan(self.lease, plan, self.compiled)
@@ -171,10 +172,10 @@ class Lane(Repairs):
         self._doubtful = False
 
     def _catch_up(self) -> None:
-        """With no epoch open, nothing is being written, and the file as it is now takes over."""
+        """With no epoch open, nothing is being written, and the file as it is now takes over; again, if that failed before."""
         if self.busy:
             return
         self._writing = False
-        if self._body_hash != self.pipeline_hash:
+        if self._body_hash != self.pipeline_hash or not self._agreed:
             self._enter(self.compiled, self.pipeline_hash)
             self._advance()

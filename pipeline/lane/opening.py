@@ -106,6 +106,7 @@ class OpenLane:
         self._body, self._body_hash = compiled, pipeline_hash
         self._state: LaneState = self._ask()
         self._findings: dict[str, Finding] = {}
+        self._agreed = False
         self._doubtful = True
         self._writing = False
 
@@ -180,6 +181,7 @@ class OpenLane:
     def _enter(self, compiled: Json, pipeline_hash: str) -> None:
         """Opens the sinks of a compiled pipeline, fences them, and only then reads what they hold."""
         self._close_sinks()
+        self._agreed = False
         self._body, self._body_hash = compiled, pipeline_hash
         self.sinks = dict(self._open_sinks(self.lease.pipeline, compiled))
         self._prepare()
@@ -245,6 +247,7 @@ class OpenLane:
             for name in self._newcomers():
                 self._join(name, self._state.committed, self._state.ended)
             self._state = self._ask()
+        self._agreed = not self._problems()
 
     def _may_drop(self) -> bool:
         """Not while a paused process may know the plan and could write it to a sink that does not compare generations."""

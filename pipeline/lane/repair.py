@@ -171,6 +171,7 @@ class Repairs(OpenLane):
 
     def _mended(self, sink: str) -> None:
         self._repair -= {sink}
+        self._agreed = False
         self._agree()
         self._advance()
         self._doubtful = True
