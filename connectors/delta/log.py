@@ -121,14 +121,9 @@ class TableLog:
             found[str(entry._1())] = int(entry._2())  # noqa: SLF001  a Scala tuple
         return found
 
-    def properties(self, snapshot: Any) -> dict[str, str]:
-        """The table's properties."""
-        found: dict[str, str] = {}
-        entries = snapshot.metadata().configuration().iterator()
-        while entries.hasNext():
-            entry = entries.next()
-            found[str(entry._1())] = str(entry._2())  # noqa: SLF001  a Scala tuple
-        return found
+    def identity(self, snapshot: Any) -> str:
+        """The table's own id: a table made anew at the same path has another. Empty where there is none."""
+        return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
 
     def commits(self, newest: int, oldest: int = 0) -> Iterator[tuple[int, Json]]:
         """(version, commit info) from the newest down; ends where the log was cleaned up."""

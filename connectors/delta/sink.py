@@ -60,7 +60,7 @@ class DeltaTableSink(Sink):
         self._path: str = _absolute(context.node.path)
         self._generation = -1
         self._opened: tuple[SparkSession, TableLog] | None = None
-        self._seen: tuple[int, Held | None] = (-1, None)  # up to which version the log was read, and what was found
+        self._seen: tuple[str, int, Held | None] = ("", -1, None)  # table id, up to which version its log was read, what was found
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Makes the table if it is missing, else checks its columns; then fences older generations by an empty commit.
@@ -135,9 +135,9 @@ class DeltaTableSink(Sink):
         return None
 
     def count(self) -> tuple[Record | None, int]:
-        """The record and the rows of one version of the table."""
-        held = self._held()
-        return (held.record if held else None), self._rows_at(self._seen[0])
+        """The record and the rows of one version of the table; no record and no rows where there is no table."""
+        held, version = self._held(), self._seen[1]
+        return (held.record if held else None), self._rows_at(version) if version >= 0 else 0
 
     def describe(self) -> Json:
         """Kind, asset key, location."""
@@ -163,14 +163,14 @@ class DeltaTableSink(Sink):
         """Our newest commit, reading only what is new in the log since it was asked last."""
         _, table = self._open()
         snapshot = table.snapshot()
-        newest = int(snapshot.version())
-        seen, before = self._seen
-        if newest == seen:
+        newest, identity = int(snapshot.version()), table.identity(snapshot)
+        seen_identity, seen, before = self._seen
+        known = identity == seen_identity and newest >= seen
+        if known and newest == seen:
             return before
-        known = newest >= seen >= 0
         found = table.find(self._app, newest, seen + 1 if known else 0) or (before if known else None)
         self._compare(found, table.transactions(snapshot).get(self._app))
-        self._seen = newest, found
+        self._seen = identity, newest, found
         return found
 
     def _compare(self, found: Held | None, txn: int | None) -> None:

@@ -97,6 +97,20 @@ class TopicCluster:
         except KafkaException as error:
             raise self.explain(error) from error
 
+    def retention_ms(self) -> int | None:
+        """How long the topic keeps rows by their time; None where it keeps them for ever, or may not be asked."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # pyright: ignore[reportPrivateImportUsage]
+
+        resource = ConfigResource(ResourceType.TOPIC, self.topic)
+        try:
+            found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+        except KafkaException as error:
+            log.warning("node=%s topic=%s retention=unknown reason=%s", self.node, self.topic, error.args[0])
+            return None
+        kept = int(found["retention.ms"].value)
+        return kept if "delete" in found["cleanup.policy"].value and kept >= 0 else None
+
     def commit(self, group: str, offsets: Mapping[int, int]) -> None:
         """Sets a group's offsets for lag tools. What goes wrong is logged, not raised: nobody reads them back."""
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition

@@ -9,6 +9,7 @@ import difflib
 import json
 import logging
 import re
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -67,7 +68,7 @@ class KafkaStream(UnboundedSource):
         if not re.fullmatch(r"\d+", asked):
             msg = f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch milliseconds"
             raise UserError(msg, hint="Write for example starting_offsets: '1735689600000'.", node=self._name)
-        return self.fence_at(int(asked))
+        return self._at_time(self._cluster.describe(), int(asked))
 
     def earliest(self) -> Json:
         """The first offsets that the topic still holds."""
@@ -82,9 +83,24 @@ class KafkaStream(UnboundedSource):
     def fence_at(self, moment_ms: int) -> Json:
         """The first row at or after a time, per partition; the end of a partition that has none.
 
-        The end is asked for first: a row that arrives between the two questions is then behind the fence, not lost.
+        Raises RetentionError where the topic may have lost rows of that time already: they would be in neither history nor stream.
         """
         topic = self._cluster.describe()
+        found = self._at_time(topic, moment_ms)
+        kept, asked = self._cluster.retention_ms(), int(time.time() * 1000) - moment_ms
+        if kept is not None and asked > kept:
+            earliest = self._cluster.earliest(topic.partitions)
+            if lost := [str(part) for part in topic.partitions if 0 < earliest[part] == found["offsets"][str(part)]]:
+                msg = (
+                    f"the fence lies {asked // 1000} s back, topic `{self._node.topic}` keeps rows for {kept // 1000} s and has lost some"
+                    f" of partitions {', '.join(lost)}"
+                )
+                hint = "Lengthen retention.ms; or lower history_lag if history lags its topic by less; or use an offset_table."
+                raise RetentionError(msg, hint=hint, node=self._name)
+        return found
+
+    def _at_time(self, topic: Topic, moment_ms: int) -> Json:
+        """The end is asked for first: a row that arrives between the two questions is then behind the fence, not lost."""
         end = self._cluster.stable_end(topic.partitions)
         found = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})

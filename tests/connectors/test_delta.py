@@ -353,7 +353,16 @@ def test_table_made_anew_holds_nothing(table: Any, tmp_path: Path) -> None:
     sink = t.joined()
     sink.write(plan(1), t.frame((1, "a", "i")))
     shutil.rmtree(t.path)
+    assert sink.count() == (None, 0)
     assert t.prepared(generation=2).record() is None
+    t.sql("INSERT INTO {t} VALUES (1, 'theirs'), (2, 'theirs')")
+    assert sink.count() == (None, 2)
+    with pytest.raises(FencedError):
+        sink.write(plan(2), t.frame((2, "b", "i")))
+    shutil.rmtree(t.path)
+    t.sql("CREATE TABLE {t} (id bigint, name string) USING delta")
+    with pytest.raises(RecordError, match="was replaced after it was prepared"):
+        sink.write(plan(2), t.frame((2, "b", "i")))
 
 
 def test_lane_taken_back_to_an_earlier_epoch(table: Any) -> None:

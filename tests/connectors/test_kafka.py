@@ -415,6 +415,19 @@ def test_starting_offsets(broker: Broker, topic: Any, stream: Any) -> None:
         stream(name, starting_offsets="soon").initial()
 
 
+def test_fence_that_retention_may_have_passed_is_refused(broker: Broker, topic: Any, stream: Any) -> None:
+    name = topic(retention_ms="3600000", message_timestamp_type="LogAppendTime")
+    broker.send(name, {"id": 1}, {"id": 2})
+    now = int(time.time() * 1000)
+    source = stream(name)
+    assert source.fence_at(now - 7_200_000)["offsets"] == {"0": 0}  # all that ever came is still there
+    broker.delete_before(name, 1)
+    assert source.fence_at(now - 1_800_000)["offsets"] == {"0": 1}
+    with pytest.raises(RetentionError, match=r"the fence lies 720. s back, .* keeps rows for 3600 s and has lost some of partitions 0"):
+        source.fence_at(now - 7_200_000)
+    assert stream(name, starting_offsets=str(now - 7_200_000)).initial()["offsets"] == {"0": 1}
+
+
 def test_filter_sees_all_columns_and_names_unknown_ones(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
     name = topic()
     broker.send(name, *({"id": n, "name": "x"} for n in range(5)))
