@@ -53,7 +53,8 @@ test: setup check ## All checks, and every test with a sample of the long suites
 
 .PHONY: test-faults
 test-faults: setup ## Every fault test and long suite in full.
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest -m "faults or long"
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 tests/protocol
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 -m "faults or long"
 
 .PHONY: check
 check: $(STAMP) ## Linters, types, the order of the rooms.
