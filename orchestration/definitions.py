@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
 
 import dagster as dg
@@ -32,6 +33,9 @@ def pipeline_paths() -> list[Path]:
     log.warning("no pipelines: %s is not set, and there is neither pipelines/ nor examples/ in %s", VARIABLE, Path.cwd())
     return []
 
+
+# Dagster warns about an argument of its own whenever it copies a sensor; a user can do nothing about it.
+warnings.filterwarnings("ignore", message=r"Parameter `owners` of initializer `SensorDefinition", category=dg.BetaWarning)
 
 defs = dg.Definitions.merge(
     build(pipeline_files(pipeline_paths()), strict=False),

@@ -26,5 +26,6 @@ def child_environment(headrace_home: Path, pipelines: Path | None = None) -> dic
         "HEADRACE_HOME": str(headrace_home.absolute()),
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),  # commands that Dagster has newer ones for
     }
     return found | {"HEADRACE_PIPELINES": str(pipelines.absolute())} if pipelines else found

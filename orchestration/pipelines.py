@@ -69,6 +69,11 @@ class Pipeline:
         return window_keys(self.file.model.partitions)
 
     @property
+    def has_history(self) -> bool:
+        """Whether something bounded comes before the stream."""
+        return any(node.type != "kafka" for node in self.file.model.sources.values())
+
+    @property
     def has_stream(self) -> bool:
         """Whether something is left to do once the history is complete."""
         return stream_wanted(self.file)

@@ -41,7 +41,7 @@ def supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition
         record = _newest(context.instance, job.name)
         decision = decide(
             state,
-            complete=history_complete(pipeline.file, state),
+            complete=not pipeline.has_history or history_complete(pipeline.file, state),
             last=_last_run(record) if record else None,
             memory=Memory.load(context.cursor),
             now=time.time(),

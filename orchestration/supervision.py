@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 
 from headrace.pipeline.ledger import LaneState
@@ -52,7 +52,8 @@ class Memory:
     @classmethod
     def load(cls, cursor: str | None) -> Memory:
         """The inverse of `dump`; a fresh memory for a cursor that was reset."""
-        return cls(**json.loads(cursor)) if cursor else cls()
+        found = json.loads(cursor) if cursor else {}
+        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
 
 
 class Act(StrEnum):

@@ -114,6 +114,7 @@ def test_memory_survives_the_cursor():
     memory = Memory(5, 2, "run", 12.5)
     assert Memory.load(memory.dump()) == memory
     assert Memory.load(None) == Memory()
+    assert Memory.load('{"committed": 3, "of_another_version": 1}') == Memory(committed=3)
 
 
 def test_looking_makes_no_ledger(written, own_home):
@@ -154,6 +155,13 @@ class TestSensor:
         assert tick.sensor.job_name == "flights_stream"
         assert first.run_requests[0].tags["headrace/stream"] == "flights"
         assert first.run_requests[0].run_key == second.run_requests[0].run_key
+
+    def test_a_pipeline_without_history_has_nothing_to_wait_for(self, written):
+        text = "name: only\nsources: {src: {type: kafka, topic: t, schema: {id: int64}}}\nsinks: {out: {type: print, from: src}}\n"
+        defs = build([written(text, "only")])
+        with dg.DagsterInstance.ephemeral() as instance:
+            found = Ticker(instance, defs.resolve_sensor_def("only_supervisor"), defs)()
+        assert len(found.run_requests or ()) == 1
 
     def test_waits_with_the_reason(self, tick, lane):
         lane.hold().epochs(1)
