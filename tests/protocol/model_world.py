@@ -1,0 +1,478 @@
+"""The world of the model: processes that run the real Lane over fake sinks, and what must hold at all times."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pytest
+from model_fakes import Clock, Crash, FakeSink, Interrupt, MemoryStore, Probe, Row, Strand, Target, epoch_rows, process_ledger
+
+from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, LeaseHeldError, RecordError, TransientError
+from headrace.pipeline.lane import Lane, Pending
+from headrace.pipeline.ledger import LaneState, Ledger
+from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Record, SinkKey
+
+NAME, LANE = "orders", "main"
+TTL, COMMIT_TIMEOUT = 10.0, 30.0
+FILES: tuple[Json, ...] = (
+    {"sql": "v1", "sinks": ["pg", "delta"]},
+    {"sql": "v2", "sinks": ["delta", "pg"]},
+    {"sql": "v1", "sinks": ["log", "keyed"]},
+    {"sql": "v2", "sinks": ["lake", "log", "keyed"]},
+)
+
+
+def hash_of(file: Json) -> str:
+    return f"{file['sql']}:{','.join(file['sinks'])}"
+
+
+@dataclass
+class Process:
+    """One process, perhaps with a lane, perhaps parked in the middle of an operation."""
+
+    sinks: frozenset[str]
+    probe: Probe = field(default_factory=Probe)
+    lane: Lane | None = None
+
+    @property
+    def parked(self) -> bool:
+        return self.probe.strand is not None
+
+    @property
+    def idle(self) -> bool:
+        return self.lane is not None and not self.parked
+
+
+class World:
+    """Everything outside of processes, and the truth to check it against."""
+
+    lane_class: type[Lane] = Lane
+    sink_class: type[FakeSink] = FakeSink
+    ledger_class: type[Ledger] = Ledger
+
+    def __init__(self, *, proofs: bool = True, jvm_dies: bool = False) -> None:
+        self.clock = Clock()
+        self.proofs = proofs
+        self.host = socket.gethostname() if jvm_dies else "elsewhere"
+        self.jvm_dies = jvm_dies
+        self.store = MemoryStore(self.clock)
+        self.ledger = process_ledger(self.store, Probe(), proofs=False)
+        self.targets = {
+            "pg": Target("pg", fences=True, upserts=False),
+            "keyed": Target("keyed", fences=True, upserts=True),
+            "delta": Target("delta", fences=False, upserts=False),
+            "lake": Target("lake", fences=False, upserts=True),
+            "log": Target("log", fences=True, upserts=False),
+        }
+        self.processes: list[Process] = []
+        self.history: dict[int, EpochPlan] = {}
+        self.members: dict[int, frozenset[str]] = {}
+        self.broken: set[str] = set()
+        """Targets whose record was taken away or set back behind the lane's back: refusals are right for them."""
+        self.tampered: dict[str, int] = {}
+        """Keyed targets that lost a row behind the lane's back, and the epoch that it came from."""
+        self.harms = 0
+        self.adopting: set[str] = set()
+        self.snapshots: dict[str, Target] = {}
+        self.file = FILES[0]
+        self.log: list[str] = []
+
+    # --- what processes do
+
+    def open(self, file: Json, interrupt: Interrupt | None = None, repair: frozenset[str] = frozenset()) -> Process:
+        """A new process opens the lane with this version of the file. It has no lane where it was refused, or died."""
+        process = Process(frozenset(file["sinks"]))
+        self.processes.append(process)
+        self.clock.sleep(1.0)  # a process takes a moment to start
+        held, harms = self._live_holder(), self.harms
+        strict = interrupt is None or interrupt.kind != "pause"
+
+        def work() -> None:
+            process.lane = self._opened(process.probe, file, repair)
+            assert not (held and strict), "two live processes hold the lane"
+            for name in self.broken & process.lane.sinks.keys() & self._members() - self.tampered.keys() - repair:
+                assert harms != self.harms or self._level(name), f"opened over the record of {name}, which was lost or set back"
+            self.file = file
+
+        self._operate(process, work, interrupt, held=held or not strict)
+        return process
+
+    def step(self, process: Process, size: int, interrupt: Interrupt | None = None, *, patience: int = 2) -> None:
+        """One epoch: the open one, else the next. What fails in passing is tried again, or the process gives up."""
+        splits = ({"id": size},) if size % 2 else ()
+
+        def attempt(lane: Lane) -> None:
+            if not lane.busy:
+                lane.plan({"src": lane.position["src"] + size}, Phase.HISTORY if splits else Phase.LIVE, splits=splits)
+            lane.execute(self._writer(lane))
+
+        def work() -> None:
+            lane = process.lane
+            assert lane is not None
+            for _ in range(patience):
+                try:
+                    attempt(lane)
+                except TransientError as error:
+                    lane.failed("sink", error)
+                else:
+                    return
+            lane.close()
+            self._gone(process)
+
+        self._operate(process, work, interrupt)
+
+    def repair(self, name: str, *, adopt: bool, interrupt: Interrupt | None = None) -> bool:
+        """The user mends a broken sink with the file as it is; whether that worked."""
+        process = self.open(self.file, repair=frozenset(self.broken))
+        # An epoch of an earlier file may be open; the sink comes into view once that is finished.
+        if (
+            process.lane is not None
+            and name not in process.lane.sinks
+            and process.lane.busy
+            and not self.broken & process.lane.sinks.keys()
+        ):
+            self.step(process, 1)
+        if process.lane is None:
+            return False
+        lane, first = process.lane, self.tampered.get(name)
+
+        def work() -> None:
+            if name not in lane.sinks or name not in self.broken:
+                return
+            if adopt and first is None:
+                self.adopting.add(name)
+                lane.adopt(name)
+            else:
+                self.adopting.discard(name)
+                lane.replay(name, self._writer(lane), first=first)
+            self._mended(name)
+
+        self._operate(process, work, interrupt)
+        if process.idle:
+            self.close(process)
+        return name not in self.broken
+
+    def close(self, process: Process, interrupt: Interrupt | None = None) -> None:
+        lane = process.lane
+        assert lane is not None
+
+        def work() -> None:
+            lane.close()
+            self._gone(process)
+
+        self._operate(process, work, interrupt)
+
+    def resume(self, process: Process, interrupt: Interrupt | None = None) -> None:
+        """A parked process wakes and goes on as if nothing had happened."""
+        strand = process.probe.strand
+        assert strand is not None
+        process.probe.arm(interrupt)
+        strand.resume()
+        self.check()
+
+    def kill(self, process: Process) -> None:
+        process.probe.dead = True
+        if process.probe.strand is not None:
+            process.probe.strand.resume()
+        self._gone(process)
+
+    def _operate(self, process: Process, work: Callable[[], object], interrupt: Interrupt | None, *, held: bool = False) -> None:
+        """Runs an operation of a process through to its end, its refusal or its death; or until it parks."""
+        probe = process.probe
+
+        def whole() -> None:
+            try:
+                work()
+            except HeadraceError as error:
+                self._refused(process, error, held=held)
+            except Crash:
+                self._gone(process)
+            finally:
+                probe.strand = None
+
+        if self.jvm_dies and interrupt is not None and interrupt.kind == "crash":
+            interrupt = replace(interrupt, late=None)
+        probe.arm(interrupt)
+        if interrupt is not None and interrupt.kind == "pause":
+            probe.strand = Strand(whole)
+            probe.strand.resume()
+        else:
+            whole()
+        if not process.parked:
+            probe.arm(None)
+        self.check()
+
+    def _opened(self, probe: Probe, file: Json, repair: frozenset[str] = frozenset()) -> Lane:
+        return self.lane_class.open(
+            self._process_ledger(probe),
+            NAME,
+            LANE,
+            {"host": self.host},
+            self._factory(probe),
+            file,
+            hash_of(file),
+            initial={"src": 0},
+            ttl=TTL,
+            commit_timeout=COMMIT_TIMEOUT,
+            repair=repair,
+            clock=self.clock,
+            sleep=self.clock.sleep,
+            threaded=False,
+        )
+
+    def _process_ledger(self, probe: Probe) -> Ledger:
+        return process_ledger(self.store, probe, proofs=self.proofs, kind=self.ledger_class)
+
+    # --- what happens to targets and to the ledger
+
+    def expire(self, name: str) -> None:
+        """The record is lost, the rows stay."""
+        target, record = self.targets[name], self._record(name)
+        # Of an appending sink that held the open epoch nobody could say later that it did: no repair would be right.
+        if record is not None and (target.upserts or record.epoch <= self.state().committed):
+            del target.records[self._key(name)]
+            self._harmed(name)
+
+    def recreate(self, name: str) -> None:
+        """Somebody dropped and made the target anew."""
+        target = self.targets[name]
+        if self._record(name) is not None:
+            target.rows, target.base = [], []
+            del target.records[self._key(name)]
+            self.tampered.pop(name, None)
+            self._harmed(name)
+
+    def snapshot(self, name: str) -> None:
+        """A backup is taken."""
+        if self._record(name) is not None and name not in self.broken:
+            self.snapshots[name] = self.targets[name].copy()
+
+    def restore(self, name: str) -> None:
+        """The target comes back from a backup, record and rows. Not while a process is paused in the middle of a write."""
+        if name not in self.snapshots or any(process.parked for process in self.processes):
+            return
+        self.targets[name].restore(self.snapshots[name])
+        self._mended(name)
+        record, state = self._record(name), self.state()
+        if (
+            name not in state.sinks
+            or record is None
+            or record.epoch not in (state.committed, state.committed + (state.open_plan is not None))
+        ):
+            self._harmed(name)
+
+    def tamper(self, name: str) -> None:
+        """A row of a keyed target is deleted behind its back."""
+        target = self.targets[name]
+        first = next(self.ledger.epochs(NAME, LANE), None)
+        stored = first.plan.number if first else 10**9
+        mine = [
+            row for row in target.rows if row not in target.base and max(target.since + 1, stored) <= row[1][0] <= self.state().committed
+        ]
+        if target.upserts and mine and name not in self.broken and name in self._members():
+            target.rows.remove(mine[0])
+            self.tampered[name] = mine[0][1][0]
+            self._harmed(name)
+
+    def can_lose_ledger(self) -> bool:
+        """Not while a process is paused on the old ledger, nor with a sink that has lost its record: both truths would be gone."""
+        if self.broken or not self.history or any(process.parked for process in self.processes):
+            return False
+        return set(self.file["sinks"]) == {name for name, row in self.state().sinks.items() if row.state == "joined"}
+
+    def lose_ledger(self) -> None:
+        """The ledger's file is gone, with no process alive; it is rebuilt from the sinks, or brought back when that is refused."""
+        state = self.state()
+        for process in list(self.processes):
+            self.kill(process)
+        old = self.store
+        self._use(MemoryStore(self.clock))
+        with pytest.raises(RecordError, match="another pipeline"):
+            self._opened(Probe(), self.file)
+        probe = Probe()
+        try:
+            self.lane_class.rebuild(
+                self._process_ledger(probe),
+                NAME,
+                LANE,
+                {"host": self.host},
+                self._factory(probe),
+                self.file,
+                hash_of(self.file),
+                ttl=TTL,
+                commit_timeout=COMMIT_TIMEOUT,
+                sleep=self.clock.sleep,
+            )
+        except RecordError:
+            assert state.open_plan is not None, "a rebuild was refused though the sinks agree"
+            assert state.open_plan.pipeline_hash != hash_of(self.file)
+            self._use(old)
+        else:
+            # Sinks that had left hold records that the new ledger has never heard of.
+            self.broken |= {name for name in self.targets if self._record(name) is not None} - self._members()
+            if state.open_plan is not None and self.state().committed == state.open_plan.number:
+                self.history[state.open_plan.number] = state.open_plan
+        self.check()
+
+    def _use(self, store: MemoryStore) -> None:
+        self.store = store
+        self.ledger = process_ledger(store, Probe(), proofs=False)
+
+    def _harmed(self, name: str) -> None:
+        self.broken.add(name)
+        self.harms += 1
+
+    def _mended(self, name: str) -> None:
+        self.broken.discard(name)
+        self.tampered.pop(name, None)
+        self.adopting.discard(name)
+
+    def recover(self) -> None:
+        """However it came to this: with everybody dead and all commits landed, the lane can be brought to go on."""
+        for process in list(self.processes):
+            self.kill(process)
+        self.clock.sleep(100.0)
+        # Twice: a sink may come into view only when another is mended and an earlier file's epoch is finished.
+        for name in sorted(self.broken) * 2:
+            if name in self.broken and name in self._members() | set(self.file["sinks"]):
+                mended = self.repair(name, adopt=False)
+                if not mended:
+                    self.repair(name, adopt=True)
+        for _ in range(2):
+            process, before = self.open(self.file), self.state().committed
+            assert process.lane is not None, f"the lane cannot be opened: {self.log[-1:]}, broken: {self.broken}"
+            for size in (1, 2):
+                self.step(process, size)
+            assert self.state().committed == before + 2, f"the lane does not go on: {self.log[-1:]}"
+            self.close(process)
+
+    # --- what must hold
+
+    def state(self) -> LaneState:
+        state = self.ledger.state(NAME, LANE)
+        assert state is not None
+        return state
+
+    def check(self) -> None:
+        """The ledger is gapless and never changes its mind; every target holds exactly the epochs that its record says."""
+        state = self.ledger.state(NAME, LANE)
+        if state is None:
+            return
+        self._check_ledger(state)
+        for name, target in self.targets.items():
+            record = target.records.get(SinkKey(state.pipeline, NAME, LANE, name))
+            if record is not None and name not in self.broken:
+                assert self._holds(state, target, record.epoch), f"{name} holds other rows than epochs up to {record.epoch}"
+
+    def _holds(self, state: LaneState, target: Target, epoch: int) -> bool:
+        rows = target.rows
+        if target.upserts and state.open_plan is not None and epoch < state.open_plan.number:
+            # A record that was lost came back by a replay; the open epoch, which it did hold, is about to be written again.
+            again = set(epoch_rows(state.open_plan, state.open_plan.pipeline_hash.split(":")[0])) - set(target.base)
+            rows = [row for row in rows if row not in again]
+        return rows == self._expected(state, target, epoch)
+
+    def _level(self, name: str) -> bool:
+        """A repair that died after its last write: the sink is as it should be."""
+        state, target, record = self.state(), self.targets[name], self._record(name)
+        if record is None or record.epoch < state.committed or not self._holds(state, target, record.epoch):
+            return False
+        self._mended(name)
+        return True
+
+    def _check_ledger(self, state: LaneState) -> None:
+        for row in self.ledger.epochs(NAME, LANE, max(self.history, default=0)):
+            if row.committed_at is None:
+                continue
+            number = row.plan.number
+            before = self.history.get(number - 1)
+            assert self.history.setdefault(number, row.plan) == row.plan, f"epoch {number} was committed twice, differently"
+            self.members[number] = frozenset(row.counts)
+            assert row.plan.start == (before.end if before else {"src": 0}), f"epoch {number} does not follow on the one before"
+        assert state.committed == max(self.history, default=0), "the ledger went back, or has a gap"
+
+    def _expected(self, state: LaneState, target: Target, epoch: int) -> list[Row]:
+        rows = Target(target.name, target.fences, target.upserts, list(target.base))
+        for number in range(target.since + 1, epoch + 1):
+            plan = self.history.get(number)
+            if plan is None:
+                plan = state.open_plan
+                assert plan is not None, f"{target.name} holds epoch {number}, which the ledger does not know"
+                assert plan.number == number
+            held = next((row for row in target.rows if row[1][0] == number), None)
+            was_member = number not in self.members or target.name in self.members[number]
+            sql = plan.pipeline_hash.split(":")[0]
+            # An epoch from before the sink was there is replayed by today's file.
+            rows.put(epoch_rows(plan, sql if was_member or held is None else held[1][1]))
+        return rows.rows
+
+    # --- parts
+
+    def _factory(self, probe: Probe):
+        def factory(pipeline: str, compiled: Json) -> dict[str, FakeSink]:
+            def sink(name: str) -> FakeSink:
+                return self.sink_class(self.targets[name], SinkKey(pipeline, NAME, LANE, name), probe, self.clock, joins=self._joins)
+
+            return {name: sink(name) for name in compiled["sinks"]}
+
+        return factory
+
+    def _joins(self, name: str) -> None:
+        """A sink joins: it answers for what comes from now on, and what it holds already is taken as it is."""
+        state, target = self.state(), self.targets[name]
+        if name in state.sinks and (state.sinks[name].state in ("joining", "left") or name in self.adopting):
+            target.base, target.since = list(target.rows), target.records[self._key(name)].epoch
+            self._mended(name)
+
+    def _writer(self, lane: Lane) -> Callable[[Pending], dict[str, Counts]]:
+        def write(work: Pending) -> dict[str, Counts]:
+            counts = {}
+            for name in work.sinks:
+                sink = lane.sinks[name]
+                assert isinstance(sink, FakeSink)
+                lane.check()
+                counts[name] = sink.write(work.plan, work.compiled)
+            return counts
+
+        return write
+
+    def _refused(self, process: Process, error: HeadraceError, *, held: bool) -> None:
+        """Ends a process that was told no; asserts that this was right."""
+        self.log.append(f"{type(error).__name__}: {error.message}")
+        if isinstance(error, LeaseHeldError):
+            assert held or not self.proofs, f"refused without a holder: {error}"
+        elif isinstance(error, RecordError):
+            overtaken = process.lane is not None and self.state().generation != process.lane.generation
+            assert self.broken & (self._members() | process.sinks) or overtaken, f"refused though nothing was wrong: {error}"
+        elif not isinstance(error, TransientError) and not (isinstance(error, LaneError) and self.broken):
+            assert isinstance(error, FencedError), f"neither a refusal nor a fence: {error!r}"
+        if process.lane is not None:
+            with suppress(Crash):
+                process.lane.close()
+        self._gone(process)
+
+    def _gone(self, process: Process) -> None:
+        process.probe.dead = True
+        if process in self.processes:
+            self.processes.remove(process)
+
+    def _live_holder(self) -> bool:
+        """Whether a process that is alive has an unexpired lease."""
+        state = self.ledger.state(NAME, LANE)
+        if state is None or state.holder is None:
+            return False
+        holder = self.store.holders.get((state.pipeline, LANE, state.generation))
+        return holder is not None and not holder.dead
+
+    def _members(self) -> set[str]:
+        state = self.ledger.state(NAME, LANE)
+        return set() if state is None else {name for name, row in state.sinks.items() if row.state in ("joined", "replaying")}
+
+    def _key(self, name: str) -> SinkKey:
+        return SinkKey(self.state().pipeline, NAME, LANE, name)
+
+    def _record(self, name: str) -> Record | None:
+        return self.targets[name].records.get(self._key(name)) if self.ledger.state(NAME, LANE) is not None else None
