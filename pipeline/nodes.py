@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PositiveInt, model_validator
 
-from headrace.pipeline.durations import parse_duration
+from headrace.pipeline.durations import parse_duration, spell_duration
 from headrace.pipeline.errors import UserError
 
 
@@ -26,7 +26,7 @@ def _duration(value: object) -> object:
 
 
 Columns = Annotated[tuple[str, ...], BeforeValidator(_csv)]
-Duration = Annotated[timedelta, BeforeValidator(_duration)]
+Duration = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(spell_duration, when_used="json")]
 
 
 class Strict(BaseModel):
