@@ -1,0 +1,92 @@
+"""A run in a process of its own: takes the lane, says so, commits epochs until it is told otherwise. Started by the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.lane import Lane
+from headrace.pipeline.ledger import describe_holder, describe_process, open_sqlite
+from headrace.pipeline.records import Counts, Phase, Record
+
+
+class FileSink:
+    """One JSON file as a target: the record alone, replaced in one rename."""
+
+    fences = True
+    upserts = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def prepare(self, generation):
+        pass
+
+    def record(self):
+        return Record.from_json(json.loads(self.path.read_text())) if self.path.exists() else None
+
+    def foreign_record(self):
+        return None
+
+    def join(self, record):
+        self.put(record)
+        return record
+
+    def count(self):
+        return None
+
+    def put(self, record):
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(record.to_json()))
+        part.replace(self.path)
+
+    def close(self):
+        pass
+
+
+def main(folder: Path, ttl: float, jvm: str) -> None:
+    say = lambda **words: print(json.dumps(words), flush=True)  # noqa: E731
+    ledger = open_sqlite(folder / "ledger.db")
+    holder = describe_holder("test", "process")
+    try:
+        lane = Lane.open(
+            ledger,
+            "orders",
+            "main",
+            holder,
+            lambda _, body: {name: FileSink(folder / name) for name in body["sinks"]},
+            {"sinks": ["a"]},
+            "h1",
+            initial={"k": 0},
+            ttl=ttl,
+        )
+        if jvm:
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            ledger.set_holder(lane.lease, holder | {"jvm": describe_process(child.pid)})
+            say(jvm=child.pid)
+        say(opened=lane.generation)
+        while True:
+            if not lane.busy:
+                lane.plan({"k": lane.position["k"] + 1}, Phase.LIVE)
+
+            def write(work):
+                sink = lane.sinks["a"]
+                held = sink.record()
+                assert isinstance(sink, FileSink)
+                assert held is not None
+                sink.put(held.next(work.plan, lane.generation, Counts(1, 1, 0, 0)))
+                return {"a": Counts(1, 1, 0, 0)}
+
+            lane.execute(write)
+            say(committed=lane.committed)
+            time.sleep(0.2)  # so that a test that stops this process does not stop it inside a transaction of SQLite
+    except HeadraceError as error:
+        say(error=type(error).__name__, message=error.message)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "")
