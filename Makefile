@@ -49,12 +49,12 @@ ui: setup ## Dagster's pages, with the pipelines of examples/.
 
 .PHONY: test
 test: setup check ## All checks, and every test with a sample of the long suites.
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "not whole"
 
 .PHONY: test-faults
 test-faults: setup ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 tests/protocol
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 -m "faults or long"
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 -m "faults or long or whole"
 
 .PHONY: check
 check: $(STAMP) ## Linters, types, the order of the rooms.

@@ -30,7 +30,7 @@ STEPS = [
     ("postgres-only", 7, "jvm"),
     ("reading", 6, "jvm"),
 ]
-SAMPLE = [("postgres-only", 6, "group"), ("delta-only", 6, "driver"), ("sinks-written", 2, "driver"), ("handoff", 1, "group")]
+SAMPLE = [("postgres-only", 6, "group")]
 
 
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS if WHOLE else SAMPLE)
@@ -42,6 +42,7 @@ def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: st
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None:
     world.driver_rows = 1  # all epochs go through the staged path, by tasks
     world.write_file()
@@ -54,6 +55,7 @@ def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
     world.driver_rows = 1
     world.write_file()

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 KILLS = 20 if os.environ.get("HEADRACE_TEST_FULL") else 2
 
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+pytestmark = [pytest.mark.faults, pytest.mark.whole, pytest.mark.services, pytest.mark.spark]
 
 
 @pytest.mark.timeout(1800)

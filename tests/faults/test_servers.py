@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from headrace import services as local
 
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+pytestmark = [pytest.mark.faults, pytest.mark.whole, pytest.mark.services, pytest.mark.spark]
 
 
 def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home: Path, spark: SparkSession) -> None:
