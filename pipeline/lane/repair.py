@@ -31,6 +31,9 @@ class Repairs(OpenLane):
         row, finding = self._replayable(sink)
         held = finding.record.epoch if finding.record is not None else None
         start = first if first is not None else row.epoch + 1 if held is None else held + 1
+        if first is not None and first > self._state.committed:
+            msg = f"epochs from {first} on are to be replayed, and the last one is {self._state.committed}"
+            raise RecordError(msg, node=sink)
         rows = self._stored(sink, start)
         sets_back = held is None or start != held + 1
         before = self._end_of(start - 1) if sets_back else None

@@ -137,7 +137,8 @@ class SqliteStore:
             yield
         except sqlite3.OperationalError as error:
             msg = f"the ledger {self._where} cannot be used just now: {error}"
-            raise TransientError(msg, hint="Is the disk full, or the file not writable?") from error
+            locked = "Another process has held it for too long; is one of them stopped?"
+            raise TransientError(msg, hint=locked if "locked" in str(error) else "Is the disk full, or the file not writable?") from error
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[_SqliteTx]:

@@ -1,0 +1,348 @@
+"""What the lane tells people, and the parts of it that the model has no eyes for."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from model_fakes import MemoryStore, Probe, Target
+from model_world import FILES, World, hash_of
+
+from headrace.pipeline.errors import (
+    BlockedError,
+    DataError,
+    FencedError,
+    InternalError,
+    LaneError,
+    LeaseHeldError,
+    RecordError,
+    TransientError,
+)
+from headrace.pipeline.lane import Lane
+from headrace.pipeline.ledger import open_sqlite
+from headrace.pipeline.records import Phase
+
+PG, LOG, LAKE = FILES[0], FILES[2], FILES[3]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def opened(world: World, file=PG, **more) -> Lane:
+    process = world.open(file, **more)
+    assert process.lane is not None, world.log
+    return process.lane
+
+
+def run(world: World, lane: Lane, epochs: int = 1) -> None:
+    for _ in range(epochs):
+        lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
+        lane.execute(world._writer(lane))
+    world.check()
+
+
+def refused(world: World, file=PG) -> RecordError:
+    with pytest.raises(RecordError) as error:
+        world._opened(Probe(), file)
+    return error.value
+
+
+def ran(world: World, epochs: int = 3, file=PG) -> None:
+    lane = opened(world, file)
+    run(world, lane, epochs)
+    lane.close()
+    world.processes.clear()
+
+
+def test_a_missing_record_offers_replay_and_adopt(world):
+    ran(world)
+    del world.targets["pg"].records[world._key("pg")]
+    error = refused(world)
+    assert error.node == "pg"
+    assert "holds no record" in error.message
+    assert "epoch 3" in error.message
+    assert "headrace replay FILE --from 1 --sink pg" in error.hint
+    assert "headrace adopt FILE --sink pg" in error.hint
+
+
+def test_an_older_sink_offers_to_go_on_from_what_it_holds(world):
+    lane = opened(world)
+    run(world, lane)
+    world.snapshot("pg")
+    run(world, lane, 2)
+    lane.close()
+    world.processes.clear()
+    world.targets["pg"].restore(world.snapshots["pg"])
+    error = refused(world)
+    assert "holds epoch 1" in error.message
+    assert "--from 2 --sink pg" in error.hint
+
+
+def test_a_restored_ledger_is_refused(world, tmp_path):
+    lane = opened(world)
+    run(world, lane)
+    with sqlite3.connect(tmp_path / "backup.db") as backup:
+        world.store._connection.backup(backup)
+        run(world, lane, 2)
+        lane.close()
+        backup.backup(world.store._connection)
+    world.processes.clear()
+    world.clock.sleep(100)
+    assert "The ledger is older than the sinks" in str(refused(world))
+
+
+def test_a_restored_ledger_is_refused_even_if_no_epoch_was_written_since(world, tmp_path):
+    with sqlite3.connect(tmp_path / "backup.db") as backup:
+        opened(world, LOG).close()
+        world.store._connection.backup(backup)
+        for _ in range(3):
+            opened(world, LOG).close()
+        backup.backup(world.store._connection)
+    world.processes.clear()
+    assert "The ledger is older than the sink" in refused(world, LOG).hint
+
+
+def test_every_sink_that_disagrees_is_named_at_once(world):
+    ran(world)
+    for name in ("pg", "delta"):
+        del world.targets[name].records[world._key(name)]
+    error = refused(world)
+    assert "node 'pg'" in error.message
+    assert "node 'delta'" in error.message
+
+
+def test_a_new_ledger_is_refused_by_the_sinks_of_a_lost_one(world):
+    ran(world)
+    world._use(MemoryStore(world.clock))
+    error = refused(world)
+    assert "another pipeline named 'orders'" in error.message
+    assert "--rebuild" in error.message
+    assert world.state().sinks == {}, "nobody joined before all were asked"
+
+
+def test_a_rebuild_needs_a_record_in_every_sink_of_the_file(world):
+    ran(world)
+    world._use(MemoryStore(world.clock))
+    with pytest.raises(RecordError, match="sink log holds no record"):
+        Lane.rebuild(
+            world._process_ledger(Probe()),
+            "orders",
+            "main",
+            {},
+            world._factory(Probe()),
+            {"sql": "v1", "sinks": ["pg", "log"]},
+            "h",
+            sleep=world.clock.sleep,
+        )
+
+
+def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
+    lane = opened(world)
+    lane.plan({"src": 2}, Phase.LIVE)
+    for attempt in range(5):
+        assert lane.failed("pg", TransientError("the server is away")) == attempt + 1
+    assert lane.failed("pg", DataError("value 17 does not fit")) == 1
+    assert lane.failed("pg", DataError("value 18 does not fit")) == 2
+    with pytest.raises(BlockedError, match=r"blocked at epoch 1, node 'pg', 40 rows, after 3 equal failures: DataError: value 19") as error:
+        lane.failed("pg", DataError("value 19 does not fit"), rows=40)
+    assert "goes on with this epoch" in error.value.hint
+    lane.execute(world._writer(lane))
+    assert lane.failed("pg", DataError("too late")) == 0
+
+
+def test_the_next_plan_can_go_with_a_commit(world):
+    lane = opened(world)
+    first = lane.plan({"src": 2}, Phase.HISTORY, window="2013-01", splits=({"id": 1},))
+    second = lane.draft({"src": 5}, Phase.LIVE)
+    assert (second.number, second.start) == (2, first.end)
+    lane.execute(world._writer(lane), second)
+    assert lane.busy
+    work = lane.pending()
+    assert work is not None
+    assert work.plan == second
+    assert set(work.sinks) == {"pg", "delta"}
+    lane.execute(world._writer(lane))
+    assert (lane.busy, lane.committed, lane.position) == (False, 2, {"src": 5})
+
+
+def test_an_epoch_is_not_committed_without_counts_of_every_sink(world):
+    lane = opened(world)
+    lane.plan({"src": 2}, Phase.LIVE)
+    with pytest.raises(InternalError, match="cannot be committed"):
+        lane.commit({})
+    with pytest.raises(InternalError, match="still open"):
+        lane.plan({"src": 3}, Phase.LIVE)
+
+
+def test_counts_of_a_sink_that_held_the_epoch_come_from_its_record(world):
+    lane = opened(world)
+    plan = lane.plan({"src": 3}, Phase.LIVE)
+    lane.sinks["pg"].write(plan, PG)  # type: ignore[attr-defined]
+    world.processes[0].probe.dead = True
+    again = opened(world)
+    work = again.pending()
+    assert work is not None
+    assert work.sinks == ("delta",)
+    counts = again.execute(world._writer(again))
+    assert {name: count.rows for name, count in counts.items()} == {"pg": 3, "delta": 3}
+
+
+@pytest.mark.parametrize("vouched", [False, True])
+def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouches_for_its_death(world, vouched):
+    lane = opened(world, LAKE)
+    lane.plan({"src": 2}, Phase.LIVE)
+    world.clock.sleep(11)
+    again = Lane.open(
+        world._process_ledger(Probe()),
+        "orders",
+        "main",
+        {"host": "elsewhere"},
+        world._factory(Probe()),
+        PG,
+        hash_of(PG),
+        initial={"src": 0},
+        vouched=vouched,
+        clock=world.clock,
+        sleep=world.clock.sleep,
+        threaded=False,
+    )
+    assert again.busy is not vouched
+
+
+def test_a_row_that_was_removed_is_replayed_and_the_baseline_taken_anew(world):
+    ran(world, 4, LOG)
+    target = world.targets["keyed"]
+    removed = target.rows.pop(3)
+    world.broken.add("keyed")
+    assert removed[1][0] == 2
+    lane = opened(world, LOG, repair=frozenset({"keyed"}))
+    assert lane.replay("keyed", world._writer(lane), first=2) == range(2, 5)
+    record = lane.sinks["keyed"].record()
+    assert record is not None
+    assert (record.epoch, record.baseline, record.totals.rows) == (4, 7, 6)
+    assert removed in target.rows
+    world.broken.clear()
+    run(world, lane)
+    assert [event["data"].get("first") for event in world.ledger.events("orders") if event["kind"] == "replaying"] == [2]
+
+
+def test_rows_are_not_replayed_over_rows_without_a_key(world):
+    ran(world)
+    lane = opened(world, repair=frozenset({"pg"}))
+    with pytest.raises(RecordError, match=r"no key and its target holds 6 rows") as error:
+        lane.replay("pg", world._writer(lane), first=2)
+    assert "Empty the target and replay from epoch 1" in error.value.hint
+    world.targets["pg"].rows = []
+    with pytest.raises(RecordError, match="no key"):
+        lane.replay("pg", world._writer(lane), first=2)
+    assert lane.replay("pg", world._writer(lane), first=1) == range(1, 4)
+    assert len(world.targets["pg"].rows) == 6
+
+
+def test_a_sink_that_joined_late_can_have_the_whole_history(world):
+    ran(world, 3, PG)
+    lane = opened(world, LOG)
+    assert world.targets["keyed"].rows == []
+    world.targets["keyed"].since = 0
+    world.broken.add("keyed")
+    lane.replay("keyed", world._writer(lane), first=1)
+    assert [row[0] for row in world.targets["keyed"].rows] == list(range(6))
+    assert world.state().sinks["keyed"].epoch == 0
+    world.broken.clear()
+    run(world, lane)
+
+
+def test_what_cannot_be_replayed_or_adopted_is_refused(world):
+    ran(world)
+    lane = opened(world)
+    write = world._writer(lane)
+    assert list(lane.replay("pg", write)) == []
+    for act, says in (
+        (lambda: lane.replay("nobody", write), "no such sink"),
+        (lambda: lane.replay("pg", write, first=0), "are to be replayed, and the ledger has epochs 1 to 3"),
+        (lambda: lane.replay("pg", write, first=9), "on are to be replayed, and the last one is 3"),
+        (lambda: lane.adopt("pg"), "nothing to adopt"),
+    ):
+        with pytest.raises(LaneError, match=says):
+            act()
+
+
+def test_a_lane_under_repair_does_nothing_else(world):
+    ran(world)
+    del world.targets["pg"].records[world._key("pg")]
+    lane = opened(world, repair=frozenset({"pg"}))
+    for act in (lambda: lane.plan({"src": 9}, Phase.LIVE), lane.pending, lambda: lane.execute(world._writer(lane))):
+        with pytest.raises(LaneError, match="'pg' must be replayed or adopted first"):
+            act()
+    lane.adopt("pg")
+    world._mended("pg")
+    run(world, lane)
+    assert any(event["data"].get("why") == "missing" for event in world.ledger.events("orders"))
+
+
+def test_a_sink_that_holds_more_than_the_ledger_is_not_adopted(world):
+    ran(world)
+    key = world._key("delta")
+    record = world.targets["delta"].records[key]
+    world.targets["delta"].records[key] = replace(record, epoch=9)
+    world.broken.add("delta")
+    lane = opened(world, repair=frozenset({"delta"}))
+    with pytest.raises(RecordError, match="holds epoch 9"):
+        lane.adopt("delta")
+
+
+def test_opening_waits_for_late_commits_only_where_a_sink_does_not_fence(world):
+    opened(world, LOG)
+    world.kill(world.processes[0])
+    before = world.clock.now
+    opened(world, LOG)
+    assert world.clock.now - before < 5
+    world.kill(world.processes[0])
+    opened(world, LAKE)
+    assert world.clock.now - before > 30
+
+
+def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
+    ledger = open_sqlite(tmp_path / "ledger.db")
+    target = Target("pg", fences=True, upserts=False)
+    world = World()
+    world.targets["pg"] = target
+    world.ledger = ledger
+    how = {"sinks": world._factory(Probe()), "compiled": {"sql": "v1", "sinks": ["pg"]}, "pipeline_hash": "h", "initial": {"src": 0}}
+    lane = Lane.open(ledger, "orders", "main", {}, ttl=0.6, **how)
+    lane.progress({"rows": 7})
+    other = open_sqlite(tmp_path / "ledger.db")
+    until(lambda: (state := other.state("orders")) is not None and state.progress == {"rows": 7})
+    (tmp_path / "ledger.db.locks").rename(tmp_path / "gone")  # from now on only expiry counts
+    deadline = time.monotonic() + 1.5
+    while time.monotonic() < deadline:
+        with pytest.raises(LeaseHeldError):
+            other.acquire("orders", "main", {}, 5)
+        time.sleep(0.05)
+    lane.heartbeat.stop()
+    until(lambda: taken(other))
+    with pytest.raises(FencedError):
+        until(lane.check)
+    with pytest.raises(FencedError):
+        lane.plan({"src": 3}, Phase.LIVE)
+    lane.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("headrace-lease")]
+
+
+def taken(ledger) -> bool:
+    with suppress(LeaseHeldError):
+        return ledger.acquire("orders", "main", {}, 30).generation == 2
+    return False
+
+
+def until(holds, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.02)
