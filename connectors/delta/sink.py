@@ -69,10 +69,11 @@ class DeltaTableSink(Sink):
         has been here, RecordError where the table remembers this sink but its record is gone.
         """
         session, table = self._open()
-        check_location(self._context.key.sink, self._path, session)
+        sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
+        check_location(sink, self._path, session)
         if not table.exists():
-            create(self._context.key.sink, session, self._path, schema)
-        check_columns(self._context.key.sink, session, self._path, schema, self._context.extra.get("key", self._context.node.primary_key))
+            create(sink, session, self._path, schema, key)
+        check_columns(sink, session, self._path, schema, key)
         self._generation = generation
         held = self._held()
         if held is not None and held.generation > generation:

@@ -32,12 +32,17 @@ def check_location(sink: str, path: str, session: SparkSession) -> None:
         raise GuaranteeError(msg, hint=hint, node=sink)
 
 
-def create(sink: str, session: SparkSession, path: str, schema: pa.Schema) -> None:
-    """Makes the table; another process may do the same at the same moment. Raises TargetError where the place is taken."""
+def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    """Makes the table; another process may do the same at the same moment. Raises TargetError where the place is taken.
+
+    With a key it gets deletion vectors: without them every small epoch would write whole files of a large table anew.
+    """
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
 
     builder = DeltaTable.createIfNotExists(session).location(path).property("delta.checkpointInterval", _CHECKPOINT_EVERY)
+    if key:
+        builder = builder.property("delta.enableDeletionVectors", "true")
     for column in schema:
         builder = builder.addColumn(column.name, spark_type(column.type), nullable=True)
     if any(_PARQUET_REFUSES.search(name) for column in schema for name in _names(column)):
