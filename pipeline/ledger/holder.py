@@ -25,7 +25,7 @@ def describe_holder(run: str, door: str, **more: Any) -> Json:
         "host": socket.gethostname(),
         "pid": me.pid,
         "create_time": me.create_time(),
-        "run": run,
+        "run_id": run,
         "door": door,
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     } | more
@@ -38,17 +38,17 @@ def describe_process(pid: int) -> Json:
 
 def in_words(holder: Json) -> str:
     """The holder in one clause, for messages."""
-    parts = (("host", "host"), ("pid", "pid"), ("run", "run"), ("door", "door"), ("since", "since"))
-    return ", ".join(f"{word} {holder[key]}" for key, word in parts if holder.get(key) is not None) or "an unnamed process"
+    parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("door", "door"), ("since", "since"))
+    return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"
 
 
 def end_jvm(holder: Json) -> bool:
     """Kills the JVM of a dead holder and waits for its end; a JVM outlives its driver by seconds and could still commit.
 
     Returns whether no JVM of that holder can be alive: it is dead, or the holder never named one. False on another host,
-    and where this process may not kill it.
+    where this process may not kill it, and where the holder was a former run of this very process, whose JVM may be ours.
     """
-    if holder.get("host") != socket.gethostname():
+    if holder.get("host") != socket.gethostname() or holder.get("pid") == os.getpid():
         return False
     jvm = holder.get("jvm")
     if jvm is None:
@@ -56,7 +56,7 @@ def end_jvm(holder: Json) -> bool:
     try:
         process = psutil.Process(jvm["pid"])
         # The kernel counts in hundredths of a second, and psutil adds a boot time that drifts.
-        if abs(process.create_time() - jvm["create_time"]) > 1.0 or process.pid == os.getpid():
+        if abs(process.create_time() - jvm["create_time"]) > 1.0:
             return True
         log.warning("killing the JVM that outlived its driver: pid=%s", process.pid)
         process.kill()

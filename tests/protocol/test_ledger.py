@@ -15,7 +15,7 @@ from headrace.pipeline.ledger import describe_holder, open_sqlite, sqlite
 from headrace.pipeline.ledger.store import SCHEMA_VERSION
 from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
 
-HOLDER = {"host": "elsewhere", "pid": 1, "run": "r1", "door": "cli"}
+HOLDER = {"host": "elsewhere", "pid": 1, "run_id": "r1", "door": "cli"}
 BODY = {"sinks": ["a"], "sql": "select 1"}
 
 
@@ -51,7 +51,7 @@ def test_a_held_lane_names_its_holder(open_ledger):
     state = two.state("orders")
     assert state is not None
     assert state.holder is not None
-    assert state.holder["run"] == "run-7"
+    assert state.holder["run_id"] == "run-7"
     one.release(lease)
     state = two.state("orders")
     assert state is not None
