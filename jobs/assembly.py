@@ -57,6 +57,11 @@ class LaneSink:
         """Whether writing an epoch again leaves the same rows."""
         return not self._exact or (self.sink.capabilities.upsert and bool(self._columns))
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the target keeps the record."""
+        return self._exact
+
     def prepare(self, generation: int) -> None:
         """See `Sink.prepare`."""
         self.sink.prepare(self._schema, generation)

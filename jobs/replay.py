@@ -72,6 +72,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
             file.compiled(),
             file.hash,
             ttl=settings.lease_seconds,
+            commit_timeout=settings.commit_timeout_seconds,
         )
     finally:
         ledger.close()

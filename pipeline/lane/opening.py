@@ -29,6 +29,11 @@ class EpochSink(Protocol):
         """Whether writing an epoch again leaves the same rows: the sink has a key."""
         ...
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the target keeps the record. False: the ledger's word is all there is (print, blackhole)."""
+        ...
+
     def prepare(self, generation: int) -> None:
         """Proves the target and fences older generations; raises FencedError when a newer one was here."""
         ...

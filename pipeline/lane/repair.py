@@ -96,7 +96,7 @@ class Repairs(OpenLane):
     ) -> str:
         """Rebuilds an empty ledger's lane from the records of the file's sinks; returns the pipeline's former UUID.
 
-        Every sink of the file must hold a record, and no process of the lane may be alive: the ledger that would fence it is
+        Every sink of the file that keeps a record must hold one, and no process of the lane may be alive: the ledger that would fence it is
         lost. Commits under way are waited out. Raises RecordError where the records do not lead to one state.
         """
         lease = ledger.acquire(name, lane, holder, ttl + commit_timeout)
@@ -105,7 +105,7 @@ class Repairs(OpenLane):
             try:
                 if not all(handle.fences for handle in opened.values()):
                     sleep(commit_timeout)
-                records = {sink: handle.record() or handle.foreign_record() for sink, handle in opened.items()}
+                records = {sink: handle.record() or handle.foreign_record() for sink, handle in opened.items() if handle.keeps}
             finally:
                 for handle in opened.values():
                     handle.close()

@@ -18,6 +18,7 @@ class FileSink:
     """One JSON file as a target: the record alone, replaced in one rename."""
 
     fences = True
+    keeps = True
     upserts = True
 
     def __init__(self, path: Path) -> None:

@@ -238,6 +238,8 @@ class FakeSink:
         self.generation = 0
         self._joins = joins
 
+    keeps = True
+
     @property
     def fences(self) -> bool:
         return self.target.fences

@@ -142,6 +142,23 @@ def test_a_rebuild_needs_a_record_in_every_sink_of_the_file(world):
         )
 
 
+def test_a_rebuild_does_not_ask_sinks_that_keep_nothing(world):
+    ran(world)
+    world._use(MemoryStore(world.clock))
+    file = {"sql": "v1", "sinks": ["pg", "delta", "log"]}
+
+    def sinks(pipeline, compiled):
+        found = world._factory(Probe())(pipeline, compiled)
+        found["log"].keeps = False
+        return found
+
+    ledger = world._process_ledger(Probe())
+    Lane.rebuild(ledger, "orders", "main", {}, sinks, file, "h", sleep=world.clock.sleep)
+    lane = Lane.open(ledger, "orders", "main", {}, sinks, file, "h", initial={"src": 0}, sleep=world.clock.sleep, threaded=False)
+    assert (lane.committed, lane.position) == (3, {"src": 6})
+    assert {name: row.epoch for name, row in world.state().sinks.items()} == {"pg": 0, "delta": 0, "log": 3}
+
+
 def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     lane = opened(world)
     lane.plan({"src": 2}, Phase.LIVE)
