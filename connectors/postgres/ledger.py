@@ -16,6 +16,8 @@ from headrace.pipeline.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, che
 if TYPE_CHECKING:
     import psycopg
 
+_STALLED = "10s"
+"""How long a process that stopped inside a transaction may keep others waiting; the server then ends its session."""
 _SCHEMA_LOCK = 0x6865_6164  # an advisory lock of our own: only one process makes the tables
 
 
@@ -51,7 +53,12 @@ class PostgresStore:
 
         if self._connection is None or self._connection.closed or self._connection.broken:
             self._connection = psycopg.connect(
-                self._conninfo, autocommit=True, application_name="headrace ledger", connect_timeout=10, prepare_threshold=None
+                self._conninfo,
+                autocommit=True,
+                application_name="headrace ledger",
+                connect_timeout=10,
+                tcp_user_timeout=20_000,
+                prepare_threshold=None,
             )
         return self._connection
 
@@ -65,8 +72,13 @@ class PostgresStore:
                 with connection.transaction():
                     if snapshot:
                         connection.execute("set transaction isolation level repeatable read, read only")
+                    else:
+                        connection.execute(
+                            "select set_config('idle_in_transaction_session_timeout', %(t)s, true), set_config('lock_timeout', %(t)s, true)",
+                            {"t": _STALLED},
+                        )
                     yield _PostgresTx(connection)
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
                 # libpq's own text names host and database, never the password.
                 msg = f"the Postgres ledger cannot be used just now: {str(error).strip()}"
                 raise TransientError(msg) from error

@@ -313,6 +313,27 @@ def test_a_lost_connection_is_passing_and_the_next_try_connects_again(postgres):
     assert ledger.lanes() == []
 
 
+def test_a_process_that_stopped_inside_a_transaction_does_not_stop_others_for_ever(postgres, monkeypatch):
+    from headrace.connectors.postgres import ledger as module
+
+    monkeypatch.setattr(module, "_STALLED", "1s")
+    one, two = module.open_postgres(postgres), module.open_postgres(postgres)
+    old = one.acquire("stalled", "main", HOLDER, 0.01)
+    taken = []
+
+    def stall() -> None:
+        with one._store.write() as transaction:
+            one._hold(transaction, old)
+            taken.append(until_taken(two, "stalled"))
+            one._hold(transaction, old)
+
+    with pytest.raises(TransientError):
+        stall()
+    assert taken[0].generation == old.generation + 1
+    with pytest.raises(FencedError):
+        one.heartbeat(old, 30)
+
+
 def test_network_file_systems_are_refused(tmp_path, monkeypatch):
     class Mount:
         mountpoint, fstype = str(tmp_path), "nfs4"
@@ -353,6 +374,6 @@ def until_taken(ledger, name="orders", seconds=20.0):
     while True:
         try:
             return ledger.acquire(name, "main", HOLDER, 30)
-        except LeaseHeldError:
+        except (LeaseHeldError, TransientError):
             assert time.monotonic() < deadline, "the lease never expired"
             time.sleep(0.01)
