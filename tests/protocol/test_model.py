@@ -119,8 +119,8 @@ class Machine(RuleBasedStateMachine):
 
 
 PROFILE = settings(
-    max_examples=20_000 if LONG else 600,
-    stateful_step_count=60 if LONG else 25,
+    max_examples=8_000 if LONG else 600,
+    stateful_step_count=40 if LONG else 25,
     deadline=None,
     # Not explain: before Python 3.12 it traces every line, and the model then takes ten times as long.
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
