@@ -215,7 +215,7 @@ class Gate:
         reached, opened = str(self.reached), str(self.opened)
 
         @F.udf("string")
-        def wait(name: str) -> str:
+        def wait(name):
             Path(reached).touch()
             while not Path(opened).exists():
                 time.sleep(0.05)
