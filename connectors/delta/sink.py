@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.delta.failures import explain, raced
 from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wrap
 from headrace.connectors.delta.rows import appended, keyed, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
-from headrace.connectors.rowerrors import explain_failure
-from headrace.pipeline.errors import DataError, FencedError, InternalError, RecordError, TransientError
+from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
@@ -249,20 +249,11 @@ class DeltaTableSink(Sink):
 
     def _explain(self, error: Exception) -> Exception:
         """The error of ours that a failed write means; the error itself where it says enough."""
-        if found := explain_failure(error):
-            return found
-        text = f"{type(error).__name__} {getattr(error, '_desc', '')} {error} {getattr(error, '_stackTrace', '')}"
-        if "ConcurrentTransaction" in text or "DELTA_CONCURRENT_TRANSACTION" in text:
+        if raced(error):
             held = self._held()
             if held is not None and held.generation > self._generation:
                 return self._fenced(held)
-        if "DELTA_CONCURRENT" in text or "Concurrent" in text:
-            msg = f"another writer changed the Delta table `{self._path}` at the same moment: {str(error).splitlines()[0]}"
-            return TransientError(msg, node=self._context.key.sink)
-        if "DELTA_VIOLATE_CONSTRAINT" in text or "DELTA_NOT_NULL_CONSTRAINT" in text:
-            msg = f"the Delta table `{self._path}` refuses a row: {str(error).splitlines()[0]}"
-            return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=self._context.key.sink)
-        return error
+        return explain(error, self._path, self._context.key.sink)
 
 
 def _absolute(path: str) -> str:

@@ -23,8 +23,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
+from headrace.connectors.delta.failures import explain
 from headrace.connectors.delta.rows import DRIVER_ROWS
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
 from headrace.pipeline.nodes import DeltaSink
 from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
 from headrace.pipeline.settings import Settings
@@ -511,3 +512,16 @@ def test_describe_opens_nothing(path: str, location: str) -> None:
     node = DeltaSink.model_validate({"from": "x", "path": path})
     found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
     assert found == {"kind": "delta", "asset_key": ["delta", "flights"], "table_name": "flights", "location": location}
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[DELTA_CONCURRENT_APPEND] ConcurrentAppendException: files were added", TransientError),
+        ("[DELTA_METADATA_CHANGED] the table was altered", TransientError),
+        ("[DELTA_VIOLATE_CONSTRAINT_WITH_VALUES] CHECK constraint small", DataError),
+        ("at java.util.concurrent.ConcurrentHashMap.computeIfAbsent", ValueError),
+    ],
+)
+def test_failed_commit_is_explained(text: str, kind: type[Exception]) -> None:
+    assert type(explain(ValueError(text), "/data/flights", "lake")) is kind
