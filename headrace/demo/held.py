@@ -1,14 +1,13 @@
-"""What the two targets hold, read past Headrace: Postgres by SQL, Delta by its log and Parquet files."""
+"""What the two targets hold, read past Headrace: Postgres by SQL, Delta by delta-rs, which shares no code with Spark's."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any, LiteralString
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+from sqlglot import exp
 
 from headrace.connectors import registry
 from headrace.connectors.base import SinkContext
@@ -46,25 +45,38 @@ def postgres_rows(services: Services) -> int | None:
 
 def delta_table(path: Path, columns: list[str]) -> pa.Table:
     """All rows of a Delta table."""
-    files = [path / unquote(add["path"]) for add in _live(path).values()]
-    return pa.concat_tables([pq.ParquetFile(file).read(columns=columns) for file in files])
+    found = _ask_delta(path, *(exp.column(name, quoted=True) for name in columns))
+    plain = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in found.schema]
+    return found.cast(pa.schema(plain))
 
 
 def delta_rows(path: Path) -> int | None:
-    """How many rows a Delta table has now, by the footers of its files; None if there is none."""
-    if not _log(path):
+    """How many rows a Delta table has now; None if there is none."""
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(path)):
         return None
-    return sum(pq.read_metadata(path / unquote(add["path"])).num_rows for add in _live(path).values())
+    return int(_ask_delta(path, exp.Count(this=exp.Star())).column(0)[0].as_py())
+
+
+def _ask_delta(path: Path, *what: exp.Expr) -> pa.Table:
+    from deltalake import DeltaTable, QueryBuilder
+
+    query = exp.select(*what).from_("flights").sql("postgres")
+    return pa.table(QueryBuilder().register("flights", DeltaTable(path)).execute(query))
 
 
 def delta_epoch(path: Path) -> int | None:
     """The epoch that the newest commit with a record says it holds; None if there is none."""
-    for commit in reversed(_log(path)):
-        for line in commit.read_text().splitlines():
-            said = json.loads(line).get("commitInfo", {}).get("userMetadata")
-            record = json.loads(said).get("record") if said else None
-            if record:
-                return int(record["epoch"])
+    from deltalake import DeltaTable
+
+    if not DeltaTable.is_deltatable(str(path)):
+        return None
+    for commit in DeltaTable(path).history():
+        said = commit.get("userMetadata")
+        record = json.loads(said).get("record") if said else None
+        if record:
+            return int(record["epoch"])
     return None
 
 
@@ -77,30 +89,6 @@ def postgres_epoch(file: PipelineFile, settings: Settings, uuid: str, sink: str)
     finally:
         opened.close()
     return record.epoch if record else None
-
-
-def _log(path: Path) -> list[Path]:
-    return sorted((path / "_delta_log").glob("[0-9]*.json"))
-
-
-def _live(path: Path) -> dict[str, dict[str, Any]]:
-    """The files of the newest version, from the first commit on. Raises InternalError for features that this reader lacks."""
-    live: dict[str, dict[str, Any]] = {}
-    commits = _log(path)
-    if not commits or int(commits[0].stem) != 0:
-        msg = f"the log of the Delta table {path} does not begin with its first commit"
-        raise InternalError(msg)
-    for commit in commits:
-        for line in commit.read_text().splitlines():
-            action = json.loads(line)
-            if add := action.get("add"):
-                if add.get("deletionVector") or add.get("partitionValues"):
-                    msg = f"the Delta table {path} uses deletion vectors or partitions, which the demo's own reader does not know"
-                    raise InternalError(msg)
-                live[add["path"]] = add
-            elif remove := action.get("remove"):
-                live.pop(remove["path"], None)
-    return live
 
 
 def bucket_counts(services: Services, query: LiteralString) -> list[tuple[str, int]]:

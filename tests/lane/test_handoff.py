@@ -35,7 +35,6 @@ sinks:
   pg: {{type: postgres, from: src, table: target}}
 epoch: {{interval: 0s}}
 """
-NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 def ids(world: World) -> list[int]:
@@ -119,6 +118,7 @@ class Lagging:
 
     def __init__(self, world: World, *, key: bool, handoff: str) -> None:
         self.world = world
+        self.now = datetime.now(UTC).replace(microsecond=0)
         values = {"name": f"l{world.name}", "database": world.database, "topic": world.name, "handoff": handoff}
         world.file.write_text(LAGGING.format(key="primary_key: id" if key else "", **values))
         with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
@@ -145,9 +145,9 @@ class Lagging:
 def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: SparkSession) -> None:
     """The topic holds everything, the table all but the last ten minutes: the fence lies an hour back, so nothing is missing."""
     lagging = Lagging(world, key=True, handoff="history_lag: 1h")
-    rows = [(number, NOW - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
+    rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
     lagging.topic(rows)
-    lagging.table([row for row in rows if row[1] < NOW - timedelta(minutes=10)])
+    lagging.table([row for row in rows if row[1] < lagging.now - timedelta(minutes=10)])
     assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
     assert ids(world) == list(range(120))
 
@@ -155,12 +155,12 @@ def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: S
 def test_late_rows_and_ties_at_the_cursor_of_an_appending_sink(world: World, spark: SparkSession) -> None:
     """Rows at or below the cursor are history's, rows above it the stream's; none is there twice, none is missing."""
     lagging = Lagging(world, key=False, handoff="history_lag: 1h\n    cursor: {column: at, settle: 20m}")
-    rows = [(number, NOW - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
-    rows += [(1000 + number, NOW - timedelta(minutes=20), "tie") for number in range(5)]
+    rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
+    rows += [(1000 + number, lagging.now - timedelta(minutes=20), "tie") for number in range(5)]
     random.Random(3).shuffle(rows)
     lagging.topic(rows)
     lagging.table(rows[: len(rows) // 2])
-    lagging.table([row for row in rows[len(rows) // 2 :] if row[1] < NOW - timedelta(minutes=5)])
+    lagging.table([row for row in rows[len(rows) // 2 :] if row[1] < lagging.now - timedelta(minutes=5)])
     assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
     assert ids(world) == sorted(row[0] for row in rows)
 
