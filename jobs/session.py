@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from headrace.jobs.archive import archive_options
 from headrace.jobs.jars import ensure_jars
 from headrace.jobs.java import find_java
 from headrace.pipeline.errors import SettingsError
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write.
 _FIXED = {"spark.speculation": "false", "spark.sql.session.timeZone": "UTC"}
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -50,7 +53,7 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
         "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
         "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
         "spark.databricks.delta.snapshotPartitions": "2",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={files('headrace.jobs') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC"
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={files('headrace.jobs') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC"
         f" {settings.spark.jvm_options}".rstrip(),
     }
     if settings.spark.master.startswith("local"):
@@ -90,6 +93,8 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.Builder()
+    if archive := archive_options(java):
+        conf = {**conf, _JAVA_OPTIONS: f"{conf[_JAVA_OPTIONS]} {archive}"}
     for key, value in conf.items():
         builder = builder.config(key, value)
     with _jvm_errors_to(settings.home / "logs" / "spark.log"):
@@ -128,8 +133,11 @@ def jvm_alive(spark: SparkSession) -> bool:
     return process is None or process.poll() is None
 
 
-def stop_session(spark: SparkSession) -> None:
-    """Stops Spark and its JVM; the process can start another one afterwards. Never raises: the JVM may be dead already."""
+def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:
+    """Stops Spark and its JVM; the process can start another one afterwards. Never raises: the JVM may be dead already.
+
+    `patience` is how many seconds the JVM gets before it is killed.
+    """
     from pyspark import SparkContext
 
     gateway = spark.sparkContext._gateway  # noqa: SLF001
@@ -141,7 +149,7 @@ def stop_session(spark: SparkSession) -> None:
     _quietly(gateway.shutdown)
     _quietly(process.stdin.close)  # the JVM ends with its standard input
     try:
-        process.wait(timeout=10)
+        process.wait(timeout=patience)
     except Exception:  # noqa: BLE001  whatever keeps it: it must not outlive the run
         process.kill()
         process.wait()
