@@ -75,7 +75,7 @@ def set_up(*, level: int, log_format: str = "text") -> None:
     use_format(log_format)
     root.setLevel(min(level, logging.INFO))
     socketserver.BaseServer.handle_error = _dropped
-    for chatty in ("py4j", "clickhouse_connect", "urllib3"):
+    for chatty in ("py4j", "clickhouse_connect", "urllib3.connectionpool"):  # clickhouse_connect sets urllib3's own level
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 

@@ -24,6 +24,7 @@ _LOGIN = frozenset({192, 193, 194, 516})
 # Timeouts, network, memory, too much at once, Keeper: the server says "not now", not "no".
 _PASSING = frozenset({3, 159, 160, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 285, 319, 425, 439, 473, 529, 999})
 _SERVER_TEXT = re.compile(r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL)
+_UP = "Is clickhouse_source.url right? Servers for trying things out: headrace services up."
 READ_TIMEOUT_S = 3600
 CONNECT_TIMEOUT_S = 10
 
@@ -51,6 +52,7 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
             connect_timeout=CONNECT_TIMEOUT_S,
             send_receive_timeout=READ_TIMEOUT_S,
             client_name="headrace",
+            dedicated_pool=True,  # the driver's own pool is the whole process's: closing a client would leave its connection open
         )
 
 
@@ -88,7 +90,7 @@ def told(name: str, table: str = "", doing: str = "") -> Iterator[None]:
     try:
         yield
     except HTTPError as error:
-        msg = f"the connection to ClickHouse broke: {error}"
+        msg = f"the connection to ClickHouse broke: {_root(error)}"
         raise TransientError(msg, node=name) from error
     except ClickHouseError as error:
         raise _ours(error, name, table, doing) from error
@@ -104,12 +106,24 @@ def _ours(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
         msg = "ClickHouse refuses the user or the password of clickhouse_source"
         return TargetError(msg, hint="Set clickhouse_source.user and .password in config.yaml or the environment.", node=name)
     if code in _PASSING or (code is None and isinstance(error, OperationalError)):
-        return TransientError(f"ClickHouse cannot be reached or is busy: {said}", node=name)
+        return TransientError(f"ClickHouse cannot be reached or is busy: {said if code else _root(error)}", hint=_UP, node=name)
     if code == ACCESS_DENIED:
         return TargetError(f"{subject}: no right to {doing or 'do this'}: {said}", node=name)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
         return TargetError(f"{subject} does not exist: {said}", node=name)
     return TargetError(f"{subject}: ClickHouse says: {said}", node=name)
+
+
+def _root(error: BaseException, host: str = "") -> str:
+    """What the operating system said at the bottom of an HTTP client's wrappings, and of which server."""
+    from urllib3.exceptions import MaxRetryError
+
+    if isinstance(error, MaxRetryError) and error.pool is not None:
+        host = f"{error.pool.host}:{getattr(error.pool, 'port', '')}: "
+    below = error.__cause__ or getattr(error, "reason", None)
+    if isinstance(below, BaseException):
+        return _root(below, host)
+    return f"{host}{getattr(error, 'strerror', None) or error}"
 
 
 def missing(client: Client, database: str, table: str, name: str) -> TargetError:

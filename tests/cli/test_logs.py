@@ -53,3 +53,11 @@ def test_what_py4j_says_about_a_dead_jvm_is_not_shown(capsys: pytest.CaptureFixt
     record = logging.LogRecord("root", logging.ERROR, "/x/py4j/java_gateway.py", 1, "Exception while sending command.", (), None)
     logging.getLogger().handle(record)
     assert capsys.readouterr().err == ""
+
+
+def test_retries_of_the_http_client_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """clickhouse_connect lowers urllib3's own level when it is imported, which is after this."""
+    logs.set_up(level=logging.WARNING)
+    logging.getLogger("urllib3").setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").warning("Retrying")
+    assert capsys.readouterr().err == ""

@@ -587,6 +587,26 @@ def test_read_in_spark(server: Server, spark: Any) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("order", ["id", "tuple()"])
+def test_rows_of_one_key_are_in_the_order_of_their_inserts(server: Server, spark: Any, order: str) -> None:
+    """Twelve parts: names of parts are texts, in which the tenth comes before the second."""
+    table = server.table(
+        "id Int64, v Int64",
+        f"ENGINE = MergeTree ORDER BY {order} SETTINGS max_bytes_to_merge_at_max_space_in_pool = 1, max_bytes_to_merge_at_min_space_in_pool = 1",
+    )
+    for number in range(12):
+        server.do(f"INSERT INTO {table} SELECT number, {number} FROM numbers(4)")
+    source = server.source(table, split_rows=6)
+    snapshot = pinned(source)
+    splits = plan(source, snapshot)
+    rows = source.read(spark, snapshot, splits).collect()
+    assert len(splits) > 1
+    assert sum(split["rows"] for split in splits) == len(rows) == 48
+    for key in range(4):
+        assert [row.v for row in sorted(rows, key=lambda row: row._gs_pos) if row.id == key] == list(range(12))
+
+
+@pytest.mark.spark
 def test_positions_of_a_cut_are_topic_offsets(server: Server, spark: Any) -> None:
     table = server.table("id Int64, p UInt8, o UInt64")
     server.do(f"INSERT INTO {table} SELECT number, number % 2, number FROM numbers(20)")
@@ -637,6 +657,7 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
             ).schema(NO_SPARK)
         shown = f"{told.value!s}{told.value!r}{told.value.__cause__!r}"
         assert secret not in shown
+        assert ("127.0.0.1:9: Connection refused\n" in str(told.value)) == (kind is TransientError)
 
 
 @pytest.mark.parametrize(
