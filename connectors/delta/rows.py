@@ -92,10 +92,16 @@ def _bounds(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]
     found: dict[str, tuple[Any, Any]] = {}
     for name in key:
         kind = table.schema.field(name).type
-        if table.num_rows and (kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)):
+        if table.num_rows and _has_literal(kind):
             ends = pc.call_function("min_max", [table[name]])
             found[name] = (ends["min"].as_py(), ends["max"].as_py())
     return found
+
+
+def _has_literal(kind: pa.DataType) -> bool:
+    """Whether Spark takes the type's Python value for what it is."""
+    plain = kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)
+    return plain or (isinstance(kind, pa.TimestampType) and kind.tz is not None)
 
 
 def merge(session: SparkSession, path: str, source: Source, frame: Frame) -> None:

@@ -128,6 +128,21 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     assert sink.count() == (sink.record(), 3)
 
 
+def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: SparkSession) -> None:
+    """A merge skips files by the smallest and largest key, and Delta keeps those of a file to the millisecond only."""
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string())])
+    t = table("at", schema=schema)
+    sink = t.joined()
+    moments = [datetime(2013, 12, 31, 23, 59, 59, micro, UTC) for micro in (0, 1, 999_998, 999_999)]
+    for number, name in enumerate(("first", "second"), 1):
+        for at, moment in enumerate(moments):  # an epoch a moment: both ends of its bounds are this one
+            epoch = (number - 1) * len(moments) + at + 1
+            data = [(moment, name, "u", (0, 0, at, 0))]
+            rows = spark.createDataFrame(data, f"at timestamp, name string, {OP} string, {POS} {POS_TYPE}")
+            assert sink.write(plan(epoch), Frame(rows, schema, ("at",), 1, spark)).inserted == (number == 1)
+    assert [row[1] for row in t.rows()] == ["second"] * len(moments)
+
+
 @pytest.mark.parametrize("key", [(), ("id",)])
 def test_epoch_without_rows_leaves_its_record(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
