@@ -130,7 +130,10 @@ class KafkaStream(UnboundedSource):
         """The rows in [start, end). Raises TargetError or RetentionError if the topic does not hold that range any more."""
         if end != self._checked:
             topic = self._same_topic(end)
-            self._starts(start, topic, self._cluster.stable_end(topic.partitions))
+            ends = self._cluster.stable_end(topic.partitions)
+            self._starts(start, topic, ends)
+            # Spark would wait for rows that never come, and then say that retention took them.
+            self._refuse_beyond({int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to")
         ranges = {part: (start["offsets"].get(part, 0), stop) for part, stop in end["offsets"].items()}
         if missing := sorted(set(start["offsets"]) - set(ranges)):
             msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
@@ -182,15 +185,17 @@ class KafkaStream(UnboundedSource):
             msg = f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read ({said})"
             hint = "Lengthen retention.ms (and delete.retention.ms of a compacted topic), then replay from history."
             raise RetentionError(msg, hint=hint, node=self._name)
-        if ahead := [part for part, start in starts.items() if start > ends[part]]:
-            high = self._cluster.high_watermark(ahead)
-            if cut := {part: starts[part] for part in ahead if starts[part] > high[part]}:
-                said = "; ".join(f"partition {part}: next to read {at}, end {high[part]}" for part, at in cut.items())
-                msg = f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
-                raise TargetError(
-                    msg, hint="Was the cluster restored from a backup? Replay from a position that it holds.", node=self._name
-                )
+        self._refuse_beyond(starts, ends, "next to read")
         return starts
+
+    def _refuse_beyond(self, offsets: Mapping[int, int], ends: Mapping[int, int], what: str) -> None:
+        """Raises TargetError for offsets behind the last row. `ends` is asked first: it may lag behind the high watermark."""
+        ahead = [part for part, offset in offsets.items() if offset > ends[part]]
+        high = self._cluster.high_watermark(ahead)
+        if cut := {part: offsets[part] for part in ahead if offsets[part] > high[part]}:
+            said = "; ".join(f"partition {part}: {what} {at}, end {high[part]}" for part, at in cut.items())
+            msg = f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
+            raise TargetError(msg, hint="Was the cluster restored from a backup? Replay from a position that it holds.", node=self._name)
 
     def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         if not ranges:
