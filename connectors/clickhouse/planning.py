@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.base import Cut, Window
 from headrace.connectors.clickhouse.client import told
 from headrace.connectors.clickhouse.pin import Table
-from headrace.connectors.clickhouse.splits import Bound, Key, expressions, in_range, in_scope, usable
+from headrace.connectors.clickhouse.splits import INSERTED, Bound, Key, expressions, in_range, in_scope, usable
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.nodes import ClickHouseSource
 from headrace.pipeline.records import Json
@@ -31,7 +31,7 @@ class Planner:
         """All splits with exact counts, in the order of the key; rows whose key is NULL or NaN come last, empty ones not at all.
 
         As many key columns are used as it takes to keep splits below twice `split_rows`; rows of one key stay together.
-        `parted`: parts hold still, so a table without a sorting key is split by the place of a row in its part.
+        `parted`: parts hold still, so a table without a sorting key is split by insert and the place of a row in its part.
         """
         sorting = self._sorting()
         common = self._scope(window, cut, sorting)
@@ -58,7 +58,7 @@ class Planner:
         if keys := usable(sorting):
             return keys
         if parted and not self._table.merges_rows:
-            return (Key("_part", "String"), Key("_part_offset", "UInt64"))
+            return (Key(INSERTED, "UInt64"), Key("_part_offset", "UInt64"))
         return ()
 
     def _scope(self, window: Window | None, cut: Cut | None, sorting: Sequence[tuple[str, str]]) -> Json:

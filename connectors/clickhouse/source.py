@@ -10,7 +10,7 @@ from headrace.connectors.base import OP, POS, BoundedSource, Cut, Snapshot, Sour
 from headrace.connectors.clickhouse import pin, reader
 from headrace.connectors.clickhouse.client import connect, told
 from headrace.connectors.clickhouse.planning import Planner
-from headrace.connectors.clickhouse.splits import expressions
+from headrace.connectors.clickhouse.splits import INSERTED, expressions
 from headrace.connectors.clickhouse.types import Column, arrow_schema, columns_of, quote
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.nodes import ClickHouseSource, OffsetTable
@@ -31,7 +31,8 @@ class ClickHouseTable(BoundedSource):
     Engines that merge rows of one key (ReplacingMergeTree and its kin) are read with FINAL: the newest version of a key
     counts, and a key whose newest version is marked as deleted is not in the history at all. In a plain MergeTree a column
     `is_deleted` is a column like any other. Every row of history is an insert (`_gs_op` = i). `_gs_pos` is the row's
-    topic partition and offset where the history is cut by them, else the split and the row's place in it by sorting key.
+    topic partition and offset where the history is cut by them, else the split and the row's place in it by sorting key, then by
+    insertion: of rows with one key the one that was inserted later is the last.
     """
 
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, direct=True)
@@ -138,7 +139,8 @@ class ClickHouseTable(BoundedSource):
 
     def _fetch(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None) -> reader.ClickHouseFetch:
         table = pin.held(self._client, snapshot.handle, self.name)
-        order = [*expressions(table.sorting_key), *(["_part", "_part_offset"] if table.merge_tree and not table.merges_rows else [])]
+        inserted = [INSERTED, "_part", "_part_offset"] if table.merge_tree and not table.merges_rows else []
+        order = [*expressions(table.sorting_key), *inserted]
         scan = reader.Scan(
             name=self.name,
             table=table.sql,

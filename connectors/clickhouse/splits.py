@@ -20,6 +20,9 @@ _FLOATS = frozenset({"Float32", "Float64", "BFloat16"})
 _ENUMS = frozenset({"Enum8", "Enum16"})
 _HEX = frozenset({"String", "FixedString"})
 _TIMES = frozenset({"DateTime", "DateTime64"})
+INSERTED = "toUInt64OrZero(splitByChar('_', _part)[2])"
+"""SQL for the insert that a row came with, or the first one of a merged part: a part is named <partition>_<first>_<last>_<level>, and
+names compare as text, where the tenth insert comes before the second."""
 _DESC = re.compile(r"\s+(?:DESC|ASC)\s*$", re.IGNORECASE)
 
 
