@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from headrace import services as local
 from headrace.services import Services
 
 if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
 
 
@@ -106,6 +108,21 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[W
     made.close()
 
 
+def _wait_for_topic(admin: AdminClient, name: str) -> None:
+    """The controller has made it; the broker that is asked next learns of it a moment later."""
+    from confluent_kafka import KafkaException, TopicCollection
+
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            admin.describe_topics(TopicCollection([name]), request_timeout=30)[name].result()
+        except KafkaException:
+            assert time.monotonic() < deadline, f"topic {name} was made and cannot be seen"
+            time.sleep(0.02)
+        else:
+            return
+
+
 @pytest.fixture
 def topic(services: Services) -> Iterator[Callable[..., str]]:
     """`topic(partitions=1, **config)` makes a Kafka topic of this test and returns its name."""
@@ -122,6 +139,7 @@ def topic(services: Services) -> Iterator[Callable[..., str]]:
         )
         admin.create_topics([request])[name].result(timeout=30)
         made.append(name)
+        _wait_for_topic(admin, name)
         return name
 
     yield make
