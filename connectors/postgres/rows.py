@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.base import OP, POS
+from headrace.connectors.postgres.nested import as_json
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
 from headrace.pipeline.types import is_nested, postgres_type, spark_type
 
@@ -28,7 +29,7 @@ def flat(rows: DataFrame, schema: pa.Schema) -> DataFrame:
     def column(field: pa.Field) -> Any:
         there = f.col(_quoted(field.name))
         if is_nested(field.type):
-            return f.to_json(there, {"ignoreNullFields": "false"}).alias(field.name)
+            return as_json(there, field.type).alias(field.name)
         kind = "STRING" if postgres_type(field.type) == "TEXT" else spark_type(field.type)
         return there.cast(kind).alias(field.name)
 
@@ -88,6 +89,15 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=wired)
 
 
+_ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"
+"""In JSON text. An even number of backslashes before it is themselves, escaped."""
+
+
+def _first(column: pa.ChunkedArray | pa.Array, matched: pa.ChunkedArray | pa.Array) -> str | None:
+    """The first value of `column` where `matched` is true."""
+    return column[pc.index(matched, True).as_py()].as_py() if pc.any(matched).as_py() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Checks:
     """What must hold of every row, whatever path it takes. Picklable."""
@@ -96,20 +106,27 @@ class Checks:
     key: tuple[str, ...]
     texts: tuple[str, ...]
     """String columns: Postgres text cannot hold the character NUL."""
+    jsons: tuple[str, ...]
+    """Nested columns, as JSON text: nor can the strings inside of them."""
 
     @classmethod
     def of(cls, node: str, schema: pa.Schema, key: Sequence[str]) -> Checks:
         """The checks for rows of `schema`."""
-        return cls(node, tuple(key), tuple(field.name for field in schema if postgres_type(field.type) == "TEXT"))
+        texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
+        return cls(node, tuple(key), texts, tuple(field.name for field in schema if is_nested(field.type)))
 
     def check(self, rows: pa.RecordBatch | pa.Table) -> int:
         """Raises DataError or GuaranteeError for the first row that cannot go in; returns the number of deletes."""
         for name in self.texts:
             column = rows.column(name)
-            if pc.any(pc.match_substring(column, "\x00")).as_py():
-                at = pc.index(pc.match_substring(column, "\x00"), True).as_py()
-                msg = f"column '{name}' holds {column[at].as_py()!r}: Postgres text cannot hold the character NUL"
+            if (value := _first(column, pc.match_substring(column, "\x00"))) is not None:
+                msg = f"column '{name}' holds {value!r}: Postgres text cannot hold the character NUL"
                 raise DataError(msg, node=self.node, hint=f"Take it out in a transform: replace({name}, chr(0), '').")
+        for name in self.jsons:
+            column = rows.column(name)
+            if (value := _first(column, pc.match_substring_regex(column, _ESCAPED_NUL))) is not None:
+                msg = f"column '{name}' holds {value}: strings inside of Postgres JSON cannot hold the character NUL"
+                raise DataError(msg, node=self.node, hint="Take it out in a transform: transform(…, x -> replace(x, chr(0), '')).")
         for name in self.key:
             if (column := rows.column(name)).null_count:
                 row = rows.slice(pc.index(pc.is_null(column), True).as_py(), 1).to_pylist()[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from psycopg import sql
 
+from headrace.connectors.postgres.nested import check_keys
 from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types import is_nested, postgres_type
@@ -96,6 +97,8 @@ def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
         if len(name.encode()) > NAME_BYTES:
             msg = f"column '{name}' has a longer name than Postgres keeps ({NAME_BYTES} bytes)"
             raise SchemaError(msg, node=node, hint="Rename it in a transform.")
+    for field in schema:
+        check_keys(node, field)
     for name in key:
         if name not in schema.names:
             msg = f"primary_key names '{name}', which the rows do not have; they have {', '.join(schema.names)}"

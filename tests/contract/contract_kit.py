@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,10 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
     def rows(names: list[str]) -> list[tuple[Any, ...]]:
         import psycopg
         from psycopg import sql
+        from psycopg.types.json import set_json_loads
 
         with psycopg.connect(conninfo) as client:
+            set_json_loads(partial(json.loads, parse_float=Decimal), client)
             query = sql.SQL("SELECT {} FROM target").format(sql.SQL(", ").join(map(sql.Identifier, names)))
             return client.execute(query).fetchall()
 
@@ -115,7 +119,7 @@ def frame(
     listed = list(rows)
     table = pa.Table.from_pylist([dict(row) for row in listed], schema=schema)
     table = table.append_column("n", pa.array(range(len(listed)), pa.int64())).append_column(OP, pa.array(list(ops), pa.string()))
-    made: DataFrame = spark.createDataFrame(table) if listed else spark.createDataFrame([], from_arrow_schema(table.schema))
+    made: DataFrame = spark.createDataFrame(table if listed else [], from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
     place = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).alias("sub"))
     made = made.withColumn(POS, place).select(*[f"`{name}`" for name in schema.names], OP, POS).repartition(2)
     return Frame(made, schema, key, len(listed) if estimate is None else estimate, spark)

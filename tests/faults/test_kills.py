@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import psutil
@@ -61,9 +62,14 @@ def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
     world.write_file()
     process = world.start()
 
+    def is_daemon(child: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error):  # gone, or a zombie, since it was listed
+            return "pyspark.daemon" in child.cmdline()
+        return False
+
     def workers() -> list[psutil.Process]:
-        children = psutil.Process(process.pid).children(recursive=True)
-        return [child for child in children if child.is_running() and "pyspark.daemon" in " ".join(child.cmdline())][1:]
+        """Those that the daemon has forked; the daemon itself comes first."""
+        return list(filter(is_daemon, psutil.Process(process.pid).children(recursive=True)))[1:]
 
     until(workers, "a Python worker", 240)[0].kill()
     process.communicate(timeout=240)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -23,8 +24,7 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home
     world.write_file()
     process = world.start()
     until(lambda: world.held() > 0, "the first epoch", 240)
-    with psycopg.connect(world.conninfo, autocommit=True) as lock:
-        lock.execute("BEGIN")
+    with closing(psycopg.connect(world.conninfo)) as lock:
         lock.execute("LOCK TABLE target IN EXCLUSIVE MODE")
         with psycopg.connect(world.conninfo, autocommit=True) as look:
             waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE 'headrace%'"
