@@ -7,8 +7,11 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/python -m uv --quiet
+LOCK := $(UV) pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header pyproject.toml
 STAMP := $(VENV)/headrace-is-set-up
 JARS := $(VENV)/headrace-has-jars
+TOOLS := $(VENV)/headrace-has-tools
+ARCHIVE := $(VENV)/headrace-has-archive
 # The first that is there and new enough; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && command -v $$python && break; done)
@@ -18,12 +21,12 @@ help: ## This list.
 	@awk -F ':[^#]*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$NF}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(STAMP) $(JARS) ## Virtual environment, Python packages, JVM jars. Done once, and again when a lock changes.
+setup: $(STAMP) $(JARS) $(TOOLS) $(ARCHIVE) ## Virtual environment, packages, JVM jars, tools. Done once, and again when a lock changes.
 
 $(STAMP): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11, 3.12 or 3.13 found. Install one, or say: make $(or $(MAKECMDGOALS),demo) PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "==> $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@echo "==> Python packages (about 1 GB the first time)"
+	@echo "==> Python packages (900 MB the first time)"
 	@$(BIN)/python -m uv --version >/dev/null 2>&1 || { \
 		awk '/^uv==/ {on = 1} /^[^ ]/ && !/^uv==/ {on = 0} on' requirements.lock > $(VENV)/uv.lock; \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/uv.lock; }
@@ -31,12 +34,21 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(UV) pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(TOOLS): requirements-dev.lock $(STAMP)
+	@echo "==> Tools for developers (100 MB the first time)"
+	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements-dev.lock
+	@touch $@
+
 $(JARS): jobs/ivy.xml $(STAMP)
-	@$(BIN)/python -m headrace.commands.fetch
+	@$(BIN)/python -m headrace.commands.fetch jars
+	@touch $@
+
+$(ARCHIVE): $(JARS)
+	@$(BIN)/python -m headrace.commands.fetch archive
 	@touch $@
 
 .PHONY: demo
-demo: setup ## The main job on real data, killed in the middle. Again: it resumes.
+demo: $(STAMP) $(JARS) ## The main job on real data, killed in the middle. Again: it resumes.
 	@$(BIN)/headrace demo
 
 .PHONY: demo-clean
@@ -44,7 +56,7 @@ demo-clean: $(STAMP) ## Stops the demo's servers and removes its data.
 	@$(BIN)/headrace demo --clean
 
 .PHONY: ui
-ui: setup ## Dagster's pages, with the pipelines of examples/.
+ui: $(STAMP) $(JARS) $(ARCHIVE) ## Dagster's pages, with the pipelines of examples/.
 	@$(BIN)/headrace ui
 
 .PHONY: test
@@ -57,7 +69,7 @@ test-faults: setup ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 -m "faults or long or whole"
 
 .PHONY: check
-check: $(STAMP) ## Linters, types, the order of the rooms.
+check: $(STAMP) $(TOOLS) ## Linters, types, the order of the rooms.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
@@ -69,6 +81,6 @@ bench: setup ## The figures of docs/benchmarks.md, as ratios to the best bare wa
 	@$(BIN)/python -m benchmarks
 
 .PHONY: lock
-lock: ## Writes requirements.lock anew from pyproject.toml.
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-		--all-extras pyproject.toml -o requirements.lock
+lock: $(STAMP) ## Writes both lock files anew from pyproject.toml.
+	@$(LOCK) --extra demo --extra java --extra setup -o requirements.lock
+	@$(LOCK) --all-extras --constraint requirements.lock -o requirements-dev.lock

@@ -1,4 +1,4 @@
-"""`python -m headrace.commands.fetch`: the JVM jars and the class-data archive, ahead of the first run."""
+"""`python -m headrace.commands.fetch jars` (or `archive`): what the first run would wait for, ahead of it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from headrace.pipeline.errors import HeadraceError
 from headrace.screen import err, show_error, size
 
 
-def fetch() -> None:
-    """Does what has not been done yet. Raises ServiceError where the jars can not be had."""
+def jars() -> None:
+    """Downloads Spark's libraries, if they are not in the user's cache. Raises ServiceError where they cannot be had."""
+    if cached_jars() is not None:
+        return
     console = err()
-    if cached_jars() is None:
-        console.print("==> JVM libraries (about 280 MB the first time)")
-        with console.status("starting") as status:
-            ensure_jars((lambda come, what: status.update(f"{size(come)} {what}")) if console.is_terminal else None)
-    if not has_archive():
-        console.print("==> An archive of Java classes, so that Spark starts faster (half a minute, once)")
-        with console.status("training"):
-            ensure_archive()
+    console.print("==> JVM libraries (120 MB the first time)")
+    with console.status("starting") as status:
+        ensure_jars((lambda come, what: status.update(f"{size(come)} {what}")) if console.is_terminal else None)
+
+
+def archive() -> None:
+    """Archives the classes that Spark loads, if that was not done yet."""
+    if has_archive():
+        return
+    console = err()
+    console.print("==> An archive of Java classes, so that Spark starts faster (half a minute, once)")
+    with console.status("training"):
+        ensure_archive()
 
 
 def main() -> int:
     """0, or 1 with the reason on standard error."""
     try:
-        fetch()
+        {"jars": jars, "archive": archive}[sys.argv[1]]()
     except HeadraceError as error:
         show_error(error)
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ("requirements.lock", "requirements-dev.lock")
 ROOMS = ("orchestration", "jobs", "connectors", "pipeline")
 
 
@@ -100,3 +102,12 @@ def _without_headrace(tmp_path: Path) -> Path:
         if "headrace" not in path.name and path.suffix != ".pth":
             (view / path.name).symlink_to(path)
     return view
+
+
+def test_the_two_lock_files_agree() -> None:
+    """`make demo` installs the first, developers both: whatever is in both is the same release."""
+    pins = [set(re.findall(r"^[\w.-]+==[^\s;\\]+", (ROOT / name).read_text(), re.MULTILINE)) for name in LOCKS]
+    names = [{pin.partition("==")[0] for pin in found} for found in pins]
+    assert "pytest" in names[1] - names[0]
+    assert names[0] < names[1]
+    assert pins[0] <= pins[1]
