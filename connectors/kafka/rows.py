@@ -5,7 +5,8 @@ and is named by topic, partition and offset. Keys that `schema` does not name ar
 
 Numbers: decimals may come as numbers or as text and are taken exactly; more digits behind the point than the scale has are refused
 up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers out of range are refused. Times and dates are ISO 8601 text
-(without a zone: UTC); binary is hexadecimal text. An object or an array in a `string` column stays as JSON text.
+(without a zone: UTC); binary is hexadecimal text. An object or an array in a `string` column stays as JSON text,
+its numbers with up to 38 digits. Half a surrogate pair is no text and is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
 PARTITION, OFFSET, TIMESTAMP = "__kafka_partition", "__kafka_offset", "__kafka_timestamp"
 METADATA = ((PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timestamp("us", tz="UTC")))
 OP_HEADER = "dbz.op"
+_OF_MESSAGE = "_headrace_"
 _OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
 _MAX_DIGITS = 38
+_HALF = (
+    r"(?<!\\)(?:\\\\)*\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
+)
+"""An escaped surrogate without its other half; escaped backslashes before it count for themselves."""
 _ISO_DATE = 10  # characters
 
 _WIDER = {
@@ -63,7 +70,13 @@ def payload_schema(node: str, declared: Mapping[str, str], *, metadata: bool) ->
 
 
 def _as_spark(node: str, name: str, text: str) -> pa.DataType:
-    kind = parse_type(text)
+    try:
+        kind = parse_type(text)
+    except SchemaError as error:
+        msg = f"column `{name}`: {error.message}"
+        raise SchemaError(
+            msg, hint="Declare lists and objects as string: they stay JSON text, which a transform parses.", node=node
+        ) from None
     if kinds.is_duration(kind) or kinds.is_interval(kind) or (kinds.is_decimal(kind) and kind.precision > _MAX_DIGITS):
         msg = f"column `{name}`: JSON messages cannot carry {text}"
         raise SchemaError(msg, hint="Declare it as string and convert it in a transform; decimals have up to 38 digits.", node=node)
@@ -92,19 +105,26 @@ class Decoder:
         options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
         parsed = F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options)
         row = F.struct(*[_value(node, name, kind, declared[name], where).alias(name) for name, kind in columns.items()])
-        kept = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers")]
-        self._parsed = [*kept, F.col("value"), text.alias("text"), parsed.alias("json")]
+        message = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers", "value")]
+        self._parsed = [*message, text.alias("text"), parsed.alias("json")]
+        # Renamed, because the payload may have columns of these names.
+        kept = [F.col(name).alias(_OF_MESSAGE + name) for name in ("topic", "partition", "offset", "timestamp", "headers", "text")]
         # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
         self._checked = [*kept, F.inline(F.array(_checked(node, declared, where, row)))]
         pos = F.struct(
             F.lit(ordinal).cast("int").alias("source"),
-            F.col("partition").alias("part"),
-            F.col("offset").alias("off"),
+            F.col(_OF_MESSAGE + "partition").alias("part"),
+            F.col(_OF_MESSAGE + "offset").alias("off"),
             F.lit(0).cast("int").alias("sub"),
         )
-        extra = [F.col(name).alias(to) for name, to in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP)) if metadata]
-        payload = [F.col(_quoted(name)) for name in declared if name != OP]
-        self._final = [*payload, *extra, _operation(node, where, own=OP in declared).alias(OP), pos.alias(POS)]
+        extra = [
+            F.col(_OF_MESSAGE + name).alias(to)
+            for name, to in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP))
+            if metadata
+        ]
+        payload = [_exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name)) for name, kind in columns.items() if name != OP]
+        place = {name: F.col(_OF_MESSAGE + name) for name in where}
+        self._final = [*payload, *extra, _operation(node, place, own=OP in declared).alias(OP), pos.alias(POS)]
 
     def decode(self, messages: DataFrame) -> DataFrame:
         """The rows, lazily."""
@@ -123,8 +143,25 @@ def _checked(node: str, declared: Mapping[str, str], where: Mapping[str, Column]
     )
     broken = row_error(node, "the message does not fit `schema`", "Correct the message's producer, or `schema`.", **where, **shown)
     encoding = row_error(node, "the payload is not UTF-8", "Messages are JSON in UTF-8.", **where)
+    halved = row_error(
+        node, "the payload holds half a character: a \\u escape of one surrogate", "Correct the message's producer.", **where
+    )
     bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
-    return F.when(F.col("value").isNull(), tombstone).when(~F.is_valid_utf8("text"), encoding).when(bad, broken).otherwise(row)
+    return (
+        F.when(F.col("value").isNull(), tombstone)
+        .when(~F.is_valid_utf8("text"), encoding)
+        .when(bad, broken)
+        .when(_halved(), halved)
+        .otherwise(row)
+    )
+
+
+def _halved() -> Column:
+    """Whether the text escapes half of a surrogate pair, for which Spark would put a question mark. Most texts escape nothing."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = F.col("text")
+    return (text.contains("\\ud") | text.contains("\\uD")) & text.rlike(_HALF)
 
 
 def _read_as(kind: pa.DataType) -> str:
@@ -164,12 +201,26 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
     return F.when(raw.isNull() | good, final).otherwise(refused)
 
 
+def _exact_text(name: str) -> Column:
+    """A text with the digits of the message: Spark copies numbers inside of an object, or in place of a text, by way of a double.
+
+    Only texts that look as if they held such a number are parsed again.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    there = F.col(_quoted(name))
+    suspect = (there.startswith("{") | there.startswith("[") | there.between("-", ":")) & there.contains(".")
+    again = F.from_json(_OF_MESSAGE + "text", f"{_quoted(name)} variant")[name].cast("string")
+    return F.when(suspect, F.coalesce(again, there)).otherwise(there).alias(name)
+
+
 def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
     """i, u or d: from the payload where `schema` names `_gs_op`, else from the header; absent means i."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    header = F.element_at(F.filter("headers", lambda h: h["key"] == OP_HEADER), -1)["value"].cast("string")
-    has_header = F.col("headers").isNotNull() & F.exists("headers", lambda h: h["key"] == OP_HEADER)
+    headers = F.col(_OF_MESSAGE + "headers")
+    header = F.element_at(F.filter(headers, lambda h: h["key"] == OP_HEADER), -1)["value"].cast("string")
+    has_header = headers.isNotNull() & F.exists(headers, lambda h: h["key"] == OP_HEADER)
     said = F.col(OP) if own else F.when(has_header, F.coalesce(header, F.lit("")))
     known = F.lower(said)
     what = F.concat(F.lit(f"{'column `' + OP + '`' if own else 'header ' + OP_HEADER} says `"), said, F.lit("`"))
