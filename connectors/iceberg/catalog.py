@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipeline.errors import LaneError, SettingsError, TargetError, TransientError
+from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError, TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,12 +76,19 @@ class Table:
         return table, snapshot
 
     def frame(self, spark: SparkSession, snapshot_id: int | None) -> DataFrame:
-        """The whole table as of a snapshot, or as it is now."""
-        if snapshot_id is None:
-            self.load(spark)
-            return spark.table(self.path(spark))
-        self.held(spark, snapshot_id)
-        return spark.read.option("versionAsOf", str(snapshot_id)).table(self.path(spark))
+        """The whole table as of a snapshot, or as it is now. Raises SchemaError for a type that Spark does not know."""
+        from pyspark.errors import UnsupportedOperationException
+
+        table = self.load(spark) if snapshot_id is None else self.held(spark, snapshot_id)[0]
+        try:
+            if snapshot_id is None:
+                return spark.table(self.path(spark))
+            return spark.read.option("versionAsOf", str(snapshot_id)).table(self.path(spark))
+        except UnsupportedOperationException as error:
+            columns = ", ".join(f"{column.name()} ({column.type().toString()})" for column in table.schema().columns())
+            msg = f"table `{self.name}` cannot be read: {(error.getMessage() or str(error)).splitlines()[0]}; its columns are {columns}"
+            hint = "Spark opens no table with such a column, whatever `columns` lists: keep it in the table as text or as a number."
+            raise SchemaError(msg, hint=hint, node=self.node) from error
 
     def files(self, spark: SparkSession, snapshot_id: int) -> dict[str, Any]:
         """Iceberg's scan task of every data file of the snapshot by location, in the order in which rows were added.
