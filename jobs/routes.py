@@ -13,6 +13,7 @@ from headrace.jobs.sources import LaneSource
 from headrace.pipeline import graph, sql
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.types import is_nested
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,6 +63,9 @@ def _obstacle(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSo
         return f"`{source.name}` cannot be read by tasks alone"
     if getattr(source.node, "cursor", None) is not None:
         return "history is cut by a cursor, which Spark applies"
+    arriving = planner.schemas[file.model.sinks[sink].from_]
+    if nested := [field.name for field in arriving if is_nested(field.type)]:
+        return f"Spark turns nested columns into JSON: {', '.join(nested)}"
     have, want = source.bounded[0].schema(planner.spark), planner.source_schemas[source.name]
     other = [field.name for field in want if have.field(field.name).type != field.type]
     return f"Spark casts history to the stream's types: {', '.join(other)}" if other else ""

@@ -18,7 +18,7 @@ from headrace.pipeline.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-DRIVER_ROWS = 20_000
+DRIVER_ROWS = 50_000
 """Epochs up to this size pass through the driver as Arrow: MERGE reads its source twice, and a local one costs nothing the second time."""
 
 _POS_PARTS = ("source", "part", "off", "sub")
