@@ -35,6 +35,8 @@ class Process:
     sinks: frozenset[str]
     probe: Probe = field(default_factory=Probe)
     lane: Lane | None = None
+    generation: int = 0
+    """What it gets if nobody comes before it."""
 
     @property
     def parked(self) -> bool:
@@ -74,7 +76,11 @@ class World:
         self.tampered: dict[str, int] = {}
         """Keyed targets that lost a row behind the lane's back, and the epoch that it came from."""
         self.harms = 0
+        self.unheard_of: set[str] = set()
+        """Targets that a rebuilt ledger did not find in its file: those that had left, or were about to join."""
         self.adopting: set[str] = set()
+        self.before_adoption: dict[str, tuple[list[Row], int]] = {}
+        """What a sink answered for, and since when, before an adoption that has begun."""
         self.snapshots: dict[str, Target] = {}
         self.file = FILES[0]
         self.log: list[str] = []
@@ -83,7 +89,8 @@ class World:
 
     def open(self, file: Json, interrupt: Interrupt | None = None, repair: frozenset[str] = frozenset()) -> Process:
         """A new process opens the lane with this version of the file. It has no lane where it was refused, or died."""
-        process = Process(frozenset(file["sinks"]))
+        known = self.ledger.state(NAME, LANE)
+        process = Process(frozenset(file["sinks"]), generation=known.generation + 1 if known else 1)
         self.processes.append(process)
         self.clock.sleep(1.0)  # a process takes a moment to start
         held, harms = self._live_holder(), self.harms
@@ -136,18 +143,23 @@ class World:
             self.step(process, 1)
         if process.lane is None:
             return False
-        lane, first = process.lane, self.tampered.get(name)
+        lane, first, harms = process.lane, self.tampered.get(name), self.harms
 
         def work() -> None:
             if name not in lane.sinks or name not in self.broken:
                 return
             if adopt and first is None:
                 self.adopting.add(name)
+                if not self._half_adopted(name):
+                    self.before_adoption.pop(name, None)
                 lane.adopt(name)
             else:
                 self.adopting.discard(name)
+                if self._half_adopted(name):
+                    self.targets[name].base, self.targets[name].since = self.before_adoption.pop(name)
                 lane.replay(name, self._writer(lane), first=first)
-            self._mended(name)
+            if self.harms == harms:  # else it was harmed again while the repair was paused
+                self._mended(name)
 
         self._operate(process, work, interrupt)
         if process.idle:
@@ -240,6 +252,8 @@ class World:
         target = self.targets[name]
         if self._record(name) is not None:
             target.rows, target.base = [], []
+            if name in self.before_adoption:
+                self.before_adoption[name] = ([], self.before_adoption[name][1])
             del target.records[self._key(name)]
             self.tampered.pop(name, None)
             self._harmed(name)
@@ -254,6 +268,7 @@ class World:
         if name not in self.snapshots or any(process.parked for process in self.processes):
             return
         self.targets[name].restore(self.snapshots[name])
+        self.before_adoption.pop(name, None)
         self._mended(name)
         record, state = self._record(name), self.state()
         if (
@@ -309,11 +324,17 @@ class World:
             assert state.open_plan.pipeline_hash != hash_of(self.file)
             self._use(old)
         else:
-            # Sinks that had left hold records that the new ledger has never heard of.
-            self.broken |= {name for name in self.targets if self._record(name) is not None} - self._members()
+            self.unheard_of = set(self.targets) - self._members()
+            self._note_unheard_of()
             if state.open_plan is not None and self.state().committed == state.open_plan.number:
                 self.history[state.open_plan.number] = state.open_plan
         self.check()
+
+    def _note_unheard_of(self) -> None:
+        """Records of such targets are rightly refused, also one that was still on its way when the ledger was lost."""
+        if self.unheard_of:
+            self.unheard_of -= self.state().sinks.keys()
+        self.broken |= {name for name in self.unheard_of if self._record(name) is not None}
 
     def _refuses(self, file: Json) -> bool:
         try:
@@ -329,6 +350,11 @@ class World:
     def _harmed(self, name: str) -> None:
         self.broken.add(name)
         self.harms += 1
+
+    def _half_adopted(self, name: str) -> bool:
+        """Whether an adoption died before the ledger knew of it: a replay goes on from where the sink joined before that."""
+        row = self.state().sinks.get(name)
+        return name in self.before_adoption and row is not None and row.epoch < self.targets[name].since
 
     def _mended(self, name: str) -> None:
         self.broken.discard(name)
@@ -367,6 +393,7 @@ class World:
         if state is None:
             return
         self._check_ledger(state)
+        self._note_unheard_of()
         for name, target in self.targets.items():
             record = target.records.get(SinkKey(state.pipeline, NAME, LANE, name))
             if record is not None and name not in self.broken:
@@ -429,6 +456,8 @@ class World:
         """A sink joins: it answers for what comes from now on, and what it holds already is taken as it is."""
         state, target = self.state(), self.targets[name]
         if name in state.sinks and (state.sinks[name].state in ("joining", "left") or name in self.adopting):
+            if name in self.adopting:
+                self.before_adoption.setdefault(name, (target.base, target.since))
             target.base, target.since = list(target.rows), target.records[self._key(name)].epoch
             self._mended(name)
 
@@ -447,10 +476,12 @@ class World:
     def _refused(self, process: Process, error: HeadraceError, *, held: bool) -> None:
         """Ends a process that was told no; asserts that this was right."""
         self.log.append(f"{type(error).__name__}: {error.message}")
+        self._note_unheard_of()
         if isinstance(error, LeaseHeldError):
             assert held or not self.proofs, f"refused without a holder: {error}"
         elif isinstance(error, RecordError):
-            overtaken = process.lane is not None and self.state().generation != process.lane.generation
+            # One that was paused after its last look at the ledger, in opening too, tells what it had seen.
+            overtaken = self.state().generation > (process.lane.generation if process.lane else process.generation)
             assert self.broken & (self._members() | process.sinks) or overtaken, f"refused though nothing was wrong: {error}"
         elif not isinstance(error, TransientError) and not (isinstance(error, LaneError) and self.broken):
             assert isinstance(error, FencedError), f"neither a refusal nor a fence: {error!r}"
