@@ -31,6 +31,13 @@ log = logging.getLogger(__name__)
 _MESSAGES = (
     "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>"
 )
+_FETCHING = {
+    # Ranges hold what is there already, so nothing is worth a wait; and Spark seeks to both ends of the log after every poll, which
+    # throws away what came too early, and hangs behind a fetch that waits at the log's end: by default for half a second.
+    "kafka.fetch.max.wait.ms": "10",
+    "kafka.max.poll.records": "100000",
+    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
+}
 _SMALL = 20_000
 """Ranges below this many offsets are read by one task per topic partition, at most one per core: starting a task costs more than they do."""
 
@@ -201,15 +208,19 @@ class KafkaStream(UnboundedSource):
         if not ranges:
             return spark.createDataFrame([], _MESSAGES)
         topic, total, cores = self._node.topic, sum(end - start for start, end in ranges.values()), spark.sparkContext.defaultParallelism
-        options = spark_options(self._connection) | {
-            "assign": json.dumps({topic: [int(part) for part in ranges]}),
-            "startingOffsets": json.dumps({topic: {part: span[0] for part, span in ranges.items()}}),
-            "endingOffsets": json.dumps({topic: {part: span[1] for part, span in ranges.items()}}),
-            "includeHeaders": "true",
-            "failOnDataLoss": "true",
-            "kafka.isolation.level": "read_committed",
-            "kafka.group.id": self.group,  # fixed, so that the executors' consumers are used again by the next epoch
-        }
+        options = (
+            _FETCHING
+            | spark_options(self._connection)
+            | {
+                "assign": json.dumps({topic: [int(part) for part in ranges]}),
+                "startingOffsets": json.dumps({topic: {part: span[0] for part, span in ranges.items()}}),
+                "endingOffsets": json.dumps({topic: {part: span[1] for part, span in ranges.items()}}),
+                "includeHeaders": "true",
+                "failOnDataLoss": "true",
+                "kafka.isolation.level": "read_committed",
+                "kafka.group.id": self.group,  # fixed, so that the executors' consumers are used again by the next epoch
+            }
+        )
         if total >= _SMALL and len(ranges) < cores:
             options["minPartitions"] = str(cores)
         reader = spark.read.format("kafka")
