@@ -15,8 +15,9 @@ from benchmarks.kit import Bench, bench
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Written by `make bench` on {day}: {machine}, {cores} cores. Compare inside a table, never across machines: ratios are against the
-first line of their table, the best bare way to do the same where there is one, in the same run. What each case does is in [benchmarks/README.md](../benchmarks/README.md).
+Written by `make bench` on {day}: {machine}, {cores} cores. Compare inside a table, never across machines: ratios are against
+the first line of their table, the best bare way to do the same where there is one, in the same run. What each case does is in
+[benchmarks/README.md](../benchmarks/README.md).
 """
 
 
@@ -42,7 +43,8 @@ def page(running: Bench) -> str:
     """The figures as Markdown."""
     import os
 
-    lines = [HEAD.format(day=datetime.now(UTC).date(), machine=f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}", cores=os.cpu_count())]
+    machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
+    lines = [HEAD.format(day=datetime.now(UTC).date(), machine=machine, cores=os.cpu_count())]
     for name, figures in running.figures.items():
         lines += [f"## {name}", "", "| what | figure | ratio |", "|---|---|---|"]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
