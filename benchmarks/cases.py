@@ -7,7 +7,10 @@ import os
 import secrets
 import signal
 import statistics
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any
@@ -16,11 +19,14 @@ import clickhouse_connect
 import psycopg
 import pyarrow as pa
 import pyarrow.json as pa_json
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
 from benchmarks.kit import HISTORY, STREAM, Bench, rate, timed, tree_size
 from headrace.connectors.postgres.records import RecordStore
+from headrace.jobs.events import Until
+from headrace.jobs.run import run
+from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.ledger import Ledger
 
 TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
@@ -133,6 +139,43 @@ def epoch(bench: Bench, rows: int) -> list[str]:
     return []
 
 
+def live(bench: Bench, rows: int) -> list[str]:
+    """From a message's acknowledgement by the broker to its row in Postgres, while nothing else arrives."""
+    del rows
+    topic, name, stop = bench.topic(100, 100), _name(), threading.Event()
+    file = parse_pipeline(STREAM.format(name=name, topic=topic, target=name, rows=1000))
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run, file, bench.settings(), until=Until.FOREVER, stop=stop)
+        try:
+            waited = sorted(_arrivals(bench, topic, name, 60)[10:])
+        finally:
+            stop.set()
+        running.result()
+    median, high = statistics.median(waited), waited[int(len(waited) * 0.9)]
+    bench.add("live", "a message on its own, from broker to Postgres, median", f"{median * 1000:.0f} ms", "1.00")
+    bench.add("live", "90th percentile", f"{high * 1000:.0f} ms", f"{high / median:.2f}")
+    return []
+
+
+def _arrivals(bench: Bench, topic: str, target: str, messages: int) -> list[float]:
+    """Seconds that each of so many single messages takes."""
+    producer = Producer({"bootstrap.servers": bench.services.kafka.brokers, "linger.ms": 0})
+    query = sql.SQL("SELECT 1 FROM {} WHERE id = %s").format(sql.Identifier(target))
+    waited = []
+    with psycopg.connect(bench.services.postgres.conninfo(), autocommit=True) as connection:
+        while not connection.execute("SELECT to_regclass(%s)", [target]).fetchall()[0][0] or bench.count(target) < 100:
+            time.sleep(0.2)
+        for number in range(messages):
+            producer.produce(topic, f'{{"id":{1000 + number},"name":"live","amount":1.5}}', partition=number % 4)
+            producer.flush()
+            began = timed()
+            while not connection.execute(query, [1000 + number]).fetchall():
+                time.sleep(0.005)
+            waited.append(timed() - began)
+            time.sleep(0.1 + 0.037 * (number % 7))  # not in step with the run's own pauses
+    return waited
+
+
 @contextmanager
 def _stopwatch(*watched: tuple[type, tuple[str, ...]]) -> Iterator[dict[str, list[float]]]:
     """The seconds that each call of these methods takes, by the method's name."""
@@ -216,8 +259,6 @@ def memory(bench: Bench, rows: int) -> list[str]:
 
 
 def _size(pid: int) -> int:
-    import time
-
     import psutil
 
     time.sleep(0.2)
@@ -240,6 +281,7 @@ CASES: dict[str, Callable[[Bench, int], list[str]]] = {
     "history": history,
     "upsert": upsert,
     "epoch": epoch,
+    "live": live,
     "startup": startup,
     "memory": memory,
 }

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_POLL = 0.25
+_IDLE_FIRST, _IDLE_LAST = 0.02, 0.25
+"""Seconds between two looks at a stream that brings nothing: short at first, for the row that follows at once, then longer."""
 
 
 def run(
@@ -108,7 +109,7 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
         return True
     begun = stream.begin(lane.position)
     lane_run.announce_stream(begun)
-    target = stream.ends(begun)
+    target, pause = stream.ends(begun), _IDLE_FIRST
     while not lane_run.stopping:
         begun = stream.begin(lane.position) if lane_run.epochs else begun
         step = stream.next(begun)
@@ -116,8 +117,10 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
             lane_run.idle(stream.backlog(begun))
             if until is Until.CAUGHT_UP:
                 return True
-            lane_run.wait(_IDLE_POLL)
+            lane_run.wait(pause)
+            pause = min(pause * 1.2, _IDLE_LAST)
             continue
+        pause = _IDLE_FIRST
         lane_run.enter(step.phase)
         lane_run.carry(step, backlog=stream.backlog)
         stream.commit(lane.position)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_COORDINATING = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
 _TIMEOUT = 15.0
 
 
@@ -119,11 +120,13 @@ class TopicCluster:
         try:
             done = self.admin.alter_consumer_group_offsets([wanted], request_timeout=_TIMEOUT)[group].result()
             failed = [part for part in done.topic_partitions if part.error is not None]
+            problem = failed[0].error if failed else None
         except KafkaException as error:
-            log.warning("node=%s group=%s group_offsets=not_set reason=%s", self.node, group, error.args[0])
-            return
-        if failed:
-            log.warning("node=%s group=%s group_offsets=not_set reason=%s", self.node, group, failed[0].error)
+            problem = error.args[0]
+        if problem is not None:
+            # A coordinator that is still on its way is there by the next epoch, which sets them again.
+            level = logging.INFO if problem.name() in _COORDINATING else logging.WARNING
+            log.log(level, "node=%s group=%s group_offsets=not_set reason=%s", self.node, group, problem)
 
     def explain(self, error: KafkaException) -> HeadraceError:
         """The error of ours that a client's error means."""
