@@ -69,15 +69,20 @@ class Lane(Repairs):
         held = self._held()
         return Pending(self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held))
 
-    def draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
+    def _draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
         """The next epoch, up to `end`, as it would be planned; nothing is stored."""
         if self._body_hash != self.pipeline_hash:
             msg = "an epoch of an earlier version of the file is open; finish it before the next is planned"
             raise InternalError(msg)
-        opened = self._state.open_plan
-        number = opened.number + 1 if opened else self._state.committed + 1
         plan = EpochPlan(
-            number, phase, self.position, plain(end), self.pipeline_hash, datetime.now(UTC), window=window, splits=tuple(splits)
+            self._state.committed + 1,
+            phase,
+            self.position,
+            plain(end),
+            self.pipeline_hash,
+            datetime.now(UTC),
+            window=window,
+            splits=tuple(splits),
         )
         return EpochPlan.from_json(plain(plan.to_json()))
 
@@ -88,13 +93,13 @@ class Lane(Repairs):
             msg = f"epoch {self._state.committed + 1} is still open"
             raise InternalError(msg)
         self._catch_up()
-        plan = self.draft(end, phase, window=window, splits=splits)
+        plan = self._draft(end, phase, window=window, splits=splits)
         self._doubtful = True
         self.ledger.plan(self.lease, plan, self.compiled)
         self._sure()
         return plan
 
-    def execute(self, write: Write, next_plan: EpochPlan | None = None) -> Mapping[str, Counts]:
+    def execute(self, write: Write) -> Mapping[str, Counts]:
         """Writes the open epoch to the sinks that lack it, and commits it; returns the counts of all sinks.
 
         What `write` raises passes through; tell `failed` about it, then execute again. Returns an empty mapping where the
@@ -105,10 +110,10 @@ class Lane(Repairs):
             return {}
         self._writing = True
         counts = write(work) if work.sinks else {}
-        return self.commit(counts, next_plan)
+        return self.commit(counts)
 
-    def commit(self, counts: Mapping[str, Counts], next_plan: EpochPlan | None = None) -> Mapping[str, Counts]:
-        """Commits the open epoch, once every sink of it has returned; with `next_plan` (see `draft`) in the same transaction.
+    def commit(self, counts: Mapping[str, Counts]) -> Mapping[str, Counts]:
+        """Commits the open epoch, once every sink of it has returned.
 
         Counts of sinks that held the epoch already come from their records. Raises InternalError for a sink without counts.
         """
@@ -119,13 +124,11 @@ class Lane(Repairs):
             msg = f"epoch {plan.number if plan else '?'} cannot be committed: counts of {sorted(full)}, sinks are {sorted(self.sinks)}"
             raise InternalError(msg)
         self._doubtful = True
-        self.ledger.commit(self.lease, plan.number, full, next_plan, self.compiled if next_plan else None)
+        self.ledger.commit(self.lease, plan.number, full)
         self._writing = False
         self._sure()
         self._catch_up()
         return full
-
-    finish = commit
 
     def failed(self, node: str, error: BaseException, rows: int | None = None) -> int:
         """Notes that the open epoch failed at `node`; returns how many times in a row it did in this way.

@@ -75,22 +75,14 @@ class Ledger(Leases):
             **ids_of(lease),
         )
 
-    def commit(
-        self,
-        lease: Lease,
-        number: int,
-        counts: Mapping[str, Counts],
-        next_plan: EpochPlan | None = None,
-        compiled: Json | None = None,
-    ) -> None:
-        """Notes that every sink holds the open epoch, and stores the next plan in the same transaction.
+    def commit(self, lease: Lease, number: int, counts: Mapping[str, Counts]) -> None:
+        """Notes that every sink holds the open epoch.
 
         Raises InternalError unless `number` is the open plan's.
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
             plan = self._opened(tx, lease, number)
-            position = plain(plan.end)
             tx.run(
                 "update headrace_ledger_epoch set committed_at = :at, counts = :counts, generation = :generation"
                 " where uuid = :uuid and lane = :lane and number = :number",
@@ -104,12 +96,10 @@ class Ledger(Leases):
                 "update headrace_ledger_lane set committed = :number, position = :end, ended = :end, pipeline_hash = :hash"
                 " where uuid = :uuid and lane = :lane",
                 number=number,
-                end=dump(position),
+                end=dump(plain(plan.end)),
                 hash=plan.pipeline_hash,
                 **ids_of(lease),
             )
-            if next_plan is not None:
-                self._insert_plan(tx, lease, next_plan, compiled or {}, number, position)
 
     def drop_plan(self, lease: Lease, number: int, why: str) -> None:
         """Forgets the open epoch. The caller has made sure that no sink holds it, nor ever will."""

@@ -173,21 +173,6 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     assert lane.failed("pg", DataError("too late")) == 0
 
 
-def test_the_next_plan_can_go_with_a_commit(world):
-    lane = opened(world)
-    first = lane.plan({"src": 2}, Phase.HISTORY, window="2013-01", splits=({"id": 1},))
-    second = lane.draft({"src": 5}, Phase.LIVE)
-    assert (second.number, second.start) == (2, first.end)
-    lane.execute(world._writer(lane), second)
-    assert lane.busy
-    work = lane.pending()
-    assert work is not None
-    assert work.plan == second
-    assert set(work.sinks) == {"pg", "delta"}
-    lane.execute(world._writer(lane))
-    assert (lane.busy, lane.committed, lane.position) == (False, 2, {"src": 5})
-
-
 def test_an_epoch_is_not_committed_without_counts_of_every_sink(world):
     lane = opened(world)
     lane.plan({"src": 2}, Phase.LIVE)

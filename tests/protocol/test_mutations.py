@@ -112,14 +112,14 @@ class PlannedLate(Lane):
 
     def plan(self, end, phase, *, window=None, splits=()):
         self._ready()
-        plan = self.draft(end, phase, window=window, splits=splits)
+        plan = self._draft(end, phase, window=window, splits=splits)
         self._state, self._findings, self._doubtful = replace(self._state, open_plan=plan), {}, False
         return plan
 
-    def commit(self, counts, next_plan=None):
+    def commit(self, counts):
         assert self._state.open_plan is not None
         self.ledger.plan(self.lease, self._state.open_plan, self.compiled)
-        return super().commit(counts, next_plan)
+        return super().commit(counts)
 
 
 class TodaysFile(Lane):
@@ -173,12 +173,12 @@ class TwoActs(FakeSink):
 class CommitsEarly(Lane):
     """Rule 4: all sinks have returned before the commit. Here the first is enough."""
 
-    def execute(self, write, next_plan=None):
+    def execute(self, write):
         work = self.pending()
         if work is None:
             return {}
         counts = write(work._replace(sinks=work.sinks[:1]))
-        done = self.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), Counts())), next_plan)
+        done = self.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), Counts())))
         write(work._replace(sinks=tuple(name for name in work.sinks[1:] if name in self.sinks)))
         return done
 
