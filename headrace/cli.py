@@ -68,11 +68,22 @@ def run(
 
 
 @app.command()
-def validate(file: File, *, as_json: AsJson = False) -> None:
+def validate(
+    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", show_default=False)] = None,
+    *,
+    as_json: AsJson = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a pipeline file, for editors.")] = False,
+) -> None:
     """Check a pipeline file without opening a connection."""
-    from headrace.commands.inspect import validate as work
+    if schema == (file is not None):
+        msg = "say either FILE or --schema"
+        raise typer.BadParameter(msg)
+    from headrace.commands import inspect
 
-    work(file, as_json=as_json)
+    if file is None:
+        inspect.print_schema()
+    else:
+        inspect.validate(file, as_json=as_json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from headrace.pipeline.file import PipelineFile, load_pipeline
 from headrace.pipeline.graph import key_of
 from headrace.pipeline.ledger.base import EpochRow, LaneState
 from headrace.pipeline.records import Json
+from headrace.pipeline.schema import file_schema
 from headrace.pipeline.settings import load_settings
 from headrace.screen import count, out
 
@@ -42,6 +43,11 @@ def validate(path: Path, *, as_json: bool) -> None:
     for name, sink in model.sinks.items():
         key = ", ".join(key_of(model, name))
         console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}")
+
+
+def print_schema() -> None:
+    """The JSON Schema of a pipeline file, on standard output."""
+    _print_json(file_schema())
 
 
 def _problem(problem: UserError) -> Json:

@@ -78,6 +78,8 @@ def test_version(tmp_path: Path) -> None:
         ("replay", "x.yaml", "--sink", "s", "--from", "0"),
         ("audit", "--nope"),
         ("adopt", "x.yaml"),
+        ("validate",),
+        ("validate", "x.yaml", "--schema"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
@@ -121,6 +123,12 @@ def test_validate_as_json(good: Path) -> None:
     answer = json.loads(found.stdout)
     assert answer["is_valid"] is False
     assert {error["line"] for error in answer["errors"]} == {5, 7, 10}
+
+
+def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
+    found = headrace("validate", "--schema", cwd=good.parent)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert json.loads(found.stdout)["title"] == "Headrace pipeline file"
 
 
 def test_status_of_an_empty_ledger(good: Path) -> None:
