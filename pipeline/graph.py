@@ -1,13 +1,13 @@
-"""The graph of a pipeline file: who reads whom, keys, orphans, cycles, one lane."""
+"""The graph of a pipeline: who reads whom, keys, guarantees, one lane."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.pipeline import nodes, sql
 from headrace.pipeline.errors import GuaranteeError, Place, UserError
+from headrace.pipeline.values import check_values
 
 PlaceOf = Callable[..., Place]
 
@@ -57,65 +57,21 @@ def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return tuple(source for source in model.sources if source in found)
 
 
-def consumers(model: nodes.PipelineModel) -> Mapping[str, int]:
-    """How many nodes read each source and transform."""
-    counts = dict.fromkeys([*model.sources, *model.transforms], 0)
-    for name in [*model.transforms, *model.sinks]:
-        for upstream in inputs_of(model, name):
-            counts[upstream] += 1
-    return counts
+def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
+    """What only whole nodes of a sound shape show: keys, values, guarantees, one lane. Opens no connection."""
+    problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]
+    return [*problems, *_guarantees(model, place), *_one_lane(model, place)]
 
 
-def check_graph(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
-    """Every structural mistake. Opens no connection."""
-    problems = [*_duplicate_names(model, place), *_inputs(model, place)]
-    if problems:
-        return problems
-    try:
-        in_order(model)
-    except UserError as error:
-        error.place = place("transforms", error.node, "sql")
-        return [error]
-    return [*_orphans(model, place), *_job_mode(model, place), *_guarantees(model, place), *_one_lane(model, place)]
-
-
-def _duplicate_names(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    seen: set[str] = set()
-    for kind in ("sources", "transforms", "sinks"):
-        for name in getattr(model, kind):
-            if name.lower() in seen:
-                yield UserError(f"duplicate node name `{name}`", hint="Names are compared without case.", place=place(kind, name))
-            seen.add(name.lower())
-
-
-def _inputs(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    known = [*model.sources, *model.transforms]
-    for name in [*model.transforms, *model.sinks]:
-        where = place("transforms", name, "sql") if name in model.transforms else place("sinks", name, "from")
-        try:
-            found = inputs_of(model, name)
-        except UserError as error:
-            error.node, error.place = name, where
-            yield error
-            continue
-        for upstream in found:
-            if upstream not in known:
-                close = difflib.get_close_matches(upstream, known, n=1)
-                meant = f"; did you mean `{close[0]}`?" if close else ""
-                yield UserError(
-                    f"reads `{upstream}`, which is no source or transform{meant}",
-                    node=name,
-                    place=where,
-                    hint=f"There are: {', '.join(known)}.",
-                )
-
-
-def _orphans(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    counts = consumers(model)
-    if orphans := [name for name, count in counts.items() if count == 0]:
-        msg = f"Source(s) and/or transform(s) have no consumers: {', '.join(orphans)}."
-        kind = "sources" if orphans[0] in model.sources else "transforms"
-        yield UserError(msg, hint="Remove them or connect them to a transform or sink.", place=place(kind, orphans[0]))
+def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Where branches with different keys meet: to append without a key would not be what the file says."""
+    for name in model.transforms:
+        keys = {upstream: key_of(model, upstream) for upstream in inputs_of(model, name)}
+        if len(set(keys.values())) > 1 and not model.transforms[name].primary_key:
+            said = ", ".join(f"{upstream} ({', '.join(key) or 'none'})" for upstream, key in keys.items())
+            msg = f"no primary key can be inherited, since its inputs have different ones: {said}"
+            hint = "Give this transform a primary_key, or all of its inputs the same one."
+            yield UserError(msg, hint=hint, node=name, place=place("transforms", name))
 
 
 def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:

@@ -58,6 +58,9 @@ def _parsed(text: str) -> exp.Query:
         )
         msg = f"failed to parse SQL: {reason}"
         raise UserError(msg, hint="--- SQL ---\n" + text.strip()) from None
+    except RecursionError:
+        msg = "failed to parse SQL: it is nested too deeply"
+        raise UserError(msg, hint="Give parts of it to transforms of their own.") from None
     if len(statements) != 1 or not isinstance(statements[0], exp.Query):
         msg = "a sql transform is one SELECT statement"
         raise UserError(msg, hint="--- SQL ---\n" + text.strip())

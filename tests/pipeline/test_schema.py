@@ -93,7 +93,7 @@ sources:
     type: kafka
     primary_key: id
     topic: t
-    schema: {id: int64}
+    schema: {id: int64, at: timestamp}
 sinks:
   out:
     type: postgres

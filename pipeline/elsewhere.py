@@ -1,0 +1,61 @@
+"""What Streamling's topology files may say and Headrace cannot do yet, with what there is instead.
+
+Such a word is no typo, and no mistake of the user: it gets an answer of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+TYPES: Mapping[str, Mapping[str, str]] = {
+    "sources": {
+        "file": "Load the files into an Iceberg or a ClickHouse table and read that, or send them to a Kafka topic.",
+    },
+    "transforms": {
+        "handler": "Call the service before the topic or behind the sink; what Spark SQL can say is a `sql` transform.",
+        "script": "What Spark SQL can say is a `sql` transform: CASE, regular expressions, JSON and string functions.",
+        "dynamic_table": "A fixed list goes into a `sql` transform as `WHERE column IN (...)`.",
+    },
+    "sinks": {
+        "kafka": "Write to a `postgres` or a `delta` sink and publish from there.",
+        "clickhouse": "Write to a `postgres` or a `delta` sink; ClickHouse reads both by its own table functions.",
+        "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
+        "webhook": "Write to a `postgres` sink and send from there.",
+        "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
+        "iceberg": "Write to a `delta` sink.",
+    },
+}
+"""By the part of the file: types that are not available yet, and what there is instead."""
+
+PLUGINS = frozenset({"s3_sink", "mysql_sink", "sqs", "s2_sink", "s2_source", "postgres_cdc_source"})
+"""Plugins that are known by name; any type with a dot in it is one too."""
+
+_FLUSH = "Remove it; `epoch:` at the top level says how large epochs are and how often they come."
+_REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no registry is asked."
+_SPARK = "Remove it; Spark divides the work by its own settings (`spark.master`)."
+
+KEYS: Mapping[str, str] = {
+    "telemetry": "Remove it; `headrace status` and the log say how far a pipeline is.",
+    "parallelism": _SPARK,
+    "batch_size": _FLUSH,
+    "batch_flush_interval": _FLUSH,
+    "deduplicate": "Remove it; the last row of a key wins at every sink with a key.",
+    "num_records_before_stop": "Remove it; `headrace run FILE --until caught-up` ends by itself.",
+    "validate_writer_schema_ordering": _REGISTRY,
+    "schema_id_overrides": _REGISTRY,
+    "skip_schema_resolution": _REGISTRY,
+    "skip_schema_resolution_for_reader_schema_ids": _REGISTRY,
+    "definition": "Put what it holds at the top level of the file.",
+}
+"""Keys that are not available yet, and what there is instead."""
+
+VALUES: Mapping[tuple[str, str], str] = {
+    ("data_format", "avro"): "Write JSON to the topic, with `data_format: json` and a `schema`.",
+    ("source_type", "file"): TYPES["sources"]["file"],
+}
+"""Values of keys that are not available yet, and what there is instead."""
+
+
+def is_plugin(name: str) -> bool:
+    """Whether a type's name can only be that of a plugin."""
+    return name in PLUGINS or "." in name.strip(".")

@@ -1,0 +1,190 @@
+"""What pydantic finds wrong with a pipeline file, in the words of the file: node, value, what is allowed, and where."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from headrace.pipeline import elsewhere, nodes
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.records import Json
+from headrace.pipeline.tree import Path, Tree, shorten
+
+PARTS = ("sources", "transforms", "sinks")
+"""The parts of a file that hold nodes."""
+
+_TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
+    (part, get_args(kind.model_fields["type"].annotation)[0]): kind
+    for part, union in zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True)
+    for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
+}
+_WANTED = {
+    "string_type": "a text",
+    "dict_type": "a map of keys and values",
+    "model_type": "a map of keys and values",
+    "model_attributes_type": "a map of keys and values",
+    "tuple_type": "a list",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "int_from_float": "a whole number",
+    "finite_number": "a whole number",
+    "greater_than": "a whole number above 0",
+    "time_delta_type": "a duration such as 500ms or 1h 30m",
+    "time_delta_parsing": "a duration such as 500ms or 1h 30m",
+    "date_type": "a day such as 2013-01-31, or a month such as 2013-01",
+    "date_parsing": "a day such as 2013-01-31, or a month such as 2013-01",
+    "date_from_datetime_parsing": "a day such as 2013-01-31, or a month such as 2013-01",
+    "date_from_datetime_inexact": "a day such as 2013-01-31, or a month such as 2013-01",
+    "string_pattern_mismatch": "letters, digits, `_` and `-`, beginning with a letter or `_`",
+}
+
+
+def in_words(item: ErrorDetails, tree: Tree) -> UserError:
+    """One of pydantic's errors as a mistake of the file."""
+    path = _file_path(item["loc"], tree.value)
+    match item["type"]:
+        case "extra_forbidden":
+            msg, hint = _unknown_key(path, tree.value)
+        case "missing":
+            msg, hint = f"`{path[-1]}` is missing", _missing_hint(path, tree.value)
+        case "union_tag_not_found":
+            msg, hint = "`type` is missing", f"Allowed: {', '.join(types_of(str(path[0])))}."
+        case "union_tag_invalid":
+            path = (*path, "type")
+            msg, hint = _unknown_type(str(path[0]), shown(path, tree))
+        case "literal_error":
+            msg, hint = _unknown_value(path, item, tree)
+        case "too_short":
+            what = {"sinks": "a sink", "bounded_sources": "a bounded source"}.get(str(path[-1]), "an entry")
+            msg, hint = f"`{dotted(path)}` is empty", f"It needs at least {what}."
+        case _:
+            msg, hint = _wrong_value(path, item, tree)
+    return UserError(msg, hint=hint, node=node_of(path), place=tree.place(path))
+
+
+def node_of(path: Path) -> str:
+    """The node that a path is in, "" outside of nodes."""
+    return str(path[1]) if len(path) > 1 and path[0] in PARTS else ""
+
+
+def dotted(path: Path) -> str:
+    """A path as people say it, within its node if it is in one."""
+    return ".".join(str(part) for part in (path[2:] if node_of(path) else path))
+
+
+def shown(path: Path, tree: Tree) -> str:
+    """The value at a path as the file writes it: what a variable brought may be a secret."""
+    if path in tree.written:
+        return shorten(tree.written[path])
+    found = _at(path, tree.value)
+    if isinstance(found, bool):
+        return str(found).lower()
+    return "nothing" if found is None else shorten(found)
+
+
+def types_of(part: str) -> list[str]:
+    """The types of nodes that a part of the file may hold."""
+    return sorted(name for where, name in _TAGS if where == part)
+
+
+def meant(value: str, options: Iterable[str]) -> str:
+    """`; did you mean ...?` where an option is near."""
+    options = list(options)
+    close = difflib.get_close_matches(value, options, n=1) or [name for name in options if name.lower() == value.lower()]
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _unknown_key(path: Path, plain: Json) -> tuple[str, str]:
+    key = str(path[-1])
+    allowed = sorted(_fields(path, plain))
+    if key in elsewhere.KEYS and not (close := meant(key, allowed)):
+        return f"`{key}` is not available yet", elsewhere.KEYS[key]
+    close = meant(key, allowed)
+    return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(allowed)}."
+
+
+def _unknown_type(part: str, name: str) -> tuple[str, str]:
+    one, allowed = part[:-1], types_of(part)
+    if instead := elsewhere.TYPES[part].get(name):
+        return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
+    if elsewhere.is_plugin(name):
+        return f"{one} type `{name}` would be a plugin's; plugins are not available yet", f"Available: {', '.join(allowed)}."
+    others = [other for other in PARTS if other != part and (name in types_of(other) or name in elsewhere.TYPES[other])]
+    if others:
+        return f"`{name}` is no {one} type but one of {others[0]}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
+    return f"{one} type `{name}` is not known{meant(name, allowed)}", f"Allowed: {', '.join(allowed)}."
+
+
+def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
+    value = shown(path, tree)
+    options = re.findall(r"'([^']*)'|(\d+)", str(item.get("ctx", {}).get("expected", "")))
+    names = [text or number for text, number in options]
+    if instead := elsewhere.VALUES.get((str(path[-1]), value)):
+        return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
+    return f"`{dotted(path)}` cannot be `{value}`{meant(value, names)}", f"Allowed: {', '.join(names)}."
+
+
+def _missing_hint(path: Path, plain: Json) -> str:
+    key = str(path[-1])
+    found = _fields(path, plain).get(key)
+    said = f" {found.description}" if found and found.description else ""
+    return f"Add `{key}: ...` to {f'`{dotted(path[:-1])}`' if dotted(path[:-1]) else 'the node' if node_of(path) else 'the file'}.{said}"
+
+
+def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
+    what = f"`{dotted(path)}`" if dotted(path) else f"this {path[0][:-1]}" if path and isinstance(path[0], str) else "the file"
+    if item["type"] == "value_error":
+        said = item["msg"].removeprefix("Value error, ")
+        return (f"{what}: {said}" if dotted(path) else said), ""
+    value = _kind(path, tree)
+    wanted = _WANTED.get(item["type"])
+    if wanted is None:
+        return f"{what} is {value}: {item['msg'][:1].lower()}{item['msg'][1:]}", ""
+    hint = "Put it into quotes if it is meant as text." if item["type"] == "string_type" and not value.startswith(("a ", "nothing")) else ""
+    return f"{what} must be {wanted}, and is {value}", hint
+
+
+def _kind(path: Path, tree: Tree) -> str:
+    """What stands at a path, by its value or, where that is long, by its kind."""
+    found = _at(path, tree.value)
+    if isinstance(found, dict | list):
+        return "a map" if isinstance(found, dict) else "a list"
+    return "nothing" if found is None else f"`{shown(path, tree)}`"
+
+
+def _at(path: Path, plain: Any) -> Any:
+    for part in path:
+        plain = plain[part]
+    return plain
+
+
+def _file_path(loc: Path, plain: Json) -> Path:
+    """Pydantic's location without the node's type, which it puts behind the node's name."""
+    return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in PARTS and plain[str(loc[0])][loc[1]]["type"] == loc[2] else loc
+
+
+def _fields(path: Path, plain: Json) -> dict[str, FieldInfo]:
+    """The fields of the model that holds the last key of a path, by their names in the file."""
+    kind: type[BaseModel] = nodes.PipelineModel
+    if len(path) > 2 and path[0] in PARTS:
+        kind = _TAGS[str(path[0]), plain[str(path[0])][path[1]]["type"]]
+        path = path[2:]
+    for part in path[:-1]:
+        field = next((field for name, field in kind.model_fields.items() if part in (name, field.alias)), None)
+        kind = (_model_in(field.annotation) if field else None) or kind
+    return {field.alias or name: field for name, field in kind.model_fields.items()}
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

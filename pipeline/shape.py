@@ -1,0 +1,114 @@
+"""The shape of a pipeline file: who reads whom. Looked at in the plain values, so that one bad node does not hide the rest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.pipeline import sql
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.problems import PARTS
+from headrace.pipeline.tree import Tree
+
+
+@dataclass(slots=True)
+class _Shape:
+    """Node names by part, and what each transform and sink reads; `whole` if nothing about that is in doubt."""
+
+    names: dict[str, list[str]]
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    whole: bool = True
+
+
+def check_shape(tree: Tree) -> list[UserError]:
+    """Names given twice, inputs that are not there, circles, orphans. Says nothing about a part that is no map."""
+    parts: dict[str, Any] = {part: tree.value.get(part, {}) for part in PARTS}
+    if not all(isinstance(nodes, dict) for nodes in parts.values()) or not parts["sources"]:
+        return []
+    shape = _Shape({part: list(nodes) for part, nodes in parts.items()})
+    problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
+    problems += _unknown(shape, tree)
+    if not problems:
+        problems += _circles(shape, tree)
+    return problems or _orphans(shape, tree)
+
+
+def _twice(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+    seen: dict[str, str] = {}
+    for part, names in shape.names.items():
+        for name in names:
+            first = seen.setdefault(name.lower(), f"`{name}` in {part}")
+            if first != f"`{name}` in {part}":
+                msg = f"duplicate node name `{name}`: there is {first}"
+                yield UserError(msg, hint="Names are compared without case. Rename one of the two.", place=tree.place((part, name)))
+
+
+def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserError]:
+    """Fills `shape.reads`; yields the statements that cannot be read."""
+    for part in ("transforms", "sinks"):
+        for name, node in parts[part].items():
+            text = node.get("sql" if node.get("type") == "sql" else "from") if isinstance(node, dict) else None
+            if not isinstance(text, str):
+                shape.whole = False
+                continue
+            if node.get("type") != "sql":
+                shape.reads[name] = (text,)
+                continue
+            try:
+                shape.reads[name] = sql.tables(text, node=name)
+            except UserError as error:
+                shape.whole = False
+                yield UserError(error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql")))
+                continue
+            if not shape.reads[name]:
+                msg = "reads no source and no transform: its SELECT has no FROM"
+                hint = f"There are: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
+                yield UserError(msg, hint=hint, node=name, place=tree.place((part, name, "sql")))
+
+
+def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+    known = [*shape.names["sources"], *shape.names["transforms"]]
+    for name, upstreams in shape.reads.items():
+        part = "transforms" if name in shape.names["transforms"] else "sinks"
+        for upstream in upstreams:
+            if upstream in known:
+                continue
+            close = difflib.get_close_matches(upstream, known, n=1) or [other for other in known if other.lower() == upstream.lower()]
+            said = f"; did you mean `{close[0]}`?" if close else ""
+            what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else f"no source or transform{said}"
+            place = tree.place((part, name, "sql" if part == "transforms" else "from"))
+            yield UserError(f"reads `{upstream}`, which is {what}", node=name, place=place, hint=f"There are: {', '.join(known)}.")
+
+
+def _circles(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+    """Each circle once."""
+    done: set[str] = set()
+    for start in shape.names["transforms"]:
+        way: list[str] = []
+        stack: list[tuple[str, int]] = [(start, 0)]
+        while stack:
+            name, depth = stack.pop()
+            del way[depth:]
+            if name in way:
+                circle = [*way[way.index(name) :], name]
+                done |= set(circle)
+                msg = f"transforms read each other in a circle: {' -> '.join(circle)}"
+                hint = "Let one of them read a source instead."
+                yield UserError(msg, hint=hint, node=name, place=tree.place(("transforms", name, "sql")))
+                break
+            if name not in done:
+                way.append(name)
+                stack += [(upstream, depth + 1) for upstream in shape.reads.get(name, ()) if upstream in shape.names["transforms"]]
+        done |= set(way)
+
+
+def _orphans(shape: _Shape, tree: Tree) -> list[UserError]:
+    """Sources and transforms that nobody reads; not told where it is not known what is read."""
+    used = {upstream for upstreams in shape.reads.values() for upstream in upstreams}
+    places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used}
+    if not places or not shape.whole:
+        return []
+    msg = f"Source(s) and/or transform(s) have no consumers: {', '.join(places)}."
+    return [UserError(msg, hint="Remove them or connect them to a transform or sink.", place=next(iter(places.values())))]

@@ -1,0 +1,91 @@
+"""Values of single nodes that their types alone do not check: column types, keys that are columns, offsets, time zones."""
+
+from __future__ import annotations
+
+import difflib
+import zoneinfo
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.pipeline import nodes
+from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.types import parse_type
+
+PlaceOf = Callable[..., Place]
+
+_ONLY = {"start_at": "clickhouse", "snapshot": "clickhouse", "split_rows": "clickhouse", "warehouse": "iceberg", "snapshot_id": "iceberg"}
+
+
+def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Every such mistake of a file."""
+    for name, source in model.sources.items():
+        stream = source.unbounded_source if source.type == "hybrid" else source if source.type == "kafka" else None
+        path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
+        if stream:
+            yield from _schema(name, stream.schema_, (*path, "schema"), place)
+        if source.type == "kafka":
+            yield from _starting_offsets(name, source.starting_offsets, place)
+        if source.type == "hybrid":
+            yield from _phases(name, source, place)
+        yield from _key(name, source, place)
+    if model.schedule:
+        yield from _timezone(model.schedule.timezone, place)
+
+
+def _schema(name: str, schema: dict[str, str], path: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
+    for column, kind in schema.items():
+        try:
+            parse_type(kind)
+        except SchemaError as error:
+            said, _, supported = error.message.partition("supported: ")
+            said = said.rstrip().rstrip(";").replace("; did you mean '", "; did you mean `").replace("'? ", "`?").rstrip()
+            hint = f"Supported: {supported}." if supported else ""
+            yield SchemaError(f"column `{column}`: {said}", hint=hint, node=name, place=place(*path, column))
+
+
+def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserError]:
+    if value not in ("earliest", "latest") and not (value.isascii() and value.isdigit()):
+        msg = f"`starting_offsets` cannot be `{value}`"
+        hint = 'Allowed: earliest, latest, or milliseconds since 1970 as text, such as "1735689600000".'
+        yield UserError(msg, hint=hint, node=name, place=place("sources", name, "starting_offsets"))
+
+
+def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[UserError]:
+    """Keys that the other kind of phase has: they would do nothing here."""
+    for index, phase in enumerate(source.bounded_sources):
+        for key in sorted(phase.model_fields_set):
+            if _ONLY.get(key, phase.source_type) != phase.source_type:
+                msg = f"`{key}` does nothing in a {phase.source_type} phase; it is for {_ONLY[key]}"
+                where = place("sources", name, "bounded_sources", index, key)
+                yield UserError(msg, hint="Remove it, or change source_type.", node=name, place=where)
+
+
+def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Key columns must be columns, where the file says which those are."""
+    given: list[tuple[str, ...]] = []
+    if source.type in ("kafka", "hybrid"):
+        stream = source if source.type == "kafka" else source.unbounded_source
+        given.append((*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ())))
+    given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
+    for columns in given:
+        if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
+            close = difflib.get_close_matches(missing[0], columns, n=1)
+            meant = f"; did you mean `{close[0]}`?" if close else ""
+            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant}"
+            yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
+            return
+
+
+def _quoted(names: Any) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def _timezone(name: str, place: PlaceOf) -> Iterator[UserError]:
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        known = zoneinfo.available_timezones()
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f"; did you mean `{close[0]}`?" if close else ""
+        hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
+        yield UserError(f"time zone `{name}` is not known{meant}", hint=hint, place=place("schedule", "timezone"))
