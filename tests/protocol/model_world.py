@@ -153,6 +153,7 @@ class World:
                 if not self._half_adopted(name):
                     self.before_adoption.pop(name, None)
                 lane.adopt(name)
+                self.before_adoption.pop(name, None)
             else:
                 self.adopting.discard(name)
                 if self._half_adopted(name):
@@ -324,6 +325,7 @@ class World:
             assert state.open_plan.pipeline_hash != hash_of(self.file)
             self._use(old)
         else:
+            self.before_adoption.clear()  # the new ledger has no epoch from before
             self.unheard_of = set(self.targets) - self._members()
             self._note_unheard_of()
             if state.open_plan is not None and self.state().committed == state.open_plan.number:
