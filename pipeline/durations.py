@@ -24,7 +24,11 @@ def parse_duration(text: str) -> timedelta:
     if at == 0:
         msg = "a duration is empty"
         raise UserError(msg, hint="Write a number and a unit, such as 5s.")
-    return timedelta(seconds=seconds)
+    try:
+        return timedelta(seconds=seconds)
+    except OverflowError:
+        msg = f"`{text}` is longer than a duration can be"
+        raise UserError(msg, hint="Write a shorter one, such as 52w.") from None
 
 
 def spell_duration(duration: timedelta) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import PipelineFileError, Place, UserError
 from headrace.pipeline.graph import check_model
-from headrace.pipeline.problems import PARTS, in_words
+from headrace.pipeline.problems import PARTS, all_in_words
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
 from headrace.pipeline.tree import read_tree
@@ -86,7 +86,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:
-        problems += [in_words(item, tree) for item in error.errors()]
+        problems += all_in_words(error, tree)
         raise PipelineFileError(_in_order(problems)) from None
     found = PipelineFile(model, shown, tree.places)
     if not problems:

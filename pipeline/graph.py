@@ -85,12 +85,12 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
         sources = [model.sources[source] for source in upstream_sources(model, name)]
         yield from _overlap(name, sink, sources, bool(key_of(model, name)), place)
         if sink.type in ("print", "blackhole") and sink.delivery == "exactly_once":
-            yield GuaranteeError(f"a {sink.type} sink is at-least-once", node=name, place=place("sinks", name, "delivery"))
+            msg, hint = f"a {sink.type} sink is at-least-once", "Remove `delivery`, or say delivery: at_least_once."
+            yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
         unknown = set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
         if unknown:
-            yield UserError(
-                "`update_where` does nothing beside `on_conflict: nothing`", node=name, place=place("sinks", name, "update_where")
-            )
+            msg = "`update_where` does nothing beside `on_conflict: nothing`"
+            yield UserError(msg, hint="Remove one of the two.", node=name, place=place("sinks", name, "update_where"))
 
 
 def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
@@ -115,12 +115,15 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
 
 def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     if model.partitions and not any(source.type != "kafka" for source in model.sources.values()):
-        yield UserError("`partitions` need a source with history", place=place("partitions"))
+        hint = "Remove `partitions`, or read history from a clickhouse, an iceberg or a hybrid source."
+        yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
     targets: dict[tuple[str, ...], str] = {}
     for name, sink in model.sinks.items():
         target = _target(sink)
         if target and (other := targets.setdefault(target, name)) != name:
-            yield UserError(f"writes the same target as `{other}`: {'.'.join(target)}", node=name, place=place("sinks", name))
+            msg = f"writes the same target as `{other}`: {'.'.join(target)}"
+            hint = "Give one of the two another target; to write two inputs into one, UNION ALL them in a transform."
+            yield UserError(msg, hint=hint, node=name, place=place("sinks", name))
 
 
 def _target(sink: Any) -> tuple[str, ...]:

@@ -17,12 +17,16 @@ def _csv(value: object) -> object:
 
 
 def _duration(value: object) -> object:
+    if isinstance(value, int | float) and value < 0:
+        msg = f"`{value}` is not a duration; write a number and a unit, such as 500ms or 1h 30m"
+        raise ValueError(msg)
     if not isinstance(value, str):
         return value
     try:
         return parse_duration(value)
     except UserError as error:
-        raise ValueError(error.message) from error
+        msg = f"{error.message}; {error.hint[:1].lower()}{error.hint[1:].rstrip('.')}"
+        raise ValueError(msg) from error
 
 
 Columns = Annotated[tuple[str, ...], BeforeValidator(_csv)]
@@ -93,7 +97,7 @@ class KafkaSource(Node):
     @model_validator(mode="after")
     def _schema_is_needed(self) -> KafkaSource:
         if not self.schema_:
-            msg = "`schema` is required when data_format is json"
+            msg = "`schema` is required when data_format is json; add columns and their types, such as `id: int64`"
             raise ValueError(msg)
         return self
 
@@ -214,9 +218,13 @@ AnySink = Annotated[PostgresSink | DeltaSink | PrintSink | BlackholeSink, Field(
 def _day(value: object) -> object:
     if isinstance(value, datetime):
         return value.date()
-    if isinstance(value, str) and len(value) == len("2013-01"):
-        return date.fromisoformat(f"{value}-01")
-    return value
+    if not isinstance(value, str):
+        return value
+    try:
+        return date.fromisoformat(f"{value}-01" if len(value) == len("2013-01") else value)
+    except ValueError:
+        msg = f"`{value}` is no day and no month; write one such as 2013-01-31 or 2013-01"
+        raise ValueError(msg) from None
 
 
 Day = Annotated[date, BeforeValidator(_day)]
@@ -233,8 +241,11 @@ class Partitions(Strict):
 
     @model_validator(mode="after")
     def _in_order(self) -> Partitions:
-        if not self.start < (self.history_end or self.end) <= self.end:
-            msg = f"start {self.start} < history_end {self.history_end or self.end} <= end {self.end} does not hold"
+        if self.start >= self.end:
+            msg = f"`start` {self.start} must be before `end` {self.end}"
+            raise ValueError(msg)
+        if self.history_end and not self.start < self.history_end <= self.end:
+            msg = f"`history_end` {self.history_end} must be after `start` {self.start} and not behind `end` {self.end}"
             raise ValueError(msg)
         if self.every == "month" and any(day.day != 1 for day in (self.start, self.end, self.history_end or self.end)):
             msg = "monthly partitions start and end on the first day of a month"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -24,12 +24,13 @@ _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     for part, union in zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True)
     for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
 }
-_WANTED = {
+WANTED: dict[str, str] = {
     "string_type": "a text",
     "dict_type": "a map of keys and values",
     "model_type": "a map of keys and values",
     "model_attributes_type": "a map of keys and values",
     "tuple_type": "a list",
+    "columns_type": "a list of columns, or a text with commas",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "int_type": "a whole number",
@@ -46,21 +47,31 @@ _WANTED = {
     "date_from_datetime_inexact": "a day such as 2013-01-31, or a month such as 2013-01",
     "string_pattern_mismatch": "letters, digits, `_` and `-`, beginning with a letter or `_`",
 }
+"""What a value must be, by the kind of pydantic's error."""
 
 
-def in_words(item: ErrorDetails, tree: Tree) -> UserError:
-    """One of pydantic's errors as a mistake of the file."""
-    path = _file_path(item["loc"], tree.value)
+def all_in_words(error: ValidationError, tree: Tree) -> list[UserError]:
+    """Pydantic's errors as mistakes of the file, without those that only follow from others."""
+    found = [(item, _file_path(item["loc"], tree.value)) for item in error.errors()]
+    return [
+        _in_words(item, path, tree)
+        for item, path in found
+        # A list counts as too short for pydantic where its entries are wrong, and as nothing else.
+        if path not in tree.spoiled and not (item["type"] == "too_short" and _at(path, tree.value))
+    ]
+
+
+def _in_words(item: ErrorDetails, path: Path, tree: Tree) -> UserError:
     match item["type"]:
         case "extra_forbidden":
             msg, hint = _unknown_key(path, tree.value)
         case "missing":
-            msg, hint = f"`{path[-1]}` is missing", _missing_hint(path, tree.value)
+            msg, hint = f"`{dotted(path)}` is missing", _missing_hint(path, tree.value)
         case "union_tag_not_found":
             msg, hint = "`type` is missing", f"Allowed: {', '.join(types_of(str(path[0])))}."
         case "union_tag_invalid":
             path = (*path, "type")
-            msg, hint = _unknown_type(str(path[0]), shown(path, tree))
+            msg, hint = _unknown_type(str(path[0]), path, tree)
         case "literal_error":
             msg, hint = _unknown_value(path, item, tree)
         case "too_short":
@@ -77,8 +88,9 @@ def node_of(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """A path as people say it, within its node if it is in one."""
-    return ".".join(str(part) for part in (path[2:] if node_of(path) else path))
+    """A path as people say it, within its node if it is in one: `bounded_sources[0].table_name`."""
+    inner = path[2:] if node_of(path) else path
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
 
 
 def shown(path: Path, tree: Tree) -> str:
@@ -112,15 +124,17 @@ def _unknown_key(path: Path, plain: Json) -> tuple[str, str]:
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(allowed)}."
 
 
-def _unknown_type(part: str, name: str) -> tuple[str, str]:
-    one, allowed = part[:-1], types_of(part)
+def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:
+    one, allowed, name = part[:-1], types_of(part), shown(path, tree)
+    if not isinstance(_at(path, tree.value), str):
+        return f"`type` must be a text, and is {_kind(path, tree)}", f"Allowed: {', '.join(allowed)}."
     if instead := elsewhere.TYPES[part].get(name):
         return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
     if elsewhere.is_plugin(name):
         return f"{one} type `{name}` would be a plugin's; plugins are not available yet", f"Available: {', '.join(allowed)}."
     others = [other for other in PARTS if other != part and (name in types_of(other) or name in elsewhere.TYPES[other])]
     if others:
-        return f"`{name}` is no {one} type but one of {others[0]}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
+        return f"`{name}` is a type of {others[0]}, not of {part}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
     return f"{one} type `{name}` is not known{meant(name, allowed)}", f"Allowed: {', '.join(allowed)}."
 
 
@@ -128,16 +142,16 @@ def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str
     value = shown(path, tree)
     options = re.findall(r"'([^']*)'|(\d+)", str(item.get("ctx", {}).get("expected", "")))
     names = [text or number for text, number in options]
+    if value in names:
+        return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
     if instead := elsewhere.VALUES.get((str(path[-1]), value)):
         return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
     return f"`{dotted(path)}` cannot be `{value}`{meant(value, names)}", f"Allowed: {', '.join(names)}."
 
 
 def _missing_hint(path: Path, plain: Json) -> str:
-    key = str(path[-1])
-    found = _fields(path, plain).get(key)
-    said = f" {found.description}" if found and found.description else ""
-    return f"Add `{key}: ...` to {f'`{dotted(path[:-1])}`' if dotted(path[:-1]) else 'the node' if node_of(path) else 'the file'}.{said}"
+    found = _fields(path, plain).get(str(path[-1]))
+    return f"Add `{path[-1]}: ...` here.{f' {found.description}' if found and found.description else ''}"
 
 
 def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
@@ -146,9 +160,14 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
         said = item["msg"].removeprefix("Value error, ")
         return (f"{what}: {said}" if dotted(path) else said), ""
     value = _kind(path, tree)
-    wanted = _WANTED.get(item["type"])
+    wanted = WANTED.get("columns_type" if path[-1:] in (("primary_key",), ("columns",)) else item["type"])
     if wanted is None:
         return f"{what} is {value}: {item['msg'][:1].lower()}{item['msg'][1:]}", ""
+    if not dotted(path) and node_of(path):
+        return (
+            f"{what} must be {wanted}, and is {value}",
+            f"Write `type: ...` and its other keys below it; types: {', '.join(types_of(str(path[0])))}.",
+        )
     hint = "Put it into quotes if it is meant as text." if item["type"] == "string_type" and not value.startswith(("a ", "nothing")) else ""
     return f"{what} must be {wanted}, and is {value}", hint
 
@@ -158,7 +177,9 @@ def _kind(path: Path, tree: Tree) -> str:
     found = _at(path, tree.value)
     if isinstance(found, dict | list):
         return "a map" if isinstance(found, dict) else "a list"
-    return "nothing" if found is None else f"`{shown(path, tree)}`"
+    if found is None or found == "":
+        return "nothing" if found is None else "an empty text"
+    return f"`{shown(path, tree)}`"
 
 
 def _at(path: Path, plain: Any) -> Any:

@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from ruamel.yaml import YAML, YAMLError
+from pydantic_settings.exceptions import SettingsError as PydanticSettingsError
 
-from headrace.pipeline.errors import SettingsError
+from headrace.pipeline.errors import PipelineFileError, SettingsError
+from headrace.pipeline.settings_words import in_words, not_a_map, not_json, unknown_variables
+from headrace.pipeline.tree import Tree, read_tree
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
 
@@ -140,23 +142,35 @@ class Settings(BaseSettings):
             init_settings,
             env_settings,
             streamling,
-            InitSettingsSource(settings_cls, _config_file()),
+            InitSettingsSource(settings_cls, _config_tree().value),
             InitSettingsSource(settings_cls, _services_file(home)),
         )
 
 
-def _config_file() -> dict[str, Any]:
-    """The first of config.yaml, config.yml, config.json in the working directory, {} if there is none."""
-    for name in CONFIG_NAMES:
-        path = Path(name)
-        if path.is_file():
-            try:
-                found = YAML(typ="safe").load(path)
-            except YAMLError as error:
-                msg = f"{path} is not YAML: {error}"
-                raise SettingsError(msg) from error
-            return found or {}
-    return {}
+def _config_tree() -> Tree:
+    """The first of config.yaml, config.yml, config.json in the working directory; an empty one if there is none.
+
+    Raises SettingsError where it cannot be read as a map. `${VAR}` means nothing here: variables have names of their own.
+    """
+    path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
+    if path is None:
+        return Tree("", {})
+    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/your-own-pipeline.md."
+    try:
+        tree = read_tree(path.read_text(encoding="utf-8"), str(path), fill=False)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        msg = f"{path} cannot be read: {reason}"
+        raise SettingsError(msg, hint=hint) from None
+    except PipelineFileError as error:
+        raise SettingsError(str(error)) from None
+    if tree.problems:
+        raise SettingsError("\n".join(str(problem) for problem in tree.problems))
+    if tree.value is None:
+        tree.value = {}
+    if not isinstance(tree.value, dict):
+        raise SettingsError(not_a_map(path, tree.value), hint=hint)
+    return tree
 
 
 def _services_file(home: Path) -> dict[str, Any]:
@@ -165,23 +179,44 @@ def _services_file(home: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"home": str(home), "state_backend": {"sqlite": {"path": str(home / "ledger.db")}}}
     if not path.is_file():
         return found
-    services = json.loads(path.read_text()).get("services", {})
-    if postgres := services.get("postgres"):
-        found["postgres_sink"] = {key: postgres[key] for key in ("host", "port", "user", "password")} | {"db": postgres["dbname"]}
-    if clickhouse := services.get("clickhouse"):
-        url = f"http://{clickhouse['host']}:{clickhouse['port']}"
-        found["clickhouse_source"] = {"url": url, "user": clickhouse["user"], "password": clickhouse["password"]}
-    if kafka := services.get("kafka"):
-        found["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
+    try:
+        services = json.loads(path.read_text()).get("services", {})
+        if postgres := services.get("postgres"):
+            found["postgres_sink"] = {key: postgres[key] for key in ("host", "port", "user", "password")} | {"db": postgres["dbname"]}
+        if clickhouse := services.get("clickhouse"):
+            url = f"http://{clickhouse['host']}:{clickhouse['port']}"
+            found["clickhouse_source"] = {"url": url, "user": clickhouse["user"], "password": clickhouse["password"]}
+        if kafka := services.get("kafka"):
+            found["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        msg = f"{path} is not what `headrace services up` wrote"
+        raise SettingsError(msg, hint="Remove the file and run `headrace services up` again.") from None
     return found
 
 
 def load_settings(**overrides: Any) -> Settings:
     """The settings of this process. Raises SettingsError that names each wrong setting and where settings come from."""
+    hint = "Looked at, strongest first: HEADRACE__… in the environment, STREAMLING__…, config.yaml, <home>/services.json, defaults."
+    lines = unknown_variables(Settings)
     try:
-        return Settings(**overrides)
+        settings = Settings(**overrides)
+        lines += _sink_connections(settings)
     except ValidationError as error:
-        lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors(include_input=False)]
-        msg = "settings are wrong:\n  " + "\n  ".join(lines)
-        hint = "Looked at, strongest first: HEADRACE__… in the environment, STREAMLING__…, config.yaml, <home>/services.json, defaults."
-        raise SettingsError(msg, hint=hint) from None
+        lines += in_words(error, Settings, _config_tree().places)
+    except PydanticSettingsError as error:
+        lines.append(not_json(str(error)))
+    else:
+        if not lines:
+            return settings
+    raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines), hint=hint)
+
+
+def _sink_connections(settings: Settings) -> list[str]:
+    """What is wrong with connections of single sinks; else it would show when the sink is opened, hours later perhaps."""
+    lines = []
+    for name in settings.postgres_sink_connections:
+        try:
+            settings.postgres_for(name)
+        except ValidationError as error:
+            lines += in_words(error, PostgresConnection, _config_tree().places, ("postgres_sink_connections", name))
+    return lines

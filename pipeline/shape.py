@@ -25,9 +25,11 @@ class _Shape:
 def check_shape(tree: Tree) -> list[UserError]:
     """Names given twice, inputs that are not there, circles, orphans. Says nothing about a part that is no map."""
     parts: dict[str, Any] = {part: tree.value.get(part, {}) for part in PARTS}
-    if not all(isinstance(nodes, dict) for nodes in parts.values()) or not parts["sources"]:
+    if not all(isinstance(nodes, dict) for nodes in parts.values()) or "sources" not in tree.value:
         return []
-    shape = _Shape({part: list(nodes) for part, nodes in parts.items()})
+    if not parts["sources"]:
+        return [UserError("`sources` is empty", hint="It needs at least a source.", place=tree.place(("sources",)))]
+    shape = _Shape({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]))
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
     if not problems:
@@ -63,13 +65,13 @@ def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserErr
                 yield UserError(error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql")))
                 continue
             if not shape.reads[name]:
-                msg = "reads no source and no transform: its SELECT has no FROM"
-                hint = f"There are: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
+                msg = "reads no source and no transform"
+                hint = f"Name one behind FROM; there are: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
                 yield UserError(msg, hint=hint, node=name, place=tree.place((part, name, "sql")))
 
 
 def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
-    known = [*shape.names["sources"], *shape.names["transforms"]]
+    known = list(dict.fromkeys([*shape.names["sources"], *shape.names["transforms"]]))
     for name, upstreams in shape.reads.items():
         part = "transforms" if name in shape.names["transforms"] else "sinks"
         for upstream in upstreams:

@@ -47,6 +47,9 @@ _REFUSED: dict[type, str] = {
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> exp.Query:
+    if not text.strip():
+        msg = "a sql transform is one SELECT statement, and this is empty"
+        raise UserError(msg, hint="Write one, such as SELECT * FROM and the name of a source.")
     try:
         statements = [statement for statement in sqlglot.parse(text, dialect=DIALECT) if statement is not None]
     except (ParseError, TokenError) as error:
@@ -54,7 +57,7 @@ def _parsed(text: str) -> exp.Query:
         reason = (
             f"{details[0]['description']} at line {details[0]['line']}, column {details[0]['col']}"
             if details
-            else str(error).splitlines()[0]
+            else "a quote or a comment is opened and never closed"
         )
         msg = f"failed to parse SQL: {reason}"
         raise UserError(msg, hint="--- SQL ---\n" + text.strip()) from None

@@ -38,28 +38,35 @@ _ADVICE = (
     ("cannot start any token", "Put a text that begins with this character into quotes."),
     ("unexpected end of stream", "A quote that is opened here is never closed."),
     ("escape character", "In double quotes a backslash is written twice; in single quotes once."),
+    ("<stream end>", "A `[` or `{` that is opened above is never closed."),
     ("block end", "Check the indentation of this line, and of the one above."),
-    ("expected ',' or", "A `[` or `{` that is opened above is not closed before this, or a comma is missing."),
 )
 
 
 @dataclass(slots=True)
 class Tree:
-    """What a file says: plain dicts, lists and scalars; the place of each key and item; texts as written; mistakes."""
+    """What a file says: plain dicts, lists and scalars; the place of each key and item; texts as written; mistakes.
+
+    `spoiled` are the paths of values that have a mistake already: what else is wrong with them follows from it.
+    """
 
     shown: str
     value: Any = None
     places: dict[Path, Place] = field(default_factory=dict)
     written: dict[Path, str] = field(default_factory=dict)
     problems: list[UserError] = field(default_factory=list)
+    spoiled: set[Path] = field(default_factory=set)
 
     def place(self, path: Path) -> Place:
         """Where `path` stands; the nearest thing above it if it is not written there."""
         return next((self.places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.places), Place(self.shown, 1, 1))
 
 
-def read_tree(text: str, shown: str) -> Tree:
-    """Reads YAML. Raises PipelineFileError where it is none; any lesser mistake is in the tree's `problems`."""
+def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:
+    """Reads YAML. Raises PipelineFileError where it is none; any lesser mistake is in the tree's `problems`.
+
+    `fill`: whether `${VAR}` in a text means an environment variable.
+    """
     yaml = YAML(typ="safe", pure=True)
     try:
         root = yaml.compose(text)
@@ -73,7 +80,7 @@ def read_tree(text: str, shown: str) -> Tree:
         raise PipelineFileError([_too_deep(Place(shown, 1, 1))]) from None
     tree = Tree(shown)
     if root is not None:
-        tree.value = _Walk(yaml, tree).value(root, ())
+        tree.value = _Walk(yaml, tree, fill=fill).value(root, ())
     return tree
 
 
@@ -93,24 +100,31 @@ def _unreadable(error: ReaderError, text: str, shown: str) -> UserError:
 
 
 def _not_yaml(error: MarkedYAMLError, shown: str) -> UserError:
-    mark = error.problem_mark or error.context_mark
+    quoted = "quoted scalar" in str(error.context) and "escape" not in str(error.problem)
+    mark = (error.context_mark if quoted else None) or error.problem_mark or error.context_mark
     place = Place(shown, mark.line + 1, mark.column + 1) if mark else Place(shown, 1, 1)
     said = " ".join(part.strip() for part in (error.context, error.problem) if part)
     hint = next(
         (advice for sign, advice in _ADVICE if sign in said), "Check quotes, brackets and indentation of this line and the one above."
     )
-    return UserError(f"not YAML: {shorten(error.problem or error.context)}", hint=hint, place=place)
+    if any(kind in str(error.context) for kind in ("flow mapping", "flow sequence")) and error.context_mark:
+        hint = f"The bracket that is opened in line {error.context_mark.line + 1} is not closed, or a comma is missing."
+    return UserError(f"not YAML: {shorten((error.problem or error.context or '').removeprefix('but '))}", hint=hint, place=place)
 
 
 def _too_deep(place: Place) -> UserError:
     return UserError("nested too deeply", hint=f"A pipeline file needs few levels; {_DEEPEST} are read.", place=place)
 
 
+def _tag(node: Node) -> str:
+    return shorten(str(node.tag).replace(_CORE, "!!"))
+
+
 class _Walk:
     """One way through the nodes of a file."""
 
-    def __init__(self, yaml: YAML, tree: Tree) -> None:
-        self._yaml, self._tree, self._seen = yaml, tree, 0
+    def __init__(self, yaml: YAML, tree: Tree, *, fill: bool) -> None:
+        self._yaml, self._tree, self._fill, self._seen = yaml, tree, fill, 0
 
     def value(self, node: Node, path: Path) -> Any:
         """Plain values of a node; notes places and problems."""
@@ -125,7 +139,7 @@ class _Walk:
         if isinstance(node, ScalarNode):
             return self._scalar(node, path)
         if str(node.tag) != _CORE + ("map" if isinstance(node, MappingNode) else "seq"):
-            self._problem(f"the tag `{shorten(node.tag)}` is not known in a pipeline file", "Remove it.", place)
+            self._problem(f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", place, path)
         if isinstance(node, MappingNode):
             return self._map(node, path)
         return [self._item(item, (*path, index)) for index, item in enumerate(node.value)] if isinstance(node, SequenceNode) else None
@@ -168,8 +182,8 @@ class _Walk:
     def _key(self, node: Node) -> str | None:
         if isinstance(node, ScalarNode) and str(node.tag) in (f"{_CORE}str", f"{_CORE}value"):
             return str(node.value) if self._is_text(node) else None
-        what = f"`{shorten(node.value)}`" if isinstance(node, ScalarNode) and node.value else "a list, a map or nothing"
-        self._problem(f"{what} cannot be a key: it is no text", "Put it into quotes.", self._mark(node))
+        what = f"`{shorten(node.value)}`" if isinstance(node, ScalarNode) and node.value else "what is no text"
+        self._problem(f"{what} cannot be a key", "Keys are texts; put it into quotes.", self._mark(node))
         return None
 
     def _scalar(self, node: ScalarNode, path: Path) -> Any:
@@ -178,13 +192,14 @@ class _Walk:
             return self._filled(str(node.value), path) if self._is_text(node) else ""
         kind = tag.removeprefix(_CORE)
         if kind not in ("int", "float", "bool", "null", "timestamp", "binary"):
-            self._problem(f"the tag `{shorten(tag)}` is not known in a pipeline file", "Remove it.", self._mark(node))
+            self._problem(f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", self._mark(node), path)
             return str(node.value)
         try:
             return self._yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
             said = _SAID.get(kind, "cannot be read")
-            self._problem(f"`{shorten(node.value)}` {said}", "Put it into quotes if it is a text.", self._mark(node))
+            hint = "Write another, or put it into quotes if it is meant as text."
+            self._problem(f"`{shorten(node.value)}` {said}", hint, self._mark(node), path)
             return str(node.value)
 
     def _is_text(self, node: ScalarNode) -> bool:
@@ -199,10 +214,10 @@ class _Walk:
             found = os.environ.get(name, default)
             if found is None:
                 hint = f"Set the environment variable {name}, or give a default: ${{{name}:-value}}."
-                self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path))
+                self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path), path)
             return found or ""
 
-        filled = _VARIABLE.sub(value, text)
+        filled = _VARIABLE.sub(value, text) if self._fill else text
         if filled != text:
             self._tree.written[path] = text
         return filled
@@ -210,5 +225,7 @@ class _Walk:
     def _mark(self, node: Node) -> Place:
         return Place(self._tree.shown, node.start_mark.line + 1, node.start_mark.column + 1)
 
-    def _problem(self, msg: str, hint: str, place: Place) -> None:
+    def _problem(self, msg: str, hint: str, place: Place, path: Path | None = None) -> None:
+        if path is not None:
+            self._tree.spoiled.add(path)
         self._tree.problems.append(UserError(msg, hint=hint, place=place))

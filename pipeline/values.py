@@ -21,7 +21,11 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
     for name, source in model.sources.items():
         stream = source.unbounded_source if source.type == "hybrid" else source if source.type == "kafka" else None
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
-        if stream:
+        if stream and not stream.schema_:
+            msg = "`schema` is required when data_format is json"
+            hint = "Add `schema:` with the columns and their types, such as `id: int64`."
+            yield UserError(msg, hint=hint, node=name, place=place(*path))
+        elif stream:
             yield from _schema(name, stream.schema_, (*path, "schema"), place)
         if source.type == "kafka":
             yield from _starting_offsets(name, source.starting_offsets, place)
@@ -38,7 +42,7 @@ def _schema(name: str, schema: dict[str, str], path: tuple[str, ...], place: Pla
             parse_type(kind)
         except SchemaError as error:
             said, _, supported = error.message.partition("supported: ")
-            said = said.rstrip().rstrip(";").replace("; did you mean '", "; did you mean `").replace("'? ", "`?").rstrip()
+            said = said.replace("'", "`").rstrip("; ")
             hint = f"Supported: {supported}." if supported else ""
             yield SchemaError(f"column `{column}`: {said}", hint=hint, node=name, place=place(*path, column))
 
@@ -65,7 +69,10 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
     given: list[tuple[str, ...]] = []
     if source.type in ("kafka", "hybrid"):
         stream = source if source.type == "kafka" else source.unbounded_source
-        given.append((*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ())))
+        if stream.schema_:
+            given.append(
+                (*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ()))
+            )
     given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
     for columns in given:
         if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
