@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import PipelineFileError, Place, UserError
 from headrace.pipeline.graph import check_model
-from headrace.pipeline.problems import PARTS, all_in_words
+from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
-from headrace.pipeline.tree import read_tree
+from headrace.pipeline.tree import Tree, read_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,15 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:
         problems += all_in_words(error, tree)
-        raise PipelineFileError(_in_order(problems)) from None
+        raise PipelineFileError(_in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places)
     if not problems:
         problems += check_model(model, found.place)
     if problems:
-        raise PipelineFileError(_in_order(problems))
+        raise PipelineFileError(_in_order(problems, tree))
     return found
 
 
-def _in_order(problems: list[UserError]) -> list[UserError]:
-    return sorted(problems, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))
+def _in_order(problems: list[UserError], tree: Tree) -> list[UserError]:
+    told = [as_written(problem, tree) for problem in problems]
+    return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))

@@ -82,6 +82,16 @@ def _in_words(item: ErrorDetails, path: Path, tree: Tree) -> UserError:
     return UserError(msg, hint=hint, node=node_of(path), place=tree.place(path))
 
 
+def as_written(problem: UserError, tree: Tree) -> UserError:
+    """The same mistake without what a variable brought, which may be a secret: `${NAME}` stands in its place."""
+    message, hint = problem.message, problem.hint
+    for path, text in tree.written.items():
+        if problem.place == tree.place(path) and (value := str(_at(path, tree.value))).strip():
+            message = message.replace(f"`{value}`", f"`{shorten(text)}`")
+            hint = hint.replace(value.strip(), text.strip()) if hint.startswith("--- SQL ---") else hint
+    return type(problem)(message, hint=hint, node=problem.node, place=problem.place)
+
+
 def node_of(path: Path) -> str:
     """The node that a path is in, "" outside of nodes."""
     return str(path[1]) if len(path) > 1 and path[0] in PARTS else ""

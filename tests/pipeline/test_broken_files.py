@@ -83,6 +83,7 @@ def test_a_broken_file(case, monkeypatch):
     with pytest.raises(PipelineFileError) as caught:
         parse_pipeline(text_of(case), "f.yaml")
     assert str(caught.value) == case["says"].rstrip("\n")
+    assert "hunter2" not in str(caught.value)
     assert all(problem.place and problem.place.line for problem in caught.value.problems)
 
 
