@@ -156,8 +156,7 @@ class World:
                 self.before_adoption.pop(name, None)
             else:
                 self.adopting.discard(name)
-                if self._half_adopted(name):
-                    self.targets[name].base, self.targets[name].since = self.before_adoption.pop(name)
+                self._answers_from_where_it_joined(name)
                 lane.replay(name, self._writer(lane), first=first)
             if self.harms == harms:  # else it was harmed again while the repair was paused
                 self._mended(name)
@@ -354,9 +353,20 @@ class World:
         self.harms += 1
 
     def _half_adopted(self, name: str) -> bool:
-        """Whether an adoption died before the ledger knew of it: a replay goes on from where the sink joined before that."""
+        """Whether an adoption died before the ledger knew of it."""
         row = self.state().sinks.get(name)
         return name in self.before_adoption and row is not None and row.epoch < self.targets[name].since
+
+    def _answers_from_where_it_joined(self, name: str) -> None:
+        """A replay without a record goes on from where the ledger says that the sink joined.
+
+        That is before an adoption which the ledger never knew, and behind a backup from before the sink joined for the last time.
+        """
+        target, row = self.targets[name], self.state().sinks.get(name)
+        if self._half_adopted(name):
+            target.base, target.since = self.before_adoption.pop(name)
+        elif row is not None and self._record(name) is None and target.since < row.epoch:
+            target.base, target.since = list(target.rows), row.epoch
 
     def _mended(self, name: str) -> None:
         self.broken.discard(name)
@@ -479,13 +489,14 @@ class World:
         """Ends a process that was told no; asserts that this was right."""
         self.log.append(f"{type(error).__name__}: {error.message}")
         self._note_unheard_of()
+        state = self.ledger.state(NAME, LANE)
+        # One that was paused after its last look at the ledger, in opening too, tells what it had seen.
+        overtaken = state is not None and state.generation > (process.lane.generation if process.lane else process.generation)
         if isinstance(error, LeaseHeldError):
             assert held or not self.proofs, f"refused without a holder: {error}"
         elif isinstance(error, RecordError):
-            # One that was paused after its last look at the ledger, in opening too, tells what it had seen.
-            overtaken = self.state().generation > (process.lane.generation if process.lane else process.generation)
             assert self.broken & (self._members() | process.sinks) or overtaken, f"refused though nothing was wrong: {error}"
-        elif not isinstance(error, TransientError) and not (isinstance(error, LaneError) and self.broken):
+        elif not isinstance(error, TransientError) and not (isinstance(error, LaneError) and (self.broken or overtaken)):
             assert isinstance(error, FencedError), f"neither a refusal nor a fence: {error!r}"
         if process.lane is not None:
             with suppress(Crash):
