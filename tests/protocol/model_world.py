@@ -363,9 +363,11 @@ class World:
         That is before an adoption which the ledger never knew, and behind a backup from before the sink joined for the last time.
         """
         target, row = self.targets[name], self.state().sinks.get(name)
+        if row is None or self._record(name) is not None:
+            return
         if self._half_adopted(name):
             target.base, target.since = self.before_adoption.pop(name)
-        elif row is not None and self._record(name) is None and target.since < row.epoch:
+        elif target.since < row.epoch:
             target.base, target.since = list(target.rows), row.epoch
 
     def _mended(self, name: str) -> None:
