@@ -56,7 +56,7 @@ demo-clean: $(STAMP) ## Stops the demo's servers and removes its data.
 	@$(BIN)/headrace demo --clean
 
 .PHONY: ui
-ui: $(STAMP) $(JARS) $(ARCHIVE) ## Dagster's pages, with the pipelines of examples/.
+ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 	@$(BIN)/headrace ui
 
 .PHONY: test

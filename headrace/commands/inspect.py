@@ -119,7 +119,8 @@ def _show_lane(console: Console, lane: LaneState, epochs: list[EpochRow]) -> Non
     console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {holder}")
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
-    if said := ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, [])):
+    said = ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, []))
+    if lane.holder and said:  # what a run that has ended said last is out of date
         console.print(f"  {said}")
     for name, sink in lane.sinks.items():
         console.print(f"  sink {name}: {sink.state} since epoch {sink.epoch}")
