@@ -16,7 +16,7 @@ from headrace.pipeline.graph import check_model
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
-from headrace.pipeline.tree import Tree, read_tree
+from headrace.pipeline.tree import Tree, nearest, read_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,7 @@ class PipelineFile:
 
     def place(self, *path: str | int) -> Place:
         """Where `path` stands in the file; the nearest thing above it if it is not written there."""
-        for end in range(len(path), -1, -1):
-            if found := self.places.get(path[:end]):
-                return found
-        return Place(self.path)
+        return nearest(self.places, path) or Place(self.path)
 
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from headrace.pipeline import nodes, sql
-from headrace.pipeline.errors import GuaranteeError, Place, UserError
-from headrace.pipeline.values import check_values
-
-PlaceOf = Callable[..., Place]
+from headrace.pipeline.errors import GuaranteeError, UserError
+from headrace.pipeline.values import PlaceOf, check_values
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:

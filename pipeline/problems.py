@@ -128,9 +128,9 @@ def meant(value: str, options: Iterable[str]) -> str:
 def _unknown_key(path: Path, plain: Json) -> tuple[str, str]:
     key = str(path[-1])
     allowed = sorted(_fields(path, plain))
-    if key in elsewhere.KEYS and not (close := meant(key, allowed)):
-        return f"`{key}` is not available yet", elsewhere.KEYS[key]
     close = meant(key, allowed)
+    if key in elsewhere.KEYS and not close:
+        return f"`{key}` is not available yet", elsewhere.KEYS[key]
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(allowed)}."
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.pipeline import sql
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.problems import PARTS
+from headrace.pipeline.problems import PARTS, meant
 from headrace.pipeline.tree import Tree
 
 
@@ -77,9 +76,8 @@ def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
         for upstream in upstreams:
             if upstream in known:
                 continue
-            close = difflib.get_close_matches(upstream, known, n=1) or [other for other in known if other.lower() == upstream.lower()]
-            said = f"; did you mean `{close[0]}`?" if close else ""
-            what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else f"no source or transform{said}"
+            there = f"no source or transform{meant(upstream, known)}"
+            what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else there
             place = tree.place((part, name, "sql" if part == "transforms" else "from"))
             yield UserError(f"reads `{upstream}`, which is {what}", node=name, place=place, hint=f"There are: {', '.join(known)}.")
 

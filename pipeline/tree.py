@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,12 @@ class Tree:
 
     def place(self, path: Path) -> Place:
         """Where `path` stands; the nearest thing above it if it is not written there."""
-        return next((self.places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in self.places), Place(self.shown, 1, 1))
+        return nearest(self.places, path) or Place(self.shown, 1, 1)
+
+
+def nearest(places: Mapping[Path, Place], path: Path) -> Place | None:
+    """Where `path` stands, or else the nearest thing above it."""
+    return next((places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in places), None)
 
 
 def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:

@@ -77,6 +77,11 @@ def is_nested(kind: pa.DataType) -> bool:
     return kinds.is_nested(kind)
 
 
+def is_binary(kind: pa.DataType) -> bool:
+    """Bytes of any of Arrow's layouts."""
+    return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind) or kinds.is_binary_view(kind)
+
+
 Row = tuple[str, Callable[[pa.DataType], bool], str]
 
 POSTGRES: tuple[Row, ...] = (
@@ -96,7 +101,7 @@ POSTGRES: tuple[Row, ...] = (
     ),
     (
         "binary, large binary, fixed-size binary, binary view",
-        lambda t: kinds.is_binary(t) or kinds.is_large_binary(t) or kinds.is_fixed_size_binary(t) or kinds.is_binary_view(t),
+        is_binary,
         "BYTEA",
     ),
     ("decimal(p,s)", kinds.is_decimal, "NUMERIC({precision},{scale})"),
@@ -124,7 +129,7 @@ SPARK: tuple[Row, ...] = (
     ("timestamp without zone", lambda t: kinds.is_timestamp(t) and t.tz is None, "TIMESTAMP_NTZ"),
     (
         "binary, large binary, fixed-size binary, binary view",
-        lambda t: kinds.is_binary(t) or kinds.is_large_binary(t) or kinds.is_fixed_size_binary(t) or kinds.is_binary_view(t),
+        is_binary,
         "BINARY",
     ),
     ("duration", kinds.is_duration, "INTERVAL DAY TO SECOND"),

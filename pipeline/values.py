@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.problems import meant
 from headrace.pipeline.types import parse_type
 
 PlaceOf = Callable[..., Place]
@@ -19,7 +20,7 @@ _ONLY = {"start_at": "clickhouse", "snapshot": "clickhouse", "split_rows": "clic
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """Every such mistake of a file."""
     for name, source in model.sources.items():
-        stream = source.unbounded_source if source.type == "hybrid" else source if source.type == "kafka" else None
+        stream = _stream_of(source)
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
         if stream and not stream.schema_:
             msg = "`schema` is required when data_format is json"
@@ -34,6 +35,13 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         yield from _key(name, source, place)
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
+
+
+def _stream_of(source: Any) -> Any:
+    """The part of a source that says what comes live; None for one that ends."""
+    if source.type == "hybrid":
+        return source.unbounded_source
+    return source if source.type == "kafka" else None
 
 
 def _schema(name: str, schema: dict[str, str], path: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
@@ -67,18 +75,13 @@ def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[U
 def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
     """Key columns must be columns, where the file says which those are."""
     given: list[tuple[str, ...]] = []
-    if source.type in ("kafka", "hybrid"):
-        stream = source if source.type == "kafka" else source.unbounded_source
-        if stream.schema_:
-            given.append(
-                (*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ()))
-            )
+    stream = _stream_of(source)
+    if stream and stream.schema_:
+        given.append((*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ())))
     given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
     for columns in given:
         if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
-            close = difflib.get_close_matches(missing[0], columns, n=1)
-            meant = f"; did you mean `{close[0]}`?" if close else ""
-            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant}"
+            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant(missing[0], columns)}"
             yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
             return
 
@@ -93,6 +96,6 @@ def _timezone(name: str, place: PlaceOf) -> Iterator[UserError]:
     except (KeyError, ValueError, OSError):
         known = zoneinfo.available_timezones()
         close = difflib.get_close_matches(name, known, n=1)
-        meant = f"; did you mean `{close[0]}`?" if close else ""
+        said = f"; did you mean `{close[0]}`?" if close else ""
         hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
-        yield UserError(f"time zone `{name}` is not known{meant}", hint=hint, place=place("schedule", "timezone"))
+        yield UserError(f"time zone `{name}` is not known{said}", hint=hint, place=place("schedule", "timezone"))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.types import is_nested
+from headrace.pipeline.types import is_binary, is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -26,7 +26,7 @@ _OPTIONS = {"ignoreNullFields": "false", "timestampFormat": _INSTANT, "timestamp
 def check_keys(node: str, field: pa.Field) -> None:
     """Raises SchemaError for a map inside of `field` whose keys have no text of their own."""
     for found in _maps(field.type):
-        if is_nested(found.key_type) or _is_binary(found.key_type):
+        if is_nested(found.key_type) or is_binary(found.key_type):
             msg = f"column '{field.name}' is {field.type}: keys of type {found.key_type} cannot be keys of a JSON object"
             raise SchemaError(msg, node=node, hint="Turn them into text in a transform, or the map into a list: map_entries(…).")
 
@@ -47,10 +47,6 @@ def _members(kind: Any) -> list[pa.DataType]:
     if kinds.is_map(kind):
         return [kind.key_type, kind.item_type]
     return [kind.field(at).type for at in range(kind.num_fields)]
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind) or kinds.is_binary_view(kind)
 
 
 def _counted(kind: pa.DataType) -> bool:
