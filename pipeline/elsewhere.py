@@ -35,17 +35,14 @@ _REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no
 _SPARK = "Remove it; Spark divides the work by its own settings (`spark.master`)."
 
 KEYS: Mapping[str, str] = {
-    "telemetry": "Remove it; `headrace status` and the log say how far a pipeline is.",
     "parallelism": _SPARK,
     "batch_size": _FLUSH,
     "batch_flush_interval": _FLUSH,
-    "deduplicate": "Remove it; the last row of a key wins at every sink with a key.",
     "num_records_before_stop": "Remove it; `headrace run FILE --until caught-up` ends by itself.",
     "validate_writer_schema_ordering": _REGISTRY,
     "schema_id_overrides": _REGISTRY,
     "skip_schema_resolution": _REGISTRY,
     "skip_schema_resolution_for_reader_schema_ids": _REGISTRY,
-    "definition": "Put what it holds at the top level of the file.",
 }
 """Keys that are not available yet, and what there is instead."""
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from headrace.pipeline import nodes
+from headrace.pipeline.advice import warnings_of
 from headrace.pipeline.errors import PipelineFileError, Place, UserError
 from headrace.pipeline.graph import check_model
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
-from headrace.pipeline.tree import Tree, nearest, read_tree
+from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class PipelineFile:
     model: nodes.PipelineModel
     path: str
     places: Mapping[tuple[str | int, ...], Place]
+    warnings: tuple[UserError, ...] = ()
+    """What is no mistake and yet worth a word, each with its place."""
 
     @property
     def name(self) -> str:
@@ -38,8 +42,9 @@ class PipelineFile:
 
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""
+        silent = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}
         return self.model.model_dump(
-            mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}
+            mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
         )
 
     @property
@@ -76,6 +81,8 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         hint = "docs/your-own-pipeline.md shows one from top to bottom."
         raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=Place(shown, 1, 1))])
     problems = tree.problems
+    unwrap(tree)
+    tree.value.setdefault("name", _name_of(shown))
     for part in PARTS:
         if part in tree.value and tree.value[part] is None:
             tree.value[part] = {}
@@ -90,7 +97,13 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         problems += check_model(model, found.place)
     if problems:
         raise PipelineFileError(_in_order(problems, tree))
-    return found
+    return replace(found, warnings=tuple(_in_order(list(warnings_of(model, found.place)), tree)))
+
+
+def _name_of(shown: str) -> str:
+    """The name of a pipeline whose file says none, as Streamling's do: the file's own, in letters that a name may have."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(shown).name.split(".")[0]).strip("_")
+    return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")
 
 
 def _in_order(problems: list[UserError], tree: Tree) -> list[UserError]:

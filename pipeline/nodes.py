@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from headrace.pipeline.durations import parse_duration, spell_duration
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.telemetry import Telemetry
 
 
 def _csv(value: object) -> object:
@@ -45,6 +46,18 @@ class Node(Strict):
     primary_key: Columns = Field(
         default=(), description="Key columns, as a list or as text with commas; inherited from upstream if not given."
     )
+    telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
+
+
+WITHOUT_EFFECT = {
+    "sources": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
+    "transforms": frozenset({"telemetry", "parallelism"}),
+    "sinks": frozenset({"telemetry", "parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
+}
+"""Keys that change no row, by the part of the file: a change of one is no change of the pipeline."""
+
+_PARALLELISM = "Taken for Streamling's files; Spark divides the work by its own settings (`spark.master`)."
+_FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how often they come."
 
 
 class OffsetTable(Strict):
@@ -93,6 +106,8 @@ class KafkaSource(Node):
     include_metadata: bool = Field(default=False, description="Adds __kafka_partition, __kafka_offset and __kafka_timestamp.")
     filter: str | None = Field(default=None, description="A predicate in Spark SQL over all columns.")
     batch_size: PositiveInt | None = Field(default=None, description="Upper bound of rows in one stream epoch from this source.")
+    batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
+    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
 
     @model_validator(mode="after")
     def _schema_is_needed(self) -> KafkaSource:
@@ -163,6 +178,7 @@ class SqlTransform(Node):
 
     type: Literal["sql"] = "sql"
     sql: str
+    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
 
 
 class SinkNode(Node):
@@ -172,6 +188,10 @@ class SinkNode(Node):
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
         default=None, description="Exactly once if not given; a weaker guarantee must be asked for."
     )
+    batch_size: PositiveInt | None = Field(default=None, description=_FLUSH)
+    batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
+    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
+    deduplicate: bool = Field(default=True, description="Taken for Streamling's files; the last row of a key always wins.")
 
 
 UpdateOp = Literal[">", ">=", "<", "<=", "=", "!=", "<>"]

@@ -131,7 +131,8 @@ def _unknown_key(path: Path, plain: Json) -> tuple[str, str]:
     close = meant(key, allowed)
     if key in elsewhere.KEYS and not close:
         return f"`{key}` is not available yet", elsewhere.KEYS[key]
-    return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(allowed)}."
+    useful = [name for name in allowed if name == "telemetry" or name not in nodes.WITHOUT_EFFECT.get(str(path[0]), ())]
+    return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
 
 
 def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:

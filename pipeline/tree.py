@@ -22,6 +22,8 @@ Path = tuple[str | int, ...]
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _CORE = "tag:yaml.org,2002:"
+WRAPPER = "definition"
+"""A key round a whole file that Streamling's tools know."""
 _DEEPEST = 40
 _MOST = 100_000
 _SAID = {
@@ -87,6 +89,24 @@ def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:
     if root is not None:
         tree.value = _Walk(yaml, tree, fill=fill).value(root, ())
     return tree
+
+
+def unwrap(tree: Tree) -> None:
+    """Takes what stands under `definition:`, as in Streamling's files, for the file itself."""
+    inner = tree.value.get(WRAPPER)
+    if not isinstance(inner, dict):
+        return
+    del tree.value[WRAPPER]
+    for key in [key for key in inner if key in tree.value]:
+        msg = f"`{key}` is given twice, here and under `{WRAPPER}`"
+        tree.problems.append(UserError(msg, hint="Remove one of the two.", place=tree.place((key,))))
+        del inner[key]
+    tree.value |= inner
+    for paths in (tree.places, tree.written):
+        found: dict[Path, Any] = paths
+        for path in [path for path in found if path[:1] == (WRAPPER,) and path[1:2] and path[1] in inner]:
+            found[path[1:]] = found.pop(path)
+    tree.spoiled = {path[1:] if path[:1] == (WRAPPER,) else path for path in tree.spoiled}
 
 
 def shorten(value: object) -> str:

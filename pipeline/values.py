@@ -10,6 +10,7 @@ from typing import Any
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, SchemaError, UserError
 from headrace.pipeline.problems import meant
+from headrace.pipeline.telemetry import event_time_problem, label_problems
 from headrace.pipeline.types import parse_type
 
 PlaceOf = Callable[..., Place]
@@ -19,6 +20,7 @@ _ONLY = {"start_at": "clickhouse", "snapshot": "clickhouse", "split_rows": "clic
 
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """Every such mistake of a file."""
+    yield from _labels(model, place)
     for name, source in model.sources.items():
         stream = _stream_of(source)
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
@@ -27,7 +29,8 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
             hint = "Add `schema:` with the columns and their types, such as `id: int64`."
             yield UserError(msg, hint=hint, node=name, place=place(*path))
         elif stream:
-            yield from _schema(name, stream.schema_, (*path, "schema"), place)
+            wrong = list(_schema(name, stream.schema_, (*path, "schema"), place))
+            yield from wrong or _event_time(name, source, stream, place)
         if source.type == "kafka":
             yield from _starting_offsets(name, source.starting_offsets, place)
         if source.type == "hybrid":
@@ -84,6 +87,24 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
             msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant(missing[0], columns)}"
             yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
             return
+
+
+def _labels(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    for part in ("sources", "transforms", "sinks"):
+        for name, node in getattr(model, part).items():
+            for label, problem in label_problems(node):
+                where = place(part, name, "telemetry", "labels", *([label] if label else []))
+                yield UserError(problem.message, hint=problem.hint, node=name, place=where)
+
+
+def _event_time(name: str, source: Any, stream: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Where the file says which columns a source has; else `headrace validate` asks the source."""
+    if source.telemetry is None or source.telemetry.event_time is None:
+        return
+    columns = {column: parse_type(kind) for column, kind in stream.schema_.items()}
+    if problem := event_time_problem(source.telemetry.event_time, columns):
+        where = place("sources", name, "telemetry", "event_time", "column")
+        yield SchemaError(problem.message, hint=problem.hint, node=name, place=where)
 
 
 def _quoted(names: Any) -> str:

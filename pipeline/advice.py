@@ -1,0 +1,46 @@
+"""What is no mistake in a pipeline file and yet worth a word: keys that do nothing here, keys that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.pipeline import nodes
+from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.graph import key_of, upstream_sources
+
+_KEYED = ("postgres", "delta", "iceberg")
+"""Sinks that a key makes upsert and delete."""
+
+
+def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    """Every such word on a sound file, with its place."""
+    for part, silent in nodes.WITHOUT_EFFECT.items():
+        for name, node in getattr(model, part).items():
+            for key in sorted(silent & node.model_fields_set):
+                if key != "deduplicate" or not node.deduplicate:
+                    hint = _description(node, key)
+                    yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
+    yield from missing_keys(model, place)
+
+
+def missing_keys(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    """Sources without a key before a sink that could use one. The setting `enforce_primary_keys` makes mistakes of them."""
+    for name, source in model.sources.items():
+        appending = [
+            sink
+            for sink, node in model.sinks.items()
+            if node.type in _KEYED and not key_of(model, sink) and name in upstream_sources(model, sink)
+        ]
+        if not source.primary_key and appending:
+            msg = f"Can't determine primary key for source '{name}'!"
+            hint = f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a further row, a delete is refused."
+            yield UserError(msg, hint=hint, node=name, place=place("sources", name))
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _description(node: Any, key: str) -> str:
+    return str(type(node).model_fields[key].description or "")
