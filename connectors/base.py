@@ -126,6 +126,12 @@ class Sink(ABC):
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """Writes all rows of the epoch and its record in one atomic act; raises FencedError for an older generation."""
 
+    def check(self) -> None:
+        """Proves that a target which is there already takes rows of the context's schema under its key; makes and fences nothing.
+
+        Raises TargetError or SchemaError if not, TransientError where nobody answers.
+        """
+
     def foreign_record(self) -> Record | None:
         """A record that the target holds for the same pipeline name and sink under another UUID, else None."""
         return None
@@ -207,6 +213,12 @@ class BoundedSource(ABC):
         """The first offset per partition that history does not hold, as its offset table says; partitions it lacks are left out."""
         raise NotImplementedError
 
+    def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
+        """Asks the system whether the node's filter holds and `columns` are there; reads no rows and changes nothing.
+
+        Raises UserError for what does not hold, TransientError where nobody answers.
+        """
+
     def unpin(self, snapshot: Snapshot) -> None:
         """Gives back what `pin` made, once the history is complete."""
 
@@ -278,6 +290,12 @@ class UnboundedSource(ABC):
     def backlog(self, at: Json) -> int | None:
         """How many offsets lie between `at` and the end; None where unknown."""
         return None
+
+    def check_filter(self, spark: SparkSession) -> None:
+        """Raises UserError where the node's filter does not fit its columns. Asks no other system."""
+
+    def check(self) -> None:
+        """Asks the system whether it has what the node names. Raises UserError if not, TransientError where nobody answers."""
 
     def commit(self, position: Json) -> None:
         """Tells the source's own tools how far the lane is (Kafka: group offsets). Never read back."""

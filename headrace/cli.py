@@ -60,8 +60,15 @@ def run(
     ] = None,
     job_mode: Annotated[bool, typer.Option("--job-mode", help="End after the history; never read the unbounded source.")] = False,
     window: Annotated[list[str] | None, typer.Option(help="Only this partition of the history, by its first day. Repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything as `headrace validate` does, and end.")] = False,
+    check: Annotated[bool, typer.Option("--validate", help="The same, with the answer as JSON.")] = False,
 ) -> None:
     """Run a pipeline: history, handoff, stream. Ctrl-C ends it cleanly."""
+    if dry_run or check:
+        from headrace.commands.validate import validate as work
+
+        work([file], as_json=check, quick=False)
+        return
     from headrace.commands.run import run_file
 
     run_file(file, until, job_mode=job_mode, windows=window or [])
@@ -69,21 +76,23 @@ def run(
 
 @app.command()
 def validate(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file.", show_default=False)] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Pipeline files.", show_default=False)] = None,
     *,
     as_json: AsJson = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what the file itself shows: no connection, no Spark.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="First rewrite older spellings, and Streamling's, in place.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a pipeline file, for editors.")] = False,
 ) -> None:
-    """Check a pipeline file without opening a connection."""
-    if schema == (file is not None):
-        msg = "say either FILE or --schema"
+    """Check pipeline files: keys, graph, SQL, schemas. Nothing is read or written."""
+    if schema == bool(files) or (schema and fix):
+        msg = "say either FILES or --schema"
         raise typer.BadParameter(msg)
-    from headrace.commands import inspect
+    from headrace.commands import validate as work
 
-    if file is None:
-        inspect.print_schema()
+    if files:
+        work.validate(files, as_json=as_json, quick=quick, fix=fix)
     else:
-        inspect.validate(file, as_json=as_json)
+        work.print_schema()
 
 
 @app.command()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -36,6 +37,18 @@ def show_error(error: HeadraceError) -> None:
         text = Text("error: ", style="bold red", end="\n")
         text.append(str(problem), style="default not bold")
         err().print(text, soft_wrap=True)
+
+
+def show_warning(warning: HeadraceError) -> None:
+    """`warning: …`, likewise."""
+    text = Text("warning: ", style="bold yellow", end="\n")
+    text.append(str(warning), style="default not bold")
+    err().print(text, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """For programs: JSON on standard output, as long as its lines may be."""
+    out().print(json.dumps(value, indent=2, default=str), markup=False, soft_wrap=True)
 
 
 def count(number: int | None) -> str:

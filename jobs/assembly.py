@@ -11,6 +11,8 @@ from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.jobs.planner import Planner
 from headrace.jobs.routes import Route, routes
 from headrace.jobs.sources import LaneSource, lane_sources
+from headrace.pipeline.advice import missing_keys
+from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.ledger import Ledger
 from headrace.pipeline.records import Counts, Phase, Position, Record, SinkKey
@@ -104,6 +106,8 @@ class Assembly:
     """
 
     def __init__(self, file: PipelineFile, settings: Settings, spark: SparkSession) -> None:
+        if settings.enforce_primary_keys and (keyless := list(missing_keys(file.model, file.place))):
+            raise PipelineFileError(keyless)
         self.file = file
         self.settings = settings
         self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)

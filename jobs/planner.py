@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
-from headrace.jobs.sources import LaneSource, Reading
+from headrace.jobs.sources import Reading
 from headrace.pipeline import graph, sql
-from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, Place, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 
@@ -23,13 +23,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+class HasSchema(Protocol):
+    """What the planner asks a source for."""
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload's schema."""
+        ...
+
+
 class Planner:
     """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
 
-    Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources.
+    Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`.
+
+    Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources; a
+    PipelineFileError with all of them where there are several.
     """
 
-    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, LaneSource]) -> None:
+    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema]) -> None:
         self.file = file
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
@@ -39,19 +50,36 @@ class Planner:
         self._analyse()
 
     def _analyse(self) -> None:
-        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None)
+        problems: list[UserError] = []
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, problems)
         for name, frame in views.items():
-            self.schemas[name] = _payload(frame)
+            try:
+                self.schemas[name] = _payload(frame)
+            except UserError as error:
+                problems.append(UserError(error.message, hint=error.hint, node=name, place=self._place(name, "sql")))
         model = self.file.model
-        for name in [*model.sources, *model.transforms, *model.sinks]:
-            schema = self.schemas[name] if name in self.schemas else self.schemas[model.sinks[name].from_]
-            self.schemas[name] = schema
+        for name, sink in model.sinks.items():
+            if sink.from_ in self.schemas:
+                self.schemas[name] = self.schemas[sink.from_]
+        lacking: set[str] = set()
+        for name in [*model.sources, *self._order, *model.sinks]:
             self.keys[name] = graph.key_of(model, name)
-            if missing := [column for column in self.keys[name] if column not in schema.names]:
-                shown = ", ".join(f'"{column}"' for column in missing)
-                available = ", ".join(f'"{column}"' for column in [*schema.names, OP])
-                msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
-                raise SchemaError(msg, node=name, place=self._place(name, "primary_key"))
+            missing = list(self._missing_key(name, self.schemas[name].names)) if name in self.schemas else []
+            # A key that is lost on the way is told where it is lost, not again at all that inherit it.
+            if missing and not lacking.intersection(graph.inputs_of(model, name)):
+                problems += missing
+            lacking |= {name} if missing else set()
+        if problems:
+            raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
+
+    def _missing_key(self, name: str, columns: Sequence[str]) -> Iterator[UserError]:
+        if missing := [column for column in self.keys[name] if column not in columns]:
+            shown = ", ".join(f'"{column}"' for column in missing)
+            available = ", ".join(f'"{column}"' for column in [*columns, OP])
+            msg = (
+                f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+            )
+            yield SchemaError(msg, node=name, place=self._place(name, "primary_key"))
 
     def _place(self, name: str, key: str) -> Place:
         kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(self.file.model, kind))
@@ -65,17 +93,30 @@ class Planner:
         hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
         return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
 
-    def _views(self, readings: Mapping[str, Reading], plan: EpochPlan | None) -> dict[str, DataFrame]:
-        """The frame of every source and transform, lazily; transforms see their inputs as temporary views."""
+    def _views(
+        self, readings: Mapping[str, Reading], plan: EpochPlan | None, problems: list[UserError] | None = None
+    ) -> dict[str, DataFrame]:
+        """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
+
+        With `problems`, mistakes are put there, and what reads a node without a frame gets none itself.
+        """
         found = {name: reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
         for name, frame in found.items():
             frame.createOrReplaceTempView(names[name])
         for name in self._order:
+            if problems is not None and any(upstream not in found for upstream in graph.inputs_of(self.file.model, name)):
+                continue
             text = sql.with_hidden(
                 self.file.model.transforms[name].sql, HIDDEN, now=plan.planned_at if plan else None, rename=names, node=name
             )
-            found[name] = self._sql(name, text)
+            try:
+                found[name] = self._sql(name, text)
+            except UserError as error:
+                if problems is None:
+                    raise
+                problems.append(error)
+                continue
             found[name].createOrReplaceTempView(names[name])
         return found
 

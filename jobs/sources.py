@@ -54,13 +54,17 @@ class LaneSource:
             return self.bounded[0].schema(spark)
         found = self.unbounded.schema()
         for part in self.bounded:
-            have = part.schema(spark)
-            if missing := [column for column in found.names if column not in have.names]:
-                msg = f"history `{part.describe().get('table_name')}` lacks the columns {', '.join(missing)} of the stream"
-                raise SchemaError(
-                    msg, hint=f"History has: {', '.join(have.names)}. Add them there, or remove them from `schema`.", node=self.name
-                )
+            self.covers(part, spark)
         return found
+
+    def covers(self, part: BoundedSource, spark: SparkSession) -> None:
+        """Raises SchemaError where a bounded phase lacks columns of the stream."""
+        assert self.unbounded is not None  # noqa: S101
+        have, wanted = part.schema(spark).names, self.unbounded.schema().names
+        if missing := [column for column in wanted if column not in have]:
+            msg = f"history `{part.describe().get('table_name')}` lacks the columns {', '.join(missing)} of the stream"
+            hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
+            raise SchemaError(msg, hint=hint, node=self.name)
 
     def opening(self, spark: SparkSession, token: str) -> Json:
         """The position before the first epoch: the fence first, then the pins, so that history holds all that the fence says."""

@@ -11,6 +11,7 @@ from headrace.jobs.status import history_complete
 from headrace.orchestration.books import lane_state
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.nodes import Schedule
 
 
@@ -26,7 +27,7 @@ def pipeline_schedule(
     spoken = pipeline.file.model.schedule
     if spoken is None:
         return None
-    next_tick(pipeline, spoken)
+    check_cron(pipeline.file, spoken)
     if pipeline.partitions is not None and stream is None:
         msg = "`schedule` has nothing to do: partitions of history are materialized by choice, and there is no stream"
         raise UserError(msg, hint="Remove the schedule or the partitions.", place=pipeline.file.place("schedule"))
@@ -51,16 +52,16 @@ def pipeline_schedule(
     return schedule
 
 
-def next_tick(pipeline: Pipeline, schedule: Schedule) -> datetime:
-    """When the schedule fires next. Raises UserError where it never does."""
-    where = pipeline.file.place("schedule", "cron")
+def check_cron(file: PipelineFile, schedule: Schedule) -> None:
+    """Raises UserError where a schedule never fires."""
+    where = file.place("schedule", "cron")
     try:
         dg.ScheduleDefinition(name="probe", cron_schedule=schedule.cron, job_name="probe", execution_timezone=schedule.timezone)
-        return next(schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone))
+        next(schedule_execution_time_iterator(datetime.now(UTC).timestamp(), schedule.cron, schedule.timezone))
     except dg.DagsterInvalidDefinitionError as error:
         if "timezone" in str(error):
             msg = f"time zone `{schedule.timezone}` is not known"
-            place = pipeline.file.place("schedule", "timezone")
+            place = file.place("schedule", "timezone")
             raise UserError(msg, hint="Use a name such as Europe/Vienna or UTC.", place=place) from None
         msg = f"cron `{schedule.cron}` is not a cron line that can ever fire"
         raise UserError(msg, hint="Five fields: minute hour day month weekday, such as `15 3 * * *`.", place=where) from None

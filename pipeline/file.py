@@ -82,7 +82,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=Place(shown, 1, 1))])
     problems = tree.problems
     unwrap(tree)
-    tree.value.setdefault("name", _name_of(shown))
+    tree.value.setdefault("name", name_of(shown))
     for part in PARTS:
         if part in tree.value and tree.value[part] is None:
             tree.value[part] = {}
@@ -100,7 +100,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     return replace(found, warnings=tuple(_in_order(list(warnings_of(model, found.place)), tree)))
 
 
-def _name_of(shown: str) -> str:
+def name_of(shown: str) -> str:
     """The name of a pipeline whose file says none, as Streamling's do: the file's own, in letters that a name may have."""
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(shown).name.split(".")[0]).strip("_")
     return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")

@@ -112,7 +112,10 @@ class KafkaSource(Node):
     @model_validator(mode="after")
     def _schema_is_needed(self) -> KafkaSource:
         if not self.schema_:
-            msg = "`schema` is required when data_format is json; add columns and their types, such as `id: int64`"
+            msg = (
+                "`schema` is required when data_format is json; add columns and their types, such as `id: int64`;"
+                " Avro, which Streamling means here, is not available yet"
+            )
             raise ValueError(msg)
         return self
 
@@ -296,6 +299,10 @@ class Schedule(Strict):
 
     cron: str
     timezone: str = "UTC"
+
+
+VERSION = 1
+"""Of the file's format: what this release writes, and the only one so far."""
 
 
 class PipelineModel(Strict):

@@ -109,6 +109,9 @@ class Settings(BaseSettings):
     commit_timeout_seconds: float = Field(
         default=5.0, ge=0, description="How long a dead run's commit may still land at sinks that cannot fence."
     )
+    enforce_primary_keys: bool = Field(
+        default=False, description="Whether a source without a key before a sink that could use one is a mistake."
+    )
     state_backend: StateBackend = StateBackend()
     kafka_source: KafkaConnection = KafkaConnection()
     clickhouse_source: ClickHouseConnection = ClickHouseConnection()

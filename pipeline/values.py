@@ -26,7 +26,7 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
         if stream and not stream.schema_:
             msg = "`schema` is required when data_format is json"
-            hint = "Add `schema:` with the columns and their types, such as `id: int64`."
+            hint = "Add `schema:` with the columns and their types, such as `id: int64`. Avro, which Streamling means here, is not available yet."
             yield UserError(msg, hint=hint, node=name, place=place(*path))
         elif stream:
             wrong = list(_schema(name, stream.schema_, (*path, "schema"), place))

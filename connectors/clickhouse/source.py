@@ -101,6 +101,13 @@ class ClickHouseTable(BoundedSource):
         }
         return Snapshot(handle, pinned)
 
+    def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
+        """Filter and columns, by the server's own word."""
+        del spark
+        source = self._source()
+        self._check_filter(source)
+        self._columns(source, columns)
+
     def _check_filter(self, source: pin.Table) -> None:
         """Refuses a filter that is wrong, or that is a predicate only with, or only without, brackets round it."""
         if not self.node.filter:

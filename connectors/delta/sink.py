@@ -82,6 +82,14 @@ class DeltaTableSink(Sink):
             record = held.record if held else None
             self._commit_empty(first_step(generation), record)
 
+    def check(self) -> None:
+        """Asks a table that is there; one that is missing would be made."""
+        session, table = self._open()
+        sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
+        check_location(sink, self._path, session)
+        if table.exists():
+            check_columns(sink, session, self._path, self._context.schema, key)
+
     def record(self) -> Record | None:
         """The record, from the newest commit of this lane and sink."""
         held = self._held()

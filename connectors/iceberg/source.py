@@ -74,6 +74,12 @@ class IcebergTable(BoundedSource):
         self._scoped(self._table.frame(spark, found), {"window": None, "cut": None})
         return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, pinned=True)
 
+    def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
+        """Filter and columns, by the table's own schema."""
+        frame = self._table.frame(spark, self.node.snapshot_id)
+        self._narrow(frame, columns)
+        self._filtered(frame)
+
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
         """Groups of data files with exact counts of the rows that are left after deletes, filter, window and cut."""
         snapshot_id = snapshot.handle["snapshot_id"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,12 +52,12 @@ class TopicCluster:
             self._admin = AdminClient(options)
         return self._admin
 
-    def describe(self) -> Topic:
+    def describe(self, timeout: float = _TIMEOUT) -> Topic:
         """Identity and partitions. Never makes a topic. Raises TargetError where there is none, TransientError where nobody answers."""
         from confluent_kafka import KafkaException, TopicCollection
 
-        cluster = self.admin.describe_cluster(request_timeout=_TIMEOUT) if not self._cluster_id else None
-        asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=_TIMEOUT)[self.topic]
+        cluster = self.admin.describe_cluster(request_timeout=timeout) if not self._cluster_id else None
+        asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=timeout)[self.topic]
         try:
             if cluster is not None:
                 self._cluster_id = str(cluster.result().cluster_id)
@@ -64,6 +65,20 @@ class TopicCluster:
         except KafkaException as error:
             raise self.explain(error) from error
         return Topic(str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions)))
+
+    def knock(self, timeout: float) -> None:
+        """Raises TransientError at once where no broker listens: the client itself would try on until its own time is over."""
+        said = "no address"
+        for broker in self._connection.brokers.split(","):
+            host, _, port = broker.strip().rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+            except (OSError, ValueError) as error:
+                said = getattr(error, "strerror", None) or str(error)
+            else:
+                return
+        msg = f"Kafka at {self._connection.brokers} cannot be reached: {said}"
+        raise TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
 
     def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
         """The first offset that each partition still holds."""

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
 from headrace.connectors.kafka.cluster import Topic, TopicCluster
@@ -25,6 +25,7 @@ from headrace.pipeline.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ _FETCHING = {
     "kafka.max.poll.records": "100000",
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
+_CHECK_SECONDS = 3.0
 _SMALL = 20_000
 """Ranges below this many offsets are read by one task per topic partition, at most one per core: starting a task costs more than they do."""
 
@@ -148,6 +150,19 @@ class KafkaStream(UnboundedSource):
         messages = self._messages(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
         rows = self._decoder_for(spark).decode(messages)
         return self._filtered(rows) if self._node.filter else rows
+
+    def check_filter(self, spark: SparkSession) -> None:
+        """By Spark's analyzer, over no rows."""
+        if self._node.filter:
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            columns = cast("StructType", from_arrow_schema(self.schema(), prefer_timestamp_ntz=True))
+            self._filtered(spark.createDataFrame([], columns.add(OP, "string")))
+
+    def check(self) -> None:
+        """Whether the brokers have the topic."""
+        self._cluster.knock(_CHECK_SECONDS)
+        self._cluster.describe(timeout=_CHECK_SECONDS)
 
     def commit(self, position: Json) -> None:
         """Sets the group's offsets, so that ordinary lag tools work. Failures are logged only."""

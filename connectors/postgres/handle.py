@@ -17,7 +17,7 @@ from headrace.connectors.postgres.records import RecordStore
 from headrace.connectors.postgres.rows import Checks, flat
 from headrace.connectors.postgres.session import Address, Control, Loader, Session, application_name, end_older
 from headrace.connectors.postgres.staging import drop, older_stages, write_staged
-from headrace.connectors.postgres.target import prepare_target
+from headrace.connectors.postgres.target import check_target, prepare_target
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError
 from headrace.pipeline.nodes import PostgresSink as Node
 from headrace.pipeline.records import Counts, EpochPlan, Record
@@ -71,6 +71,16 @@ class Handle:
             checks=Checks.of(self._name, schema, self._columns),
             generation=generation,
         )
+
+    def check(self, schema: pa.Schema) -> None:
+        """See PostgresSink."""
+        self._check_policy(schema)
+        control = Control(self._address, patient=False)
+        try:
+            with control.transaction() as session:
+                check_target(session, node=self._name, table=(self._node.schema_, self._node.table), schema=schema, key=self._columns)
+        finally:
+            control.close()
 
     def record(self) -> Record | None:
         """See PostgresSink."""

@@ -91,8 +91,10 @@ class Address:
 class Control:
     """A psycopg connection that comes back by itself between transactions."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, patient: bool = True) -> None:
+        """`patient`: tries for some seconds to connect before it gives up."""
         self._address = address
+        self._attempts = 12 if patient else 1
         self._connection: psycopg.Connection | None = None
 
     @contextmanager
@@ -118,7 +120,9 @@ class Control:
 
     def _ready(self, *, snapshot: bool) -> psycopg.Connection:
         """A connection with its transaction begun."""
-        for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
+        for attempt in stamina.retry_context(
+            on=TransientError, attempts=self._attempts, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
+        ):
             with attempt, translated(self._address.node):
                 self._connection = self._connection or self._connect()
                 try:

@@ -49,6 +49,10 @@ class PostgresSink(DirectSink):
         self._handle = self._made(generation)
         self._handle.prepare(schema)
 
+    def check(self) -> None:
+        """Asks the server about a table that is there; one that is missing would be made."""
+        self._open.check(self._context.schema)
+
     def record(self) -> Record | None:
         """The record in the target's database."""
         return self._open.record()

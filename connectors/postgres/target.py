@@ -78,6 +78,17 @@ def prepare_target(session: Session, *, node: str, table: tuple[str, str], schem
     _check_names(node, schema, key)
     if _kind(session, *table) is None:
         _create(session, *table, schema=schema, key=key)
+    return _proved(session, node=node, table=table, schema=schema, key=key)
+
+
+def check_target(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> None:
+    """The same proof of a table that is there, without making one that is missing."""
+    _check_names(node, schema, key)
+    if _kind(session, *table) is not None:
+        _proved(session, node=node, table=table, schema=schema, key=key)
+
+
+def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> Target:
     kind = _kind(session, *table)
     if kind not in {"r", "p"}:
         msg = f"{table[0]}.{table[1]} is not a table"

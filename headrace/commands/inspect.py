@@ -1,10 +1,8 @@
-"""`headrace validate`, `status`, `audit` and `explain`: they look and change nothing."""
+"""`headrace status`, `audit` and `explain`: they look and change nothing."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -12,59 +10,13 @@ from rich.table import Table
 
 from headrace.connectors.ledgers import open_ledger
 from headrace.jobs.events import CheckResult
-from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.graph import key_of
 from headrace.pipeline.ledger.base import EpochRow, LaneState
 from headrace.pipeline.records import Json
-from headrace.pipeline.schema import file_schema
 from headrace.pipeline.settings import load_settings
-from headrace.screen import count, out
+from headrace.screen import count, out, print_json
 
 _FAILURES_SHOWN = 20
-
-
-def validate(path: Path, *, as_json: bool) -> None:
-    """Checks a file without opening a connection. Raises PipelineFileError, or ends with exit code 1 after printing JSON."""
-    try:
-        file = load_pipeline(path)
-    except PipelineFileError as error:
-        if not as_json:
-            raise
-        _print_json({"is_valid": False, "errors": [_problem(problem) for problem in error.problems]})
-        raise typer.Exit(1) from None
-    if as_json:
-        _print_json({"is_valid": True, "errors": []})
-        return
-    model = file.model
-    console = out()
-    console.print(f"{path}: good")
-    console.print(f"  pipeline {file.name}: {_named('source', model.sources)}; {_named('transform', model.transforms)}")
-    for name, sink in model.sinks.items():
-        key = ", ".join(key_of(model, name))
-        console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}")
-
-
-def print_schema() -> None:
-    """The JSON Schema of a pipeline file, on standard output."""
-    _print_json(file_schema())
-
-
-def _problem(problem: UserError) -> Json:
-    place = problem.place
-    return {
-        "message": problem.message,
-        "hint": problem.hint,
-        "node": problem.node,
-        "file": place.file if place else None,
-        "line": place.line if place else None,
-        "column": place.column if place else None,
-    }
-
-
-def _named(what: str, nodes: dict[str, Any]) -> str:
-    names = f" ({', '.join(nodes)})" if nodes else ""
-    return f"{len(nodes)} {what}{'' if len(nodes) == 1 else 's'}{names}"
 
 
 def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
@@ -77,7 +29,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
     finally:
         ledger.close()
     if as_json:
-        _print_json([_lane_json(lane, last[lane.name]) for lane in lanes])
+        print_json([_lane_json(lane, last[lane.name]) for lane in lanes])
         return
     console = out()
     if not lanes:
@@ -156,7 +108,7 @@ def audit(path: Path, *, as_json: bool) -> None:
 
     results = run_audit(file, settings)
     if as_json:
-        _print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
+        print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
     else:
         show_checks(out(), results)
     if any(result.passed is False for result in results):
@@ -182,7 +134,3 @@ def explain(path: Path, *, spark_plan: bool) -> None:
     from headrace.jobs.explain import explain as run_explain  # Spark, which takes a second to import
 
     out().print(str(run_explain(file, settings, spark_plan=spark_plan)), markup=False)
-
-
-def _print_json(value: Any) -> None:
-    out().print(json.dumps(value, indent=2, default=str), markup=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from headrace.pipeline.file import PipelineFile, load_pipeline
 from headrace.pipeline.settings import load_settings
 from headrace.pipeline.windows import window_keys
 from headrace.processes import Stopper
-from headrace.screen import count, err, out, rate, span
+from headrace.screen import count, err, out, rate, show_warning, span
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     file = load_pipeline(path)
     chosen = _until(file, until, job_mode=job_mode, windows=windows)
     settings = load_settings()
+    for warning in file.warnings:
+        show_warning(warning)
     logs.use_format(settings.log_format)
     from headrace.jobs.run import run  # Spark, which takes a second to import
 

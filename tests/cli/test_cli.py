@@ -80,6 +80,7 @@ def test_version(tmp_path: Path) -> None:
         ("adopt", "x.yaml"),
         ("validate",),
         ("validate", "x.yaml", "--schema"),
+        ("validate", "--fix", "--schema"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
@@ -115,14 +116,61 @@ def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
 
 
 def test_validate_as_json(good: Path) -> None:
-    found = headrace("validate", str(good), "--json", cwd=good.parent)
-    assert (found.returncode, json.loads(found.stdout)) == (0, {"is_valid": True, "errors": []})
+    found = headrace("validate", str(good), "--json", "--quick", cwd=good.parent)
+    assert found.returncode == 0
+    assert json.loads(found.stdout) == {"success": True, "is_valid": True, "errors": [], "warnings": [], "problems": [], "unchecked": []}
     good.write_text(BAD)
-    found = headrace("validate", str(good), "--json", cwd=good.parent)
-    assert (found.returncode, found.stderr) == (1, "")
-    answer = json.loads(found.stdout)
-    assert answer["is_valid"] is False
-    assert {error["line"] for error in answer["errors"]} == {5, 7, 10}
+    for command in (("validate", str(good), "--json"), ("run", str(good), "--validate")):
+        found = headrace(*command, cwd=good.parent)
+        assert (found.returncode, found.stderr) == (1, "")
+        answer = json.loads(found.stdout)
+        assert (answer["success"], answer["is_valid"], len(answer["errors"])) == (True, False, 3)
+        assert all(error.startswith(f"{good}:") for error in answer["errors"])
+        assert {problem["line"] for problem in answer["problems"]} == {5, 7, 10}
+
+
+def test_a_dry_run_says_what_it_could_not_reach_and_leaves_nothing_behind(good: Path) -> None:
+    away = {"HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1"}
+    found = headrace("run", str(good), "--dry-run", cwd=good.parent, **away)
+    assert found.returncode == 0
+    assert "good" in found.stdout
+    assert "unchecked: node 'src': ClickHouse cannot be reached" in found.stderr
+    answer = json.loads(headrace("run", str(good), "--validate", cwd=good.parent, **away).stdout)
+    assert [entry["node"] for entry in answer["unchecked"]] == ["src"]
+    assert list(good.parent.iterdir()) == [good]
+
+
+def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
+    good.write_text(GOOD.replace("version: 1\n", "").replace("from: src", "from: src  # all\n    batch_size: 5"))
+    found = headrace("validate", str(good), "--quick", "--fix", cwd=good.parent)
+    assert (found.returncode, found.stderr.count("fixed: "), found.stderr.count("warning: ")) == (0, 2, 0)
+    assert "version: 1\n" in good.read_text()
+    assert "# all" in good.read_text()
+    assert "batch_size" not in good.read_text()
+    assert list(good.parent.iterdir()) == [good]
+    assert "fixed" not in headrace("validate", str(good), "--quick", "--fix", cwd=good.parent).stderr
+
+
+@pytest.mark.parametrize(("cron", "message"), [("0 0 30 2 *", "never fires"), ("61 * * * *", "not a cron line")])
+def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str, message: str) -> None:
+    good.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
+    found = headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1")
+    assert found.returncode == 1
+    assert f"{good}:11:12: cron `{cron}`" in found.stderr
+    assert message in found.stderr
+    good.write_text(f"{GOOD}schedule: {{cron: '15 3 * * *'}}\n")
+    assert headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1").returncode == 0
+
+
+def test_several_files_are_checked_in_one_go(good: Path) -> None:
+    bad = good.parent / "bad.yaml"
+    bad.write_text(BAD)
+    found = headrace("validate", str(good), str(bad), "--quick", cwd=good.parent)
+    assert found.returncode == 1
+    assert f"{good}: good by itself" in found.stdout
+    assert found.stderr.count("error: ") == 3
+    answers = json.loads(headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout)
+    assert [(answer["file"], answer["is_valid"]) for answer in answers] == [(str(good), True), (str(bad), False)]
 
 
 def test_the_schema_of_a_file_is_printed_as_json(good: Path) -> None:
