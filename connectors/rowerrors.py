@@ -87,8 +87,8 @@ def _fits(value: object, kind: str) -> bool:
         return kind == "boolean" and isinstance(value, bool)
     if kind.startswith("decimal"):
         return isinstance(value, int | float | str) and _has_room(str(value), kind)
-    if kind.startswith(("int", "uint")):
-        return isinstance(value, int) and _in_range(value, kind)
+    if kind.startswith(("i", "u")):
+        return (isinstance(value, int) and _in_range(value, kind)) or (isinstance(value, str) and kind.endswith("256"))
     return isinstance(value, int | float)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
-from headrace.connectors.base import BoundedSource, SinkContext
+from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.jobs.assembly import node_types
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.planner import Planner
@@ -89,7 +90,7 @@ def _check_sources(file: PipelineFile, sources: Mapping[str, LaneSource], spark:
     asked: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
         if source.unbounded is not None:
-            found = _told(file, name, lambda source=source: (source.unbounded.schema(), source.unbounded.check_filter(spark))[0], findings)
+            found = _told(file, name, partial(_stream_schema, source.unbounded, spark), findings)
             findings.schemas |= {name: found} if found is not None else {}
             asked[name, -1] = source.unbounded.check
         for rank, part in enumerate(source.bounded):
@@ -98,6 +99,12 @@ def _check_sources(file: PipelineFile, sources: Mapping[str, LaneSource], spark:
         found = _told(file, name, answer, findings)
         if rank >= 0 and sources[name].unbounded is None and found is not None:
             findings.schemas[name] = found
+
+
+def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
+    found = stream.schema()
+    stream.check_filter(spark)
+    return found
 
 
 def _phase(file: PipelineFile, source: LaneSource, part: BoundedSource, rank: int, spark: Any) -> Callable[[], pa.Schema]:

@@ -13,6 +13,8 @@ from decimal import Decimal
 import pyarrow as pa
 from sqlglot import exp
 
+from headrace.pipeline.wide import is_wide
+
 INTS = ("Int8", "Int16", "Int32", "Int64")
 FLOATS = ("Float32", "Float64")
 TIMESTAMP = "DateTime64(6, 'UTC')"
@@ -51,6 +53,8 @@ class Value:
 
 def kind_of(arrow: pa.DataType) -> str:
     """The ClickHouse type of a column by its Arrow type; OTHER for one that expressions leave alone."""
+    if is_wide(arrow):
+        return OTHER
     if pa.types.is_decimal(arrow):
         return f"Decimal({arrow.precision}, {arrow.scale})"
     return _ARROW.get(arrow, OTHER)

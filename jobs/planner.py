@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
+from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.sources import Reading
 from headrace.pipeline import graph, sql
 from headrace.pipeline.errors import PipelineFileError, Place, SchemaError, UserError
@@ -86,10 +87,9 @@ class Planner:
         return self.file.place(kind, name, key)
 
     def _empty(self, name: str) -> DataFrame:
-        from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import StructType
 
-        payload = cast("StructType", from_arrow_schema(self.source_schemas[name], prefer_timestamp_ntz=True))
+        payload = spark_schema(self.source_schemas[name])
         hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
         return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
 
@@ -187,12 +187,11 @@ class Planner:
 
 def _payload(frame: DataFrame) -> pa.Schema:
     from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
     payload = StructType([field for field in frame.schema.fields if field.name not in HIDDEN])
     try:
-        return to_arrow_schema(payload)
+        return arrow_schema(payload)
     except PySparkException as error:
         msg = f"a column has a type that cannot leave Spark: {error}"
         raise UserError(msg, hint="Cast it in the SQL, void columns for instance with CAST(NULL AS string).") from error

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SplitFetch, UnboundedSource, Window
+from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline import positions
 from headrace.pipeline.errors import RetentionError, SchemaError
 from headrace.pipeline.nodes import HybridSource
@@ -19,7 +20,6 @@ from headrace.pipeline.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 DEFAULT_LAG = timedelta(hours=1)
 _RANKS = 10  # of `_gs_pos.source` per node: bounded phases count up from 0, the stream is the last
@@ -170,9 +170,8 @@ def _millis(moment: datetime) -> int:
 
 def _cast(frame: DataFrame, schema: pa.Schema) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.pandas.types import from_arrow_schema
 
-    wanted = cast("StructType", from_arrow_schema(schema, prefer_timestamp_ntz=True))
+    wanted = spark_schema(schema)
     return frame.select(*[F.col(f"`{field.name}`").cast(field.dataType).alias(field.name) for field in wanted], OP, POS)
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -42,7 +43,7 @@ class PipelineFile:
 
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""
-        silent = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}
+        silent: Any = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}
         return self.model.model_dump(
             mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
         )

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.wide import INT256, UINT256, WideInteger
 
 FILE_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     {
@@ -40,6 +41,10 @@ FILE_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
         "time64": pa.time64("us"),
         "duration": pa.duration("us"),
         "interval": pa.month_day_nano_interval(),
+        "int256": INT256,
+        "uint256": UINT256,
+        "i256": INT256,
+        "u256": UINT256,
     }
 )
 """What a `schema:` block may say, in any case; decimals come on top (`DECIMALS`)."""
@@ -105,6 +110,7 @@ POSTGRES: tuple[Row, ...] = (
         "BYTEA",
     ),
     ("decimal(p,s)", kinds.is_decimal, "NUMERIC({precision},{scale})"),
+    ("int256, uint256", lambda t: isinstance(t, WideInteger), "NUMERIC(78,0)"),
     ("date32, date64", kinds.is_date, "DATE"),
     ("timestamp with zone", lambda t: kinds.is_timestamp(t) and t.tz is not None, "TIMESTAMP WITH TIME ZONE"),
     ("timestamp without zone", lambda t: kinds.is_timestamp(t) and t.tz is None, "TIMESTAMP WITHOUT TIME ZONE"),
@@ -133,7 +139,7 @@ SPARK: tuple[Row, ...] = (
         "BINARY",
     ),
     ("duration", kinds.is_duration, "INTERVAL DAY TO SECOND"),
-    ("strings, times, larger decimals, intervals", lambda t: not kinds.is_nested(t), "STRING"),
+    ("strings, times, intervals, larger decimals and 256-bit integers as their digits", lambda t: not kinds.is_nested(t), "STRING"),
 )
 """Arrow to Spark SQL for flat types: Spark has no unsigned and no half types, so they widen. Nested types are built from these."""
 

@@ -14,9 +14,11 @@ from headrace.connectors.base import SplitFetch
 from headrace.connectors.clickhouse.client import arrow_settings, shared, told
 from headrace.connectors.clickhouse.splits import Bound, in_range, in_scope
 from headrace.connectors.clickhouse.types import Column, arrow_schema, quote
+from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import LaneError, TransientError
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import ClickHouseConnection
+from headrace.pipeline.wide import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +104,7 @@ class ClickHouseFetch(SplitFetch):
         """
         bound = Bound()
         if self.query is None:
-            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, arrow_schema(self.scan.columns))
+            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, stored(arrow_schema(self.scan.columns)))
             return
         names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
         inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound, ordered=True)})"
@@ -112,13 +114,13 @@ class ClickHouseFetch(SplitFetch):
     def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number."""
         bound, cut = Bound(), split["scope"]["cut"]
-        schema = arrow_schema(self.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+        schema = stored(arrow_schema(self.scan.columns)).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
             extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
             yield from self._checked(split, self.scan.select(split, bound, extra, ordered=False), bound, schema)
             return
         seen = 0
-        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, arrow_schema(self.scan.columns)):
+        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, stored(arrow_schema(self.scan.columns))):
             part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
             rows = pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64"))
             seen += batch.num_rows
@@ -178,12 +180,10 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 def read(spark: SparkSession, fetch: ClickHouseFetch) -> DataFrame:
     """All splits of `fetch` with the columns `PART` and `OFF` behind the payload; one task per split."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     splits = tuple(fetch.splits)
     wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
     tasks = max(len(splits), 1)
-    return spark.range(0, len(splits), 1, tasks).mapInArrow(_task(fetch), from_arrow_schema(wanted))
+    return spark.range(0, len(splits), 1, tasks).mapInArrow(_task(fetch), spark_schema(wanted))
 
 
 def _task(fetch: ClickHouseFetch) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

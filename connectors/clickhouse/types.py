@@ -5,6 +5,7 @@ The server casts, so that a task hands Arrow on without touching values. The rul
     UInt8, 16, 32, 64            int16, int32, int64, decimal(20, 0): the next type that holds every value
     BFloat16                     float
     Decimal(p <= 38)             the same decimal
+    Decimal(p > 38), (U)Int256   their digits as text, under a type of that name; not inside of others
     Date, Date32                 date32
     DateTime, DateTime64         timestamp in microseconds, an instant in UTC; finer digits are cut off
     String                       string (bytes are taken as UTF-8, unchecked)
@@ -24,11 +25,11 @@ import pyarrow as pa
 
 from headrace.connectors.base import HIDDEN
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.wide import INT256, SPARK_DIGITS, UINT256, is_wide
 
 if TYPE_CHECKING:
     from clickhouse_connect.datatypes.base import ClickHouseType
 
-MAX_DECIMAL = 38
 UTC_MICROS = "DateTime64(6, 'UTC')"
 _AS_TEXT = ("String", pa.string())
 _SCALARS: dict[str, tuple[str, pa.DataType]] = {
@@ -40,6 +41,8 @@ _SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "UInt16": ("Int32", pa.int32()),
     "UInt32": ("Int64", pa.int64()),
     "UInt64": ("Decimal(20, 0)", pa.decimal128(20, 0)),
+    "Int256": ("String", INT256),
+    "UInt256": ("String", UINT256),
     "Float32": ("Float32", pa.float32()),
     "Float64": ("Float64", pa.float64()),
     "BFloat16": ("Float32", pa.float32()),
@@ -93,8 +96,10 @@ def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
         if kind.nullable:
             raise UnsupportedTypeError(kind.name)
         return _container(base, parts)
-    if base == "Decimal" and parts.prec <= MAX_DECIMAL:
+    if base == "Decimal" and parts.prec <= SPARK_DIGITS:
         target, arrow = f"Decimal({parts.prec}, {parts.scale})", pa.decimal128(parts.prec, parts.scale)
+    elif base == "Decimal":
+        target, arrow = "String", pa.decimal256(parts.prec, parts.scale)
     elif base == "FixedString":
         target, arrow = f"FixedString({kind.byte_size})", pa.binary()
     elif base in _SCALARS:
@@ -104,14 +109,22 @@ def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
     return (f"Nullable({target})" if kind.nullable else target), arrow
 
 
+def _inside(kind: ClickHouseType) -> tuple[str, pa.DataType]:
+    """`convert` of a part: nested values are JSON in the end, in which a wide number would lose its type."""
+    target, arrow = convert(kind)
+    if is_wide(arrow):
+        raise UnsupportedTypeError(kind.name)
+    return target, arrow
+
+
 def _container(base: str, kind: Any) -> tuple[str, pa.DataType]:
     if base == "Array":
-        target, arrow = convert(kind.element_type)
+        target, arrow = _inside(kind.element_type)
         return f"Array({target})", pa.list_(arrow)
     if base == "Map":
-        (key, key_arrow), (value, value_arrow) = convert(kind.key_type), convert(kind.value_type)
+        (key, key_arrow), (value, value_arrow) = _inside(kind.key_type), _inside(kind.value_type)
         return f"Map({key}, {value})", pa.map_(key_arrow, value_arrow)
-    members = [convert(member) for member in kind.element_types]
+    members = [_inside(member) for member in kind.element_types]
     names = kind.element_names or ()
     labels = names or [str(place) for place in range(1, len(members) + 1)]
     arrow = pa.struct([pa.field(label, member[1]) for label, member in zip(labels, members, strict=True)])

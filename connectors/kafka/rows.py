@@ -22,6 +22,7 @@ from headrace.connectors.base import OP, POS
 from headrace.connectors.rowerrors import row_error
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types import parse_type, spark_type
+from headrace.pipeline.wide import SPARK_DIGITS, WideInteger, is_wide, pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -31,7 +32,6 @@ METADATA = ((PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timest
 OP_HEADER = "dbz.op"
 _OF_MESSAGE = "_headrace_"
 _OPERATIONS = {"r": "i", "c": "i", "i": "i", "u": "u", "d": "d"}
-_MAX_DIGITS = 38
 _HALF = (
     r"(?<!\\)(?:\\\\)*\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|[c-fC-F][0-9a-fA-F]{2}(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}))"
@@ -46,7 +46,7 @@ _WIDER = {
     pa.uint64(): pa.decimal128(20),
     pa.float16(): pa.float32(),
 }
-_READ_AS = {pa.int8(): "smallint", pa.uint64(): f"decimal({_MAX_DIGITS},{_MAX_DIGITS - 20})"}
+_READ_AS = {pa.int8(): "smallint", pa.uint64(): f"decimal({SPARK_DIGITS},{SPARK_DIGITS - 20})"}
 _RANGES = {
     pa.int8(): (-(2**7), 2**7 - 1),
     pa.uint8(): (0, 2**8 - 1),
@@ -77,9 +77,11 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
         raise SchemaError(
             msg, hint="Declare lists and objects as string: they stay JSON text, which a transform parses.", node=node
         ) from None
-    if kinds.is_duration(kind) or kinds.is_interval(kind) or (kinds.is_decimal(kind) and kind.precision > _MAX_DIGITS):
+    if kinds.is_duration(kind) or kinds.is_interval(kind):
         msg = f"column `{name}`: JSON messages cannot carry {text}"
-        raise SchemaError(msg, hint="Declare it as string and convert it in a transform; decimals have up to 38 digits.", node=node)
+        raise SchemaError(msg, hint="Declare it as string and convert it in a transform.", node=node)
+    if is_wide(kind):
+        return kind
     if kinds.is_decimal(kind):
         return pa.decimal128(kind.precision, kind.scale)
     if kinds.is_date(kind):
@@ -122,8 +124,8 @@ class Decoder:
             for name, to in (("partition", PARTITION), ("offset", OFFSET), ("timestamp", TIMESTAMP))
             if metadata
         ]
-        payload = [_exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name)) for name, kind in columns.items() if name != OP]
         place = {name: F.col(_OF_MESSAGE + name) for name in where}
+        payload = [_final(node, name, kind, declared[name], place) for name, kind in columns.items() if name != OP]
         self._final = [*payload, *extra, _operation(node, place, own=OP in declared).alias(OP), pos.alias(POS)]
 
     def decode(self, messages: DataFrame) -> DataFrame:
@@ -164,10 +166,39 @@ def _halved() -> Column:
     return (text.contains("\\ud") | text.contains("\\uD")) & text.rlike(_HALF)
 
 
+def _final(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+    """One column of the rows, by then without the message's text around it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if is_wide(kind):
+        return _wide(node, name, kind, declared, where)
+    return _exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name))
+
+
+def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+    """A wide number as its digits. One with a point may come as a JSON number as long as it fits a decimal of Spark's, else as text."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    text = _exact_text(name)
+    good = text.rlike(pattern(kind))
+    parsed = F.from_json(_OF_MESSAGE + "text", f"{_quoted(name)} variant")[name]
+    good = good & (~text.contains(".") | (F.schema_of_variant(parsed) != "DOUBLE"))
+    if isinstance(kind, WideInteger):
+        negative, value = text.startswith("-"), F.regexp_extract(text, r"^-?0*(\d*)", 1)
+        room = len(str(kind.highest))
+        limit = F.when(negative, F.lit(str(-kind.lowest).rjust(room, "0"))).otherwise(F.lit(str(kind.highest)))
+        good = good & (F.length(value) <= room) & (F.lpad(value, room, "0") <= limit)
+    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`"))
+    hint = f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of `{name}` in `schema`."
+    return F.when(text.isNull() | good, text).otherwise(row_error(node, what, hint, **where)).alias(name)
+
+
 def _read_as(kind: pa.DataType) -> str:
     """The type that from_json reads: wider where Spark would wrap round or round off, text where it would guess."""
+    if is_wide(kind):
+        return "string"
     if kinds.is_decimal(kind):
-        return f"decimal({_MAX_DIGITS},{_MAX_DIGITS - (kind.precision - kind.scale)})"
+        return f"decimal({SPARK_DIGITS},{SPARK_DIGITS - (kind.precision - kind.scale)})"
     if kinds.is_timestamp(kind) or kinds.is_date(kind) or kinds.is_binary(kind):
         return "string"
     return _READ_AS.get(kind, spark_type(kind))
@@ -178,6 +209,8 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
     from pyspark.sql import functions as F  # noqa: N812
 
     raw = F.col(f"json.v.{_quoted(name)}")
+    if is_wide(kind):
+        return raw
     if kind in _RANGES:
         low, high = _RANGES[kind]
         good = raw.between(F.lit(str(low)).cast("decimal(20,0)"), F.lit(str(high)).cast("decimal(20,0)"))

@@ -11,12 +11,13 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
 from headrace.connectors.kafka.cluster import Topic, TopicCluster
 from headrace.connectors.kafka.options import spark_options
 from headrace.connectors.kafka.rows import Decoder, payload_schema
+from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
 from headrace.pipeline.nodes import KafkaSource
 from headrace.pipeline.records import Json
@@ -25,7 +26,6 @@ from headrace.pipeline.settings import Settings
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -154,10 +154,7 @@ class KafkaStream(UnboundedSource):
     def check_filter(self, spark: SparkSession) -> None:
         """By Spark's analyzer, over no rows."""
         if self._node.filter:
-            from pyspark.sql.pandas.types import from_arrow_schema
-
-            columns = cast("StructType", from_arrow_schema(self.schema(), prefer_timestamp_ntz=True))
-            self._filtered(spark.createDataFrame([], columns.add(OP, "string")))
+            self._filtered(spark.createDataFrame([], spark_schema(self.schema()).add(OP, "string")))
 
     def check(self) -> None:
         """Whether the brokers have the topic."""

@@ -13,6 +13,7 @@ from headrace.connectors.base import OP, POS
 from headrace.connectors.postgres.nested import as_json
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
 from headrace.pipeline.types import is_nested, postgres_type, spark_type
+from headrace.pipeline.wide import is_wide, pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,6 +64,8 @@ def wire_schema(schema: pa.Schema) -> pa.Schema:
     """The types that COPY into staging tables takes for a flat payload."""
 
     def wire(kind: pa.DataType) -> pa.DataType:
+        if is_wide(kind):
+            return pa.string()
         if pa.types.is_decimal(kind):
             return kind
         return pa.decimal128(20, 0) if kind == pa.uint64() else _WIRE[postgres_type(kind)]
@@ -108,12 +111,15 @@ class Checks:
     """String columns: Postgres text cannot hold the character NUL."""
     jsons: tuple[str, ...]
     """Nested columns, as JSON text: nor can the strings inside of them."""
+    wides: tuple[tuple[str, str, str], ...] = ()
+    """Wide numbers, as their digits: (column, type, pattern). The server's cast would round what has too many behind the point."""
 
     @classmethod
     def of(cls, node: str, schema: pa.Schema, key: Sequence[str]) -> Checks:
         """The checks for rows of `schema`."""
         texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
-        return cls(node, tuple(key), texts, tuple(field.name for field in schema if is_nested(field.type)))
+        wides = tuple((field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type))
+        return cls(node, tuple(key), texts, tuple(field.name for field in schema if is_nested(field.type)), wides)
 
     def check(self, rows: pa.RecordBatch | pa.Table) -> int:
         """Raises DataError or GuaranteeError for the first row that cannot go in; returns the number of deletes."""
@@ -127,6 +133,13 @@ class Checks:
             if (value := _first(column, pc.match_substring_regex(column, _ESCAPED_NUL))) is not None:
                 msg = f"column '{name}' holds {value}: strings inside of Postgres JSON cannot hold the character NUL"
                 raise DataError(msg, node=self.node, hint="Take it out in a transform: transform(…, x -> replace(x, chr(0), '')).")
+        for name, kind, good in self.wides:
+            column = rows.column(name)
+            if (value := _first(column, pc.invert(pc.match_substring_regex(column, good)))) is not None:
+                msg = f"column '{name}' is {kind}, which cannot hold '{value[:100]}'"
+                raise DataError(
+                    msg, node=self.node, hint="Write its digits, without an exponent, or give the column another name and type."
+                )
         for name in self.key:
             if (column := rows.column(name)).null_count:
                 row = rows.slice(pc.index(pc.is_null(column), True).as_py(), 1).to_pylist()[0]

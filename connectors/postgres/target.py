@@ -12,6 +12,7 @@ from headrace.connectors.postgres.nested import check_keys
 from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.types import is_nested, postgres_type
+from headrace.pipeline.wide import digits, is_wide
 
 NUMBERS = ("smallint", "integer", "bigint", "numeric")
 TEXTS = ("text", "character varying", "bpchar", "citext", "name")
@@ -192,15 +193,17 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Found], 
     ours = postgres_type(field.type)
     kind = ours.split("(")[0].lower()
     parsed = kind == "text" and (there.kind in PARSES_TEXT or there.enum)
-    rounds = there.scale is not None and (field.type.scale if pa.types.is_decimal(field.type) else 0) > there.scale
+    wide = is_wide(field.type)
+    scale = digits(field.type)[1] if wide else field.type.scale if pa.types.is_decimal(field.type) else 0
+    rounds = there.scale is not None and scale > there.scale
     if rounds or not (parsed or there.kind in TAKES[kind]):
         msg = f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type} ({ours}) without loss"
         raise SchemaError(msg, node=node, hint="Change the column's type, or cast in the transform.")
-    plain = "text" if kind == "jsonb" else kind
-    cast = there.shown if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}) else None
+    plain = "text" if kind == "jsonb" or wide else kind
+    cast = there.shown if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}) else "numeric" if wide else None
     if keyed and cast is None and there.kind != plain:
         cast = there.kind
-    staged = "TEXT" if kind == "jsonb" else ours
+    staged = "TEXT" if kind == "jsonb" or wide else ours
     return Column(field.name, staged, cast, straight=there.plain and there.kind == plain)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import load_pipeline, parse_pipeline
 
 TOPOLOGY = """\
@@ -31,6 +32,12 @@ sinks:
 """
 
 
+def line(warning: UserError) -> int:
+    assert warning.place
+    assert warning.place.line
+    return warning.place.line
+
+
 def _indented(text: str) -> str:
     return "".join(f"  {line}" for line in text.splitlines(keepends=True))
 
@@ -39,7 +46,7 @@ def test_a_topology_file_is_read_as_it_is(tmp_path):
     (tmp_path / "block-feed.v2.yaml").write_text(TOPOLOGY)
     file = load_pipeline(tmp_path / "block-feed.v2.yaml")
     assert file.name == "block-feed"
-    assert [(w.node, w.place.line, w.message) for w in file.warnings] == [
+    assert [(w.node, line(w), w.message) for w in file.warnings] == [
         ("blocks", 8, "`parallelism` has no effect"),
         ("blocks", 9, "`batch_flush_interval` has no effect"),
         ("blocks", 10, "`telemetry` has no effect"),
@@ -66,7 +73,7 @@ def test_a_definition_around_the_file_is_taken_off():
     plain = parse_pipeline(TOPOLOGY, "t.yaml")
     assert wrapped.hash == plain.hash
     assert wrapped.place("sinks", "out", "table").line == 18
-    assert [warning.place.line for warning in wrapped.warnings] == [warning.place.line + 1 for warning in plain.warnings]
+    assert [line(warning) for warning in wrapped.warnings] == [line(warning) + 1 for warning in plain.warnings]
 
 
 @pytest.mark.parametrize(

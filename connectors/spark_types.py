@@ -1,0 +1,47 @@
+"""Schemas between Arrow and Spark. Numbers that Spark has no room for are strings there, with their type in the column's metadata."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from headrace.pipeline.types import parse_type
+from headrace.pipeline.wide import WideInteger, digits, is_wide, stored
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_KEY = "headrace.type"
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Spark's columns for an Arrow schema. The analyzer carries the metadata of columns that a statement passes on as they are."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructField, StructType
+
+    found = cast("StructType", from_arrow_schema(stored(schema), prefer_timestamp_ntz=True))
+    return StructType(
+        [
+            StructField(column.name, column.dataType, column.nullable, {_KEY: _named(field.type)}) if is_wide(field.type) else column
+            for column, field in zip(found, schema, strict=True)
+        ]
+    )
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """The way back. Raises PySparkException for a type that cannot leave Spark."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType
+
+    found = to_arrow_schema(columns)
+    wide = {
+        column.name: parse_type(column.metadata[_KEY])
+        for column in columns
+        if _KEY in (column.metadata or {}) and isinstance(column.dataType, StringType)
+    }
+    return pa.schema([field.with_type(wide[field.name]) if field.name in wide else field for field in found])
+
+
+def _named(kind: pa.DataType) -> str:
+    return str(kind) if isinstance(kind, WideInteger) else f"decimal256({digits(kind)[0]}, {digits(kind)[1]})"

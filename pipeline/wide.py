@@ -1,0 +1,76 @@
+"""Numbers that are wider than Spark's 38 digits: they travel as their digits, in text, and keep their type by name.
+
+Decimals of 39 to 76 digits are Arrow's own; for 256-bit integers (78 digits) Arrow has none, so there is an extension type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+SPARK_DIGITS = 38
+_INTEGER_DIGITS = 78
+
+
+class WideInteger(pa.ExtensionType):
+    """A 256-bit integer, stored as its decimal digits."""
+
+    def __init__(self, *, signed: bool) -> None:
+        self.signed = signed
+        super().__init__(pa.string(), f"headrace.{'int256' if signed else 'uint256'}")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        """What tells two of them apart."""
+        return b"signed" if self.signed else b"unsigned"
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> WideInteger:
+        """The type again."""
+        del storage_type
+        return cls(signed=serialized == b"signed")
+
+    def __str__(self) -> str:
+        """As a pipeline file writes it."""
+        return "int256" if self.signed else "uint256"
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def lowest(self) -> int:
+        """The smallest value."""
+        return -(2**255) if self.signed else 0
+
+    @property
+    def highest(self) -> int:
+        """The largest value."""
+        return 2**255 - 1 if self.signed else 2**256 - 1
+
+
+INT256, UINT256 = WideInteger(signed=True), WideInteger(signed=False)
+
+
+def is_wide(kind: pa.DataType) -> bool:
+    """Whether a number has no room in Spark's decimals."""
+    return isinstance(kind, WideInteger) or (kinds.is_decimal(kind) and kind.precision > SPARK_DIGITS)
+
+
+def stored(schema: pa.Schema) -> pa.Schema:
+    """The same columns as rows hold them: wide numbers are text."""
+    return pa.schema([field.with_type(pa.string()) if is_wide(field.type) else field for field in schema])
+
+
+def digits(kind: Any) -> tuple[int, int]:
+    """Precision and scale of a wide number."""
+    return (_INTEGER_DIGITS, 0) if isinstance(kind, WideInteger) else (kind.precision, kind.scale)
+
+
+def pattern(kind: pa.DataType) -> str:
+    """A regular expression that the text of a wide number matches as a whole; the range of integers is not in it."""
+    precision, scale = digits(kind)
+    behind = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
+    sign = "" if isinstance(kind, WideInteger) and not kind.signed else "-?"
+    before = rf"0*\d{{1,{precision - scale}}}" if precision > scale else "0+"
+    return rf"^{sign}{before}{behind}$"

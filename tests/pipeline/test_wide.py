@@ -1,0 +1,53 @@
+"""Numbers wider than Spark's: their types, and which texts are theirs."""
+
+from __future__ import annotations
+
+import pickle
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.pipeline.types import parse_type, postgres_type, spark_type
+from headrace.pipeline.wide import INT256, UINT256, digits, is_wide, pattern, stored
+
+
+def matches(text: str, kind: pa.DataType) -> bool:
+    return pc.call_function("match_substring_regex", [pa.array([text])], pc.MatchSubstringOptions(pattern(kind)))[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("said", "postgres"),
+    [("uint256", "NUMERIC(78,0)"), ("I256", "NUMERIC(78,0)"), ("decimal256(76, 2)", "NUMERIC(76,2)"), ("decimal256(39)", "NUMERIC(39,0)")],
+)
+def test_a_wide_type_is_text_in_spark_and_numeric_in_postgres(said: str, postgres: str) -> None:
+    kind = parse_type(said)
+    assert (is_wide(kind), spark_type(kind), postgres_type(kind)) == (True, "STRING", postgres)
+    assert pickle.loads(pickle.dumps(kind)) == kind
+    assert stored(pa.schema([("a", kind), ("b", pa.int8())])) == pa.schema([("a", pa.string()), ("b", pa.int8())])
+
+
+def test_narrow_decimals_stay_what_they_are() -> None:
+    assert not is_wide(parse_type("decimal(38, 9)"))
+    assert not is_wide(parse_type("decimal256(38, 9)"))
+    assert INT256 != UINT256
+
+
+@settings(deadline=None)
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**40), max_value=10**40))
+def test_the_pattern_takes_exactly_the_numbers_with_room(value: object) -> None:
+    kind = parse_type("decimal256(41, 2)")
+    text = format(value, "f")
+    fits = len(text.lstrip("-").split(".")[0].lstrip("0") or "0") <= digits(kind)[0] - 2
+    assert bool(re.fullmatch(pattern(kind), text)) is fits
+    assert matches(text, kind) is fits
+
+
+@pytest.mark.parametrize("text", ["", "-", ".", "1e5", "NaN", " 1", "1 ", "0x10", "1_000", "--1", "\u0661"])
+def test_what_is_no_number(text: str) -> None:
+    for kind in (INT256, UINT256, parse_type("decimal256(50, 10)")):
+        assert matches(text, kind) is False
+    assert matches("-1", UINT256) is False
