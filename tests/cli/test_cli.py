@@ -151,13 +151,12 @@ def test_an_older_spelling_is_fixed_in_place(good: Path) -> None:
     assert "fixed" not in headrace("validate", str(good), "--quick", "--fix", cwd=good.parent).stderr
 
 
-@pytest.mark.parametrize(("cron", "message"), [("0 0 30 2 *", "never fires"), ("61 * * * *", "not a cron line")])
-def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str, message: str) -> None:
+@pytest.mark.parametrize("cron", ["0 0 30 2 *", "61 * * * *"])
+def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str) -> None:
     good.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
     found = headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1")
     assert found.returncode == 1
-    assert f"{good}:11:12: cron `{cron}`" in found.stderr
-    assert message in found.stderr
+    assert f"{good}:12:12: cron `{cron}` is not a cron line that can ever fire" in found.stderr
     good.write_text(f"{GOOD}schedule: {{cron: '15 3 * * *'}}\n")
     assert headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1").returncode == 0
 
