@@ -16,6 +16,7 @@ from headrace.pipeline.errors import RetentionError, SchemaError
 from headrace.pipeline.nodes import HybridSource
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.types import spark_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -200,6 +201,16 @@ def _behind_cursor(frame: DataFrame, column: str, cursor: str, overlap_end: Mapp
     ends = F.from_json(F.lit(json.dumps(overlap_end)), "map<string,bigint>")
     inside = F.col(f"{POS}.off") < F.coalesce(F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0))
     return frame.where(~(inside & (F.col(f"`{column}`") <= F.lit(cursor).cast("timestamp"))))
+
+
+def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+    """What the file itself says of the sources' columns: Spark SQL types, empty ones where it lists names only; nothing where neither."""
+    found: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        payload = source.payload([None] * len(source.bounded))
+        listed = dict.fromkeys(getattr(source.node, "columns", ()), "")
+        found[name] = listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+    return {name: columns for name, columns in found.items() if columns}
 
 
 def lane_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, LaneSource]:

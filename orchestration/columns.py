@@ -9,18 +9,18 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from headrace.orchestration.pipelines import Physical
+from headrace.jobs.sources import lane_sources, spoken_columns
+from headrace.orchestration.pipelines import Physical, Pipeline
 from headrace.pipeline import graph
-from headrace.pipeline.lineage import lineage, spoken_columns
-from headrace.pipeline.nodes import PipelineModel
+from headrace.pipeline.lineage import lineage
 
 
 class ColumnBook:
     """Columns and their origins for every node of one pipeline that they can be told for."""
 
-    def __init__(self, model: PipelineModel) -> None:
-        self._model = model
-        self._nodes = lineage(model, {name: known for name, node in model.sources.items() if (known := spoken_columns(node))})
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._model = pipeline.file.model
+        self._nodes = lineage(self._model, spoken_columns(lane_sources(self._model.sources, pipeline.settings())))
 
     def schema(self, name: str) -> dg.TableSchema | None:
         """The columns of a node for people; a sink has those of what it reads. None where they are not known."""

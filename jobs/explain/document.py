@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.jobs.explain.facts import Explanation, Node, Pieces, Splits, Target
-from headrace.pipeline.lineage import Derived
 from headrace.pipeline.records import Json
+from headrace.pipeline.relations import Derived
 
 VERSION = 1
 

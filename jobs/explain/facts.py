@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.jobs.routes import Route
-from headrace.pipeline.lineage import Derived
+from headrace.pipeline.relations import Derived
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from headrace.jobs.assembly import node_types
 from headrace.jobs.explain.facts import Pieces, Splits
 from headrace.jobs.planner import Planner, check_key
 from headrace.jobs.session import start_session, stop_session
-from headrace.jobs.sources import LaneSource, lane_sources
+from headrace.jobs.sources import LaneSource, lane_sources, spoken_columns
 from headrace.pipeline import graph, positions
 from headrace.pipeline.errors import ServiceError, SettingsError, TransientError
 from headrace.pipeline.file import PipelineFile
@@ -43,11 +43,10 @@ class Found:
     unchecked: dict[str, list[str]] = field(default_factory=dict)
     plan: str = ""
 
-    def columns(self, file: PipelineFile) -> dict[str, dict[str, str]]:
-        """Types by column of every node whose columns are known, at sources at least by the file's list of them."""
+    def columns(self, sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+        """Types by column of every node whose columns are known, at sources at least by what the file says of them."""
         known = {name: {column.name: spark_type(column.type) for column in schema} for name, schema in self.nodes.items()}
-        listed = {name: dict.fromkeys(getattr(node, "columns", ()), "") for name, node in file.model.sources.items()}
-        return {name: names for name, names in listed.items() if names} | known
+        return spoken_columns(sources) | known
 
 
 class Lookup:

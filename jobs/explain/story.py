@@ -68,7 +68,7 @@ class _Drawer:
         self._settings = settings
         self._lookup = lookup
         self._found = found
-        self._columns = found.columns(file)
+        self._columns = found.columns(lookup.sources)
         self._lineage = lineage(file.model, self._columns)
 
     def nodes(self) -> Iterator[Node]:

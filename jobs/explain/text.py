@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from headrace.jobs.explain.facts import Explanation, Node, Part, Splits
 from headrace.jobs.explain.rails import draw
-from headrace.pipeline.lineage import Derived
+from headrace.pipeline.relations import Derived
 
 WIDTH = 80
 _HEAD = 11  # of "  delivery  ", the widest word in front of a sentence

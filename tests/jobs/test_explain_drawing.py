@@ -19,7 +19,7 @@ from headrace.jobs.explain.mermaid import mermaid
 from headrace.jobs.explain.rails import MARKS, as_ascii, draw, ordered
 from headrace.jobs.explain.text import text
 from headrace.jobs.routes import Route
-from headrace.pipeline.lineage import Derived, Origin, Step
+from headrace.pipeline.relations import Derived, Origin, Step
 
 NASTY = [
     'say "hi"',
