@@ -98,7 +98,7 @@ class _Drawer:
             name=name,
             kind=kind,
             type=self._model.nodes()[name].type,
-            inputs=graph.inputs_of(self._model, name),
+            inputs=tuple(other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)),
             key=graph.key_of(self._model, name),
             key_from=graph.key_givers(self._model, name),
             columns=tuple(Column(column, type_) for column, type_ in known.items()),

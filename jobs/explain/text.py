@@ -11,6 +11,7 @@ from headrace.pipeline.relations import Derived
 
 WIDTH = 80
 _HEAD = 11  # of "  delivery  ", the widest word in front of a sentence
+_TIGHT = "\u00a0"
 _WINDOWS = 24
 """Windows of a source whose pieces are listed; the JSON has all of them."""
 
@@ -45,7 +46,7 @@ def _label(node: Node) -> list[str]:
         return [f"{node.name}: {node.type}", *key]
     target = node.target
     route = [f"history {target.route.path}"] if target.route else []
-    said = "; ".join([target.writes, target.guarantee.delivery.replace("_", " "), *route])
+    said = "; ".join([target.guarantee.delivery.replace("_", " "), *route, target.writes])
     return [f"{node.name}: {node.type} {target.name}".rstrip(), said]
 
 
@@ -64,7 +65,8 @@ def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
     for said in node.unchecked:
         yield from _fact("unchecked", said)
     if lineage and node.kind == "sink":
-        yield from _lineage(node)
+        first = next(other for other in found.nodes if other.kind == "sink" and other.inputs == node.inputs)
+        yield from _lineage(node) if first is node else _fact("lineage", f"as at {first.name}")
 
 
 def _part(part: Part) -> str:
@@ -74,8 +76,7 @@ def _part(part: Part) -> str:
 def _target(node: Node) -> Iterator[str]:
     target = node.target
     assert target is not None  # noqa: S101  only sinks come here
-    kept = f"{node.type} {target.name}" if target.name else f"{node.type}, nothing is kept"
-    yield from _fact("target", kept + (" (made if missing)" if target.created else ""))
+    yield from _fact("target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else ""))
     yield from _fact("writes", target.writes)
     yield from _fact("delivery", f"{target.guarantee.delivery.replace('_', ' ')}: {target.guarantee.reason}")
     for said in target.guarantee.provided:
@@ -97,7 +98,8 @@ def _columns(found: Explanation, node: Node) -> str:
         (before,) = (other for other in found.nodes if other.name == node.inputs[0])
         if before.columns == node.columns and node.columns:
             return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
-    said = ", ".join(f"{column.name} {column.type}".rstrip() for column in node.columns)
+    # A name stays beside its type: these spaces are no places to break a line at.
+    said = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
     if node.complete:
         return said
     return f"{said}, and others" if said else "not known"
@@ -147,4 +149,5 @@ def _fact(word: str, said: str) -> list[str]:
 
 def _wrapped(head: str, said: str, indent: int | None = None) -> list[str]:
     lead = " " * (len(head) if indent is None else indent)
-    return textwrap.wrap(said, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False) or [head.rstrip()]
+    lines = textwrap.wrap(said, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False)
+    return [line.replace(_TIGHT, " ") for line in lines] or [head.rstrip()]

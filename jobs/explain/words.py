@@ -73,10 +73,11 @@ def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | 
     key = graph.key_of(file.model, name)
     described = registry.describe(name, node, settings)[0]
     kept = described.get("table_name") or described.get("location")
+    writes = f"upserts and deletes by {', '.join(key)}" if key and able.upsert else "appends"
     return Target(
         name=str(kept or ""),
         created=bool(kept) and able.creates_target,
-        writes=f"upserts and deletes by {', '.join(key)}" if key and able.upsert else "appends",
+        writes=writes if kept else "nothing is kept",
         guarantee=_guarantee(file.model, name, able),
         visible=_visible(able, route),
         route=route,
