@@ -70,6 +70,8 @@ class SourceCapabilities:
     """`pin` gives a snapshot that stays the same while the source is written to."""
     direct: bool = False
     job_mode: bool = True
+    without_spark: bool = False
+    """`schema`, `look` and `splits` need no session; None will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,10 @@ class BoundedSource(ABC):
     @abstractmethod
     def pin(self, spark: SparkSession, token: str) -> Snapshot:
         """Fixes the state that splits read. The same token gives the same snapshot again, also in another process."""
+
+    def look(self, spark: SparkSession) -> Snapshot:
+        """What `pin` would fix now, without making anything. `splits` of it foresee those of a run; its rows are not to be read."""
+        raise NotImplementedError
 
     @abstractmethod
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:

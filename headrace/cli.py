@@ -12,6 +12,7 @@ import typer
 
 from headrace import __version__
 from headrace.jobs.events import Until
+from headrace.jobs.explain.formats import Format
 from headrace.pipeline.errors import HeadraceError
 
 app = typer.Typer(
@@ -97,12 +98,24 @@ def validate(
 
 @app.command()
 def explain(
-    file: File, *, spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also the plan that Spark makes of it.")] = False
+    file: File,
+    *,
+    form: Annotated[Format, typer.Option("--format", help="Text for people, a Mermaid or Graphviz drawing, or JSON.")] = Format.TEXT,
+    lineage: Annotated[bool, typer.Option("--lineage", help="Where each column of a sink comes from. JSON always has it.")] = False,
+    splits: Annotated[bool, typer.Option("--splits", help="The pieces of history that a run would read; pins nothing.")] = False,
+    spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also the plan that Spark makes of the SQL.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Open no connection: what only servers know is unchecked.")] = False,
 ) -> None:
-    """Show what a run would do, and what it guarantees."""
+    """Draw the pipeline: what a run would do, and what it guarantees."""
+    if offline and splits:
+        msg = "--splits asks the servers, and --offline says not to"
+        raise typer.BadParameter(msg)
+    if form in (Format.MERMAID, Format.DOT) and (lineage or splits or spark_plan):
+        msg = f"--format {form} draws the graph alone; --lineage, --splits and --spark-plan are for text and json"
+        raise typer.BadParameter(msg)
     from headrace.commands.inspect import explain as work
 
-    work(file, spark_plan=spark_plan)
+    work(file, form, lineage=lineage, splits=splits, spark_plan=spark_plan, offline=offline)
 
 
 @app.command()

@@ -111,7 +111,7 @@ def _phase(file: PipelineFile, source: LaneSource, part: BoundedSource, rank: in
     def ask() -> pa.Schema:
         found = part.schema(spark)
         if source.unbounded is not None:
-            source.covers(part, spark)
+            source.covers(part, found)
         part.check(spark, list(_columns_of_history(file, source, rank)))
         return found
 

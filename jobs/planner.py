@@ -57,7 +57,7 @@ class Planner:
             try:
                 self.schemas[name] = _payload(frame)
             except UserError as error:
-                problems.append(UserError(error.message, hint=error.hint, node=name, place=self._place(name, "sql")))
+                problems.append(UserError(error.message, hint=error.hint, node=name, place=_place(self.file, name, "sql")))
         model = self.file.model
         for name, sink in model.sinks.items():
             if sink.from_ in self.schemas:
@@ -65,26 +65,13 @@ class Planner:
         lacking: set[str] = set()
         for name in [*model.sources, *self._order, *model.sinks]:
             self.keys[name] = graph.key_of(model, name)
-            missing = list(self._missing_key(name, self.schemas[name].names)) if name in self.schemas else []
+            missing = list(missing_key(self.file, name, self.schemas[name].names)) if name in self.schemas else []
             # A key that is lost on the way is told where it is lost, not again at all that inherit it.
             if missing and not lacking.intersection(graph.inputs_of(model, name)):
                 problems += missing
             lacking |= {name} if missing else set()
         if problems:
             raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
-
-    def _missing_key(self, name: str, columns: Sequence[str]) -> Iterator[UserError]:
-        if missing := [column for column in self.keys[name] if column not in columns]:
-            shown = ", ".join(f'"{column}"' for column in missing)
-            available = ", ".join(f'"{column}"' for column in [*columns, OP])
-            msg = (
-                f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
-            )
-            yield SchemaError(msg, node=name, place=self._place(name, "primary_key"))
-
-    def _place(self, name: str, key: str) -> Place:
-        kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(self.file.model, kind))
-        return self.file.place(kind, name, key)
 
     def _empty(self, name: str) -> DataFrame:
         from pyspark.sql.types import StructType
@@ -129,11 +116,11 @@ class Planner:
             said = (error.getMessage() or str(error)).split("; line ")[0].split("\n\n==")[0].strip()
             said = re.sub(r"^\[[A-Z_.]+\] ", "", re.sub(r"`hr_(\w+?)_\d+`", r"`\1`", said))
             hint = "--- SQL ---\n" + self.file.model.transforms[name].sql.strip()
-            raise SchemaError(said, hint=hint, node=name, place=self._place(name, "sql")) from None
+            raise SchemaError(said, hint=hint, node=name, place=_place(self.file, name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
-            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self._place(name, "sql"))
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=_place(self.file, name, "sql"))
         return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
@@ -183,6 +170,20 @@ class Planner:
                 return None
             total += rows * times
         return total
+
+
+def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterator[SchemaError]:
+    """What is wrong where a node's key, its own or an inherited one, is not among its columns."""
+    if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
+        shown = ", ".join(f'"{column}"' for column in missing)
+        available = ", ".join(f'"{column}"' for column in [*columns, OP])
+        msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+        yield SchemaError(msg, node=name, place=_place(file, name, "primary_key"))
+
+
+def _place(file: PipelineFile, name: str, key: str) -> Place:
+    kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(file.model, kind))
+    return file.place(kind, name, key)
 
 
 def _payload(frame: DataFrame) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,25 +34,46 @@ class Route:
         return self.path == "direct"
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What routes are chosen by: `payloads` of the sources, `nodes` as Spark sees all nodes, and what a history has `itself`.
+
+    Before a run nodes may be missing, and `itself` None: then the route is not known either.
+    """
+
+    payloads: Mapping[str, pa.Schema]
+    nodes: Mapping[str, pa.Schema]
+    itself: Callable[[LaneSource], pa.Schema | None]
+
+
 def routes(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource]) -> dict[str, Route]:
     """The route of history to every sink. Deterministic: an epoch must be finished by the route that it was begun with."""
-    return {name: _route(file, planner, sources, name) for name in file.model.sinks}
+    columns = Columns(planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark))
+    return {name: route(file, columns, sources, name) for name in file.model.sinks}
 
 
-def _route(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource], sink: str) -> Route:
+def route(file: PipelineFile, columns: Columns, sources: Mapping[str, LaneSource], sink: str) -> Route:
+    """The route to one sink; its path is `unchecked` where columns that decide are not known."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
-    if reason := _obstacle(file, planner, sources, sink):
+    if reason := _obstacle(file, sources, sink):
         return Route("rows", reason)
+    have = columns.itself(source)
     try:
-        query = _query(file, sink, source, planner)
+        query = _query(file, sink, source, columns, have)
     except UserError as error:
         return Route("rows", error.message)
+    except _UnknownError as error:
+        return Route("unchecked", str(error))
     return Route("direct", "history goes from source to sink as Arrow, the SQL runs in the source", source.name, query)
 
 
-def _obstacle(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource], sink: str) -> str:
-    """Why history must go through Spark's rows whatever the SQL says; empty if it need not."""
+class _UnknownError(Exception):
+    """Columns that decide are not known; the text says whose."""
+
+
+def _obstacle(file: PipelineFile, sources: Mapping[str, LaneSource], sink: str) -> str:
+    """Why history must go through Spark's rows whatever the SQL and the columns are; empty if it need not."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:
@@ -61,33 +82,41 @@ def _obstacle(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSo
         return f"it reads {len(names)} sources"
     if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:
         return f"`{source.name}` cannot be read by tasks alone"
-    if getattr(source.node, "cursor", None) is not None:
-        return "history is cut by a cursor, which Spark applies"
-    arriving = planner.schemas[file.model.sinks[sink].from_]
-    if nested := [field.name for field in arriving if is_nested(field.type)]:
-        return f"Spark turns nested columns into JSON: {', '.join(nested)}"
-    have, want = source.bounded[0].schema(planner.spark), planner.source_schemas[source.name]
-    other = [field.name for field in want if have.field(field.name).type != field.type]
-    return f"Spark casts history to the stream's types: {', '.join(other)}" if other else ""
+    return "history is cut by a cursor, which Spark applies" if getattr(source.node, "cursor", None) is not None else ""
 
 
-def _query(file: PipelineFile, sink: str, source: LaneSource, planner: Planner) -> str | None:
+def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, have: pa.Schema | None) -> str | None:
     """The transforms between source and sink as one query in the source's SQL; None where rows go through as they are.
 
-    Raises UserError where the source's SQL cannot say the same.
+    `have` are the columns that the history has itself. Raises UserError where the source's SQL cannot say the same, or where
+    its columns are not what Spark makes of them.
     """
-    chain = _chain(file, sink, source.name)
-    schema = planner.source_schemas[source.name]
-    if not chain:
-        if source.bounded[0].schema(planner.spark).names == schema.names:
-            return None
-        columns = ", ".join(f"`{name}`" for name in schema.names)
-        return _translated("the columns", f"SELECT {columns} FROM {source.name}", source.name, schema)  # noqa: S608  the file's own names
+    arriving = _known(columns.nodes, file.model.sinks[sink].from_)
+    if nested := [field.name for field in arriving if is_nested(field.type)]:
+        msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
+        raise UserError(msg)
     upstream, query = source.name, ""
-    for name in chain:
-        query = _translated(f"transform `{name}`", file.model.transforms[name].sql, upstream, planner.schemas[upstream], query)
+    for name in _chain(file, sink, source.name):
+        query = _translated(f"transform `{name}`", file.model.transforms[name].sql, upstream, _known(columns.nodes, upstream), query)
         upstream = name
-    return query
+    want = _known(columns.payloads, source.name)
+    if have is None:
+        msg = f"the columns of the history of `{source.name}` are not known"
+        raise _UnknownError(msg)
+    if other := [field.name for field in want if have.field(field.name).type != field.type]:
+        msg = f"Spark casts history to the stream's types: {', '.join(other)}"
+        raise UserError(msg)
+    if query or have.names == want.names:
+        return query or None
+    listed = ", ".join(f"`{name}`" for name in want.names)
+    return _translated("the columns", f"SELECT {listed} FROM {source.name}", source.name, want)  # noqa: S608  the file's own names
+
+
+def _known(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
+    if name not in schemas:
+        msg = f"the columns of `{name}` are not known"
+        raise _UnknownError(msg)
+    return schemas[name]
 
 
 def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:

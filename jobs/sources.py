@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from headrace.pipeline.errors import RetentionError, SchemaError
 from headrace.pipeline.nodes import HybridSource
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.types import spark_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,17 +51,24 @@ class LaneSource:
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """The payload. A hybrid source has its stream's columns and types; its history is cast to them."""
-        if self.unbounded is None:
-            return self.bounded[0].schema(spark)
-        found = self.unbounded.schema()
-        for part in self.bounded:
-            self.covers(part, spark)
+        found = self.payload([part.schema(spark) for part in self.bounded])
+        assert found is not None  # noqa: S101  all of its phases are known
         return found
 
-    def covers(self, part: BoundedSource, spark: SparkSession) -> None:
-        """Raises SchemaError where a bounded phase lacks columns of the stream."""
+    def payload(self, phases: Sequence[pa.Schema | None]) -> pa.Schema | None:
+        """The same, for what the bounded phases have; None stands for one that could not be asked, or for a payload that it leaves open."""
+        if self.unbounded is None:
+            return phases[0]
+        found = self.unbounded.schema()
+        for part, have in zip(self.bounded, phases, strict=True):
+            if have is not None:
+                self.covers(part, have)
+        return found
+
+    def covers(self, part: BoundedSource, schema: pa.Schema) -> None:
+        """Raises SchemaError where a bounded phase, which has `schema`, lacks columns of the stream."""
         assert self.unbounded is not None  # noqa: S101
-        have, wanted = part.schema(spark).names, self.unbounded.schema().names
+        have, wanted = schema.names, self.unbounded.schema().names
         if missing := [column for column in wanted if column not in have]:
             msg = f"history `{part.describe().get('table_name')}` lacks the columns {', '.join(missing)} of the stream"
             hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
@@ -103,6 +111,17 @@ class LaneSource:
         """The pieces of one phase inside one window."""
         cut = self.cut(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
+
+    def foresee(self, spark: SparkSession) -> Callable[[int, Window | None], list[Json]]:
+        """What tells the pieces that history would be cut into if it were opened now, by phase and window. Pins nothing."""
+        fence = self._fence()[0] if getattr(self.node, "offset_table", None) is not None else None
+        cut = self.cut({"fence": fence})
+        seen = [part.look(spark) for part in self.bounded]
+
+        def pieces(phase: int, window: Window | None) -> list[Json]:
+            return list(self.bounded[phase].splits(spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None))
+
+        return pieces
 
     def fetch(self, position: Json, phase: int, splits: Sequence[Json], query: str | None) -> SplitFetch | None:
         """What tasks read these splits with on the direct path."""
@@ -182,6 +201,16 @@ def _behind_cursor(frame: DataFrame, column: str, cursor: str, overlap_end: Mapp
     ends = F.from_json(F.lit(json.dumps(overlap_end)), "map<string,bigint>")
     inside = F.col(f"{POS}.off") < F.coalesce(F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0))
     return frame.where(~(inside & (F.col(f"`{column}`") <= F.lit(cursor).cast("timestamp"))))
+
+
+def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+    """What the file itself says of the sources' columns: Spark SQL types, empty ones where it lists names only; nothing where neither."""
+    found: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        payload = source.payload([None] * len(source.bounded))
+        listed = dict.fromkeys(getattr(source.node, "columns", ()), "")
+        found[name] = listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+    return {name: columns for name, columns in found.items() if columns}
 
 
 def lane_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, LaneSource]:

@@ -26,7 +26,7 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
     Every epoch goes to all sinks of its lane, so a selection of some sinks writes all of them and reports all of them.
     A selection of checks alone writes nothing and asks the real systems again.
     """
-    book = ColumnBook(pipeline.file.model)
+    book = ColumnBook(pipeline)
     lineage = {sink: book.lineage(sink, pipeline.sources) for sink in pipeline.sinks}
 
     @dg.multi_asset(

@@ -44,7 +44,7 @@ def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
     found: dict[dg.AssetKey, dg.AssetSpec] = {}
     for pipeline in pipelines:
-        book = ColumnBook(pipeline.file.model)
+        book = ColumnBook(pipeline)
         for name, things in pipeline.sources.items():
             for physical in things:
                 if physical.key not in written and physical.key not in found:

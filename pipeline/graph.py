@@ -47,6 +47,15 @@ def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return found.pop() if len(found) == 1 else ()
 
 
+def key_givers(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The nodes whose `primary_key` is the key of this one: itself, or those that it is inherited from; none without a key."""
+    if model.nodes()[name].primary_key:
+        return (name,)
+    if not key_of(model, name):
+        return ()
+    return tuple(dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_givers(model, upstream)))
+
+
 def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The sources whose rows reach a node, in the file's order."""
     if name in model.sources:

@@ -35,7 +35,7 @@ class ClickHouseTable(BoundedSource):
     insertion: of rows with one key the one that was inserted later is the last.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, direct=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, direct=True, without_spark=True)
 
     def __init__(self, node: ClickHouseSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """`name` is how errors call the node; the table's name if not given."""
@@ -91,15 +91,14 @@ class ClickHouseTable(BoundedSource):
         table = pin.clone(self._client, source, token, self.name) if pinned else source
         with told(self.name, f"{table.database}.{table.name}", "count it"):
             rows = self._client.query(f"SELECT count() FROM {table.sql}{' FINAL' if table.merges_rows else ''}").result_rows[0][0]
-        handle = {
-            "pinned": pinned,
-            "database": table.database,
-            "table": table.name,
-            "uuid": table.uuid,
-            "source": f"{source.database}.{source.name}",
-            "rows": rows,
-        }
-        return Snapshot(handle, pinned)
+        return Snapshot(_handle(source, table, pinned=pinned) | {"rows": rows}, pinned)
+
+    def look(self, spark: SparkSession) -> Snapshot:
+        """The table itself, to be cut as a copy of it would be."""
+        del spark
+        source = self._source()
+        self._check_filter(source)
+        return Snapshot(_handle(source, source, pinned=False), pinned=self.node.snapshot == "clone")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the server's own word."""
@@ -192,3 +191,13 @@ class ClickHouseTable(BoundedSource):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
+
+
+def _handle(source: pin.Table, table: pin.Table, *, pinned: bool) -> Json:
+    return {
+        "pinned": pinned,
+        "database": table.database,
+        "table": table.name,
+        "uuid": table.uuid,
+        "source": f"{source.database}.{source.name}",
+    }

@@ -80,6 +80,10 @@ class IcebergTable(BoundedSource):
         self._narrow(frame, columns)
         self._filtered(frame)
 
+    def look(self, spark: SparkSession) -> Snapshot:
+        """The same snapshot: to pin one makes nothing."""
+        return self.pin(spark, "")
+
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
         """Groups of data files with exact counts of the rows that are left after deletes, filter, window and cut."""
         snapshot_id = snapshot.handle["snapshot_id"]

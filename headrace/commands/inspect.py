@@ -10,7 +10,8 @@ from rich.table import Table
 
 from headrace.connectors.ledgers import open_ledger
 from headrace.jobs.events import CheckResult
-from headrace.pipeline.file import PipelineFile, load_pipeline
+from headrace.jobs.explain.formats import Format, render
+from headrace.pipeline.file import load_pipeline
 from headrace.pipeline.ledger.base import EpochRow, LaneState
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import load_settings
@@ -127,10 +128,15 @@ def show_checks(console: Console, results: list[CheckResult]) -> None:
                 console.print(f"       {key}: {value}", markup=False)
 
 
-def explain(path: Path, *, spark_plan: bool) -> None:
-    """What a run of the file would do, and which guarantees it would keep."""
-    file: PipelineFile = load_pipeline(path)
+def explain(path: Path, form: Format, *, lineage: bool, splits: bool, spark_plan: bool, offline: bool) -> None:
+    """What a run of the file would do, and which guarantees it would keep; nothing but the document on standard output."""
+    file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.explain import explain as run_explain  # Spark, which takes a second to import
+    from headrace.jobs.explain.rails import as_ascii
+    from headrace.jobs.explain.story import explain as run_explain  # pyarrow and sqlglot, which take a moment to import
 
-    out().print(str(run_explain(file, settings, spark_plan=spark_plan)), markup=False)
+    document = render(run_explain(file, settings, offline=offline, splits=splits, spark_plan=spark_plan), form, lineage=lineage)
+    console = out()
+    if form is Format.TEXT and not console.encoding.lower().startswith("utf"):
+        document = as_ascii(document)
+    console.print(document, markup=False, emoji=False, soft_wrap=True)

@@ -309,3 +309,14 @@ def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
     source = filled(world).open(filter="id % 5 = 0 OR id = 33")
     fixed = world.fixed(source)
     assert world.ids(source, fixed, world.pieces(source, fixed)) == [0, 5, 10, 15, 20, 25, 30, 33]
+
+
+def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(bounded: SourceWorld, spark: SparkSession) -> None:
+    source = filled(bounded).open()
+    session = None if type(source).capabilities.without_spark else spark
+    before = source.schema(session)
+    foreseen = list(source.splits(session, source.look(session), None, None))
+    pieces = bounded.pieces(source, bounded.fixed(source))
+    assert [(piece["id"], piece["rows"]) for piece in foreseen] == [(piece["id"], piece["rows"]) for piece in pieces]
+    assert sum(piece["rows"] for piece in foreseen) == 35
+    assert before == bounded.schema(source)

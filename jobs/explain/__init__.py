@@ -1,0 +1,1 @@
+"""`headrace explain`: what a run of a file would do (`story`), and how that is drawn (`formats`)."""

@@ -1,0 +1,45 @@
+"""An explanation as a Mermaid flowchart, as GitHub and many editors draw it."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.jobs.explain.facts import Explanation, Node
+
+_SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "sink": ("[(", ")]")}
+_PLAIN = re.compile(r"[^\w .,:/+*()=-]")
+"""Whatever means something to Mermaid, to Markdown or to HTML inside a quoted label, and everything else that is no letter or digit."""
+
+
+def mermaid(found: Explanation) -> str:
+    """The document. Nodes are called n0, n1, … in it, so that no name can be mistaken for syntax."""
+    ids = {node.name: f"n{place}" for place, node in enumerate(found.nodes)}
+    lines = ["flowchart LR"]
+    for place, (lane, names) in enumerate(found.lanes.items()):
+        lines.append(f'  subgraph lane{place}["{escaped(f"{found.name}, lane {lane}")}"]')
+        lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes if node.name in names]
+        lines.append("  end")
+    for start, end, key in found.edges:
+        lines.append(f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}')
+    return "\n".join(lines)
+
+
+def _node(node: Node, name: str) -> str:
+    before, after = _SHAPES[node.kind]
+    return f'{name}{before}"{"<br/>".join(escaped(line) for line in label(node))}"{after}'
+
+
+def label(node: Node) -> list[str]:
+    """What a box says: the name, what it is, and at a sink what it promises."""
+    if node.kind == "source":
+        return [node.name, *(f"{part.type} {part.name}{', pinned' if part.pinned else ''}" for part in node.parts)]
+    if node.target is None:
+        return [node.name, node.type]
+    target = node.target
+    promised = [target.guarantee.delivery.replace("_", " "), *([f"history {target.route.path}"] if target.route else [])]
+    return [node.name, f"{node.type} {target.name}".rstrip(), ", ".join(promised)]
+
+
+def escaped(text: str) -> str:
+    """Inside a quoted label: characters with a meaning become numbered entities, ends of lines become spaces."""
+    return _PLAIN.sub(lambda match: f"#{ord(match[0])};", " ".join(text.split()))

@@ -1,0 +1,153 @@
+"""An explanation for people: the graph, then each node, at most 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from headrace.jobs.explain.facts import Explanation, Node, Part, Splits
+from headrace.jobs.explain.rails import draw
+from headrace.pipeline.relations import Derived
+
+WIDTH = 80
+_HEAD = 11  # of "  delivery  ", the widest word in front of a sentence
+_TIGHT = "\u00a0"
+_WINDOWS = 24
+"""Windows of a source whose pieces are listed; the JSON has all of them."""
+
+
+def text(found: Explanation, *, lineage: bool = False) -> str:
+    """What `headrace explain` prints. With `lineage` every column of a sink says where it comes from."""
+    return "\n".join(_lines(found, lineage=lineage))
+
+
+def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
+    yield f"pipeline {found.name}, file hash {found.pipeline_hash}"
+    for lane, nodes in found.lanes.items():
+        what = "one lane" if len(found.lanes) == 1 else f"lane {lane}"
+        yield from _wrapped(f"{what}: ", f"all of its {len(nodes)} nodes share their epochs")
+    yield ""
+    yield from draw(found.nodes, {node.name: _label(node) for node in found.nodes}, WIDTH)
+    for node in found.nodes:
+        yield f"\n{node.kind} {node.name}"
+        yield from _node(found, node, lineage=lineage)
+    if found.splits is not None:
+        yield from _splits(found.splits)
+    if found.spark_plan is not None:
+        yield f"\n{found.spark_plan or 'Spark has nothing to plan: no transform whose sources are known.'}"
+
+
+def _label(node: Node) -> list[str]:
+    """What the picture says of a node: what it is, its key where it is its own, and at a sink how rows get there."""
+    key = [f"key {', '.join(node.key)}"] if node.key_from == (node.name,) and node.kind != "sink" else []
+    if node.kind == "source":
+        return [f"{node.name}: {', then '.join(f'{part.type} {part.name}' for part in node.parts)}", *key]
+    if node.target is None:
+        return [f"{node.name}: {node.type}", *key]
+    target = node.target
+    route = [f"history {target.route.path}"] if target.route else []
+    said = "; ".join([target.guarantee.delivery.replace("_", " "), *route, target.writes])
+    return [f"{node.name}: {node.type} {target.name}".rstrip(), said]
+
+
+def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
+    for part in node.parts:
+        yield from _fact(part.phase, _part(part))
+    for word, said in node.notes:
+        yield from _fact(word, said)
+    if node.kind == "transform":
+        yield from _fact("reads", f"{', '.join(node.inputs)}, by {node.type}")
+    if node.target is not None:
+        yield from _fact("reads", ", ".join(node.inputs))
+        yield from _target(node)
+    yield from _fact("key", _key(node))
+    yield from _fact("columns", _columns(found, node))
+    for said in node.unchecked:
+        yield from _fact("unchecked", said)
+    if lineage and node.kind == "sink":
+        first = next(other for other in found.nodes if other.kind == "sink" and other.inputs == node.inputs)
+        yield from _lineage(node) if first is node else _fact("lineage", f"as at {first.name}")
+
+
+def _part(part: Part) -> str:
+    return f"{part.type} {part.name}, {part.said}"
+
+
+def _target(node: Node) -> Iterator[str]:
+    target = node.target
+    assert target is not None  # noqa: S101  only sinks come here
+    yield from _fact("target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else ""))
+    yield from _fact("writes", target.writes)
+    yield from _fact("delivery", f"{target.guarantee.delivery.replace('_', ' ')}: {target.guarantee.reason}")
+    for said in target.guarantee.provided:
+        yield from _fact("provided", said)
+    yield from _fact("visible", target.visible)
+    if target.route is not None:
+        yield from _fact("history", f"{target.route.path}: {target.route.why}")
+
+
+def _key(node: Node) -> str:
+    if not node.key:
+        return "none: rows are appended" if node.kind == "sink" else "none"
+    own = node.key_from == (node.name,)
+    return f"{', '.join(node.key)}; {'its own' if own else 'from ' + ', '.join(node.key_from)}"
+
+
+def _columns(found: Explanation, node: Node) -> str:
+    if node.kind == "sink":
+        (before,) = (other for other in found.nodes if other.name == node.inputs[0])
+        if before.columns == node.columns and node.columns:
+            return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
+    # A name stays beside its type: these spaces are no places to break a line at.
+    said = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
+    if node.complete:
+        return said
+    return f"{said}, and others" if said else "not known"
+
+
+def _lineage(node: Node) -> Iterator[str]:
+    if not node.lineage:
+        yield from _fact("lineage", "not known")
+        return
+    yield "  lineage"
+    width = min(24, max(len(name) for name in node.lineage))
+    for name, derived in node.lineage.items():
+        yield from _wrapped(f"    {name:{width}}  ", _origins(derived), 6 + width)
+        for step in derived.steps:
+            lead = " " * (6 + width)
+            yield from _wrapped(f"{lead}{step.node}.{step.column} = ", step.expression, len(lead) + 4)
+
+
+def _origins(derived: Derived) -> str:
+    if not derived.origins:
+        return "no source column"
+    return ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins)
+
+
+def _splits(found: Splits) -> Iterator[str]:
+    yield "\nsplits of history, as they would be cut now; nothing was pinned"
+    for source, part in dict.fromkeys((piece.source, piece.part) for piece in found.pieces):
+        pieces = [piece for piece in found.pieces if (piece.source, piece.part) == (source, part)]
+        yield f"  {source}, {part}"
+        yield f"    {'window':10}  {'pieces':>6}  {'rows':>13}  first, last"
+        for piece in pieces[:_WINDOWS]:
+            ends = "" if piece.first is None or piece.last is None else f"{piece.first[0]}, {piece.last[0]}"
+            yield f"    {piece.window or 'all':10}  {piece.count:>6,}  {piece.rows:>13,}  {ends}"[:WIDTH].rstrip()
+        if len(pieces) > 1:
+            more = f" ({len(pieces) - _WINDOWS:,} windows more)" if len(pieces) > _WINDOWS else ""
+            total = (sum(piece.count for piece in pieces), sum(piece.rows for piece in pieces))
+            yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
+    for source, said in found.unchecked.items():
+        yield from _wrapped("  ", f"{source}: unchecked, {said}")
+    if not found.pieces and not found.unchecked:
+        yield "  no source has a history"
+
+
+def _fact(word: str, said: str) -> list[str]:
+    return _wrapped(f"  {word:{_HEAD - 2}} ", said, _HEAD + 1)
+
+
+def _wrapped(head: str, said: str, indent: int | None = None) -> list[str]:
+    lead = " " * (len(head) if indent is None else indent)
+    lines = textwrap.wrap(said, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False)
+    return [line.replace(_TIGHT, " ") for line in lines] or [head.rstrip()]

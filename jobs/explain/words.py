@@ -1,0 +1,127 @@
+"""The sentences of an explanation: how sources are read, what sinks promise and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
+from headrace.jobs.explain.facts import Guarantee, Part, Target
+from headrace.jobs.routes import Route
+from headrace.pipeline import graph, positions, sql
+from headrace.pipeline.durations import spell_duration
+from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.nodes import PipelineModel
+from headrace.pipeline.settings import Settings
+
+_PINNED = "pinned: every split reads the same rows whenever it is read"
+_LOOSE = "not pinned: it must not change until every epoch of it is written"
+
+
+def parts_of(name: str, node: Any, settings: Settings) -> tuple[Part, ...]:
+    """What a source reads, in the order in which it is read."""
+    found = registry.describe(name, node, settings)
+    history = positions.bounded_phases(node)
+    return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
+
+
+def _part(entry: dict[str, Any], *, phase: str) -> Part:
+    what = entry.get("table_name") or entry.get("topic") or entry.get("location") or ".".join(entry["asset_key"][1:])
+    if phase == "stream":
+        return Part(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
+    pinned = entry.get("snapshot") != "none"
+    return Part(phase, entry["kind"], what, pinned, _PINNED if pinned else _LOOSE)
+
+
+def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
+    """What else there is to say of a source: the handoff, its windows, what job_mode does to it."""
+    node = model.sources[name]
+    found: list[tuple[str, str]] = []
+    if node.type == "hybrid":
+        found.append(("handoff", handoff(node)))
+    if model.partitions and positions.bounded_phases(node):
+        windows = positions.windows_of(model)
+        found.append(("windows", f"{len(windows)} by {model.partitions.column}, {windows[0]} to {windows[-1]}"))
+    if model.job_mode and positions.has_stream(node):
+        found.append(("job_mode", "the stream is never read"))
+    return tuple(found)
+
+
+def handoff(node: Any) -> str:
+    """Where the stream of a hybrid source starts, and what that means for its rows."""
+    table = node.offset_table
+    if _exact(node):
+        return f"exact: the stream starts behind the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
+    if table is not None:
+        return f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks take twice without harm"
+    lag = f"the stream starts {spell_duration(node.history_lag) if node.history_lag else '1h'} back"
+    if node.cursor is not None:
+        settled = spell_duration(node.cursor.settle)
+        return f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows settle within {settled}"
+    return f"{lag}; rows of the overlap arrive twice, which keyed sinks take without harm"
+
+
+def _exact(node: Any) -> bool:
+    table = node.offset_table
+    return table is not None and table.table_name in (None, node.bounded_sources[-1].table_name)
+
+
+def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | None) -> Target:
+    """What a sink does, and what it promises."""
+    node = file.model.sinks[name]
+    able = registry.sink_class(node).capabilities
+    key = graph.key_of(file.model, name)
+    described = registry.describe(name, node, settings)[0]
+    kept = described.get("table_name") or described.get("location")
+    writes = f"upserts and deletes by {', '.join(key)}" if key and able.upsert else "appends"
+    return Target(
+        name=str(kept or ""),
+        created=bool(kept) and able.creates_target,
+        writes=writes if kept else "nothing is kept",
+        guarantee=_guarantee(file.model, name, able),
+        visible=_visible(able, route),
+        route=route,
+    )
+
+
+def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guarantee:
+    if able.delivery is not Delivery.EXACTLY_ONCE:
+        return Guarantee("at_least_once", "the sink keeps no record of what it holds")
+    if model.sinks[name].delivery == "at_least_once":
+        return Guarantee("at_least_once", "as the file asks for")
+    fence = "refuses writers of an older generation" if able.fences else "cannot compare generations, so a takeover waits their commits out"
+    return Guarantee("exactly_once", f"rows and record of an epoch are one atomic act; it {fence}", tuple(_conditions(model, name)))
+
+
+def _conditions(model: PipelineModel, name: str) -> list[str]:
+    """What exactly-once rests on beside the sink itself."""
+    found = []
+    for source in graph.upstream_sources(model, name):
+        node = model.sources[source]
+        phases = node.bounded_sources if node.type == "hybrid" else [] if node.type == "kafka" else [node]
+        found += [
+            f"`{phase.table_name}` holds still until its history is written" for phase in phases if getattr(phase, "snapshot", "") == "none"
+        ]
+        if node.type == "hybrid" and not _exact(node):
+            found.append(_overlap(node, graph.key_of(model, name)))
+    found += [f"transform `{transform}` may run twice: `{call}` gives other values then" for transform, call in _impure(model, name)]
+    return found
+
+
+def _overlap(node: Any, key: tuple[str, ...]) -> str:
+    if node.cursor is not None:
+        return f"rows arrive within {spell_duration(node.cursor.settle)} of `{node.cursor.column}`"
+    return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
+
+
+def _impure(model: PipelineModel, name: str) -> list[tuple[str, str]]:
+    behind = [upstream for upstream in graph.inputs_of(model, name) if upstream in model.transforms]
+    found = [pair for upstream in behind for pair in _impure(model, upstream)]
+    own = [(name, call) for call in sql.impure(model.transforms[name].sql)] if name in model.transforms else []
+    return list(dict.fromkeys([*found, *own]))
+
+
+def _visible(able: SinkCapabilities, route: Route | None) -> str:
+    if route is not None and route.direct:
+        return f"whole {able.visibility}s; during history {Visibility.SPLIT} by {Visibility.SPLIT}"
+    return "row by row" if able.visibility is Visibility.ROW else f"whole {able.visibility}s"

@@ -1,0 +1,103 @@
+"""`headrace explain` from outside: nothing but the document on standard output, whatever the format."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = """
+version: 1
+name: tiny
+sources:
+  src: {type: kafka, topic: some.topic, primary_key: id, schema: {id: int64, ":smile:[b]": string}}
+sinks:
+  out: {type: blackhole, from: src}
+  table: {type: postgres, from: src, table: here}
+"""
+
+
+def explain(*args: str, cwd: Path, text: str = FILE, **env: str) -> subprocess.CompletedProcess[str]:
+    (cwd / "tiny.yaml").write_text(text)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "NO_COLOR"))}
+    nowhere = {"JAVA_HOME": str(cwd / "none"), "HEADRACE__CLICKHOUSE_SOURCE__URL": "http://127.0.0.1:1"}
+    command = [sys.executable, "-m", "headrace", "explain", "tiny.yaml", *args]
+    return subprocess.run(command, cwd=cwd, env=clean | nowhere | env, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("form", "first", "last"),
+    [
+        ("text", "pipeline tiny", "  columns   the 2 of src"),
+        ("mermaid", "flowchart LR", '  n0 -->|"key id"| n2'),
+        ("dot", "digraph", "}"),
+        ("json", "{", "}"),
+    ],
+)
+def test_a_document_is_alone_on_standard_output(form: str, first: str, last: str, tmp_path: Path) -> None:
+    found = explain("--format", form, cwd=tmp_path)
+    assert (found.returncode, found.stderr) == (0, "")
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith(first)
+    assert lines[-1] == last
+
+
+def test_text_is_the_default_and_fits_eighty_columns(tmp_path: Path) -> None:
+    found = explain("--lineage", "--splits", "--spark-plan", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "├─●  out: blackhole" in found.stdout
+    assert "    id          src.id" in found.stdout
+    assert "no source has a history" in found.stdout
+    assert "Spark has nothing to plan" in found.stdout
+    assert max(len(line) for line in found.stdout.splitlines()) <= 80
+
+
+def test_names_come_out_as_they_are_written(tmp_path: Path) -> None:
+    found = json.loads(explain("--format", "json", cwd=tmp_path).stdout)
+    assert [column["name"] for column in found["nodes"][0]["schema"]] == ["id", ":smile:[b]"]
+    assert ":smile:[b] STRING" in explain(cwd=tmp_path).stdout
+
+
+def test_a_terminal_without_box_characters_gets_plain_ones(tmp_path: Path) -> None:
+    found = explain(cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.isascii()
+    assert "+-*  out: blackhole" in found.stdout
+
+
+@pytest.mark.parametrize("args", [("--offline",), ()])
+def test_without_servers_and_java_the_rest_is_still_told(args: tuple[str, ...], tmp_path: Path) -> None:
+    text = FILE.replace(
+        '{type: kafka, topic: some.topic, primary_key: id, schema: {id: int64, ":smile:[b]": string}}', "{type: clickhouse, table_name: t}"
+    )
+    found = explain(*args, cwd=tmp_path, text=text)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "unchecked columns of clickhouse default.t:" in found.stdout
+    assert ("--offline" in found.stdout) is bool(args)
+    assert "exactly once" in found.stdout
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--format", "pdf"),
+        ("--offline", "--splits"),
+        ("--format", "dot", "--lineage"),
+        ("--format", "mermaid", "--splits"),
+        ("--format", "mermaid", "--spark-plan"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> None:
+    found = explain(*args, cwd=tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "Traceback" not in found.stderr
+
+
+def test_a_broken_file_is_told_on_standard_error_alone(tmp_path: Path) -> None:
+    found = explain("--format", "json", cwd=tmp_path, text=FILE.replace("from: src", "from: nowhere"))
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "tiny.yaml:7:" in found.stderr
