@@ -105,8 +105,8 @@ def explain(
     work(file, spark_plan=spark_plan)
 
 
-@app.command()
-def test(
+@app.command(name="test")
+def run_tests(
     paths: Annotated[
         list[Path] | None, typer.Argument(metavar="[PATH]...", help="Pipeline files, *.test.yaml or folders; this folder if not given.")
     ] = None,
@@ -117,7 +117,7 @@ def test(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Descriptions, and every row that differs.")] = False,
 ) -> None:
     """Run the tests of pipelines, without any server."""
-    from headrace.commands.test import test as work
+    from headrace.commands.test import run_tests as work
 
     work(paths or [Path()], expression, rewrite=update, report=junit, verbose=verbose)
 

@@ -14,8 +14,8 @@ from headrace.connectors import registry
 from headrace.connectors.base import Delivery
 from headrace.jobs.status import stream_wanted
 from headrace.pipeline import graph
-from headrace.pipeline.errors import UserError
 from headrace.pipeline.cases import is_test_file
+from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
 from headrace.pipeline.nodes import Partitions
 from headrace.pipeline.records import Json

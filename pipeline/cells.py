@@ -22,7 +22,14 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.tree import shorten
 from headrace.pipeline.types import is_binary
 
-_NAMES = {pa.bool_(): "boolean", pa.date32(): "date32", pa.date64(): "date64", pa.float16(): "float16", pa.float32(): "float32", pa.float64(): "float64"}
+_NAMES: dict[pa.DataType, str] = {
+    pa.bool_(): "boolean",
+    pa.date32(): "date32",
+    pa.date64(): "date64",
+    pa.float16(): "float16",
+    pa.float32(): "float32",
+    pa.float64(): "float64",
+}
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\s*\d.*)?")
 

@@ -24,7 +24,7 @@ NO_TESTS = 5
 """The exit code where there is no test, as pytest has it."""
 
 
-def test(paths: Sequence[Path], expression: str | None, *, rewrite: bool, report: Path | None, verbose: bool) -> None:
+def run_tests(paths: Sequence[Path], expression: str | None, *, rewrite: bool, report: Path | None, verbose: bool) -> None:
     """Runs the tests at `paths`, those that `expression` chooses.
 
     Ends with exit code 1 if a test failed or a file is wrong, 5 if there are no tests. Raises typer.BadParameter for a path that is not

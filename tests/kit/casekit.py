@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from headrace.jobs.testing.run import Outcome
 from headrace.pipeline.cases import Case, load_cases
+
+Run = Callable[..., Outcome]
 
 ORDERS = """\
 version: 1
