@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headrace.jobs.planner import Planner
-from headrace.jobs.sources import LaneSource
 from headrace.jobs.testing.given import GivenSource, file_schema, said_schema
 from headrace.pipeline import graph, nodes
 from headrace.pipeline.case_rows import Rows
@@ -58,7 +57,7 @@ class Stages:
         known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
         if known not in self._made:
             sources = {name: GivenSource(roots[name]) for name in model.sources}
-            self._made[known] = Planner(replace(file, model=model), self._spark, cast("dict[str, LaneSource]", sources))
+            self._made[known] = Planner(replace(file, model=model), self._spark, sources)
         return self._made[known]
 
 
