@@ -108,7 +108,7 @@ def test_a_given_value_that_does_not_fit_is_told_with_its_row_and_place(run: Run
     lines = " ".join(failure(run(text("orders:\n  rows:\n    - {id: 1}\n    - {id: x}\n    - {id: 2.5}", "priced: {rows: []}"))))
     assert "node 'orders': test `t`: row 2, column `id`: `x` cannot be cast to int64" in lines
     assert "row 3, column `id`: `2.5` cannot be cast to int64" in lines
-    assert f"({tmp_path}/orders.test.yaml:8:17)" in lines
+    assert f"({tmp_path}/orders.test.yaml:8:14)" in lines
     assert run("  t:\n    given: {orders: {rows: [{id: x}]}}\n    expect_error: cannot be cast to int64\n").passed
 
 
