@@ -21,6 +21,7 @@ from headrace.pipeline.durations import parse_duration
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.tree import shorten
 from headrace.pipeline.types import is_binary
+from headrace.pipeline.wide import WideInteger
 
 _NAMES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
@@ -63,6 +64,8 @@ def fit(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     try:
+        if isinstance(kind, WideInteger):
+            return _wide_integer(value, kind)
         return pa.scalar(_converted(value, kind), kind).as_py(maps_as_pydicts="strict")
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, InvalidOperation, OverflowError, _UnfitError):
         msg = f"`{shorten(spell(value))}` cannot be cast to {spell_type(kind)}"
@@ -145,6 +148,13 @@ def _integer(value: Any, _: pa.DataType) -> int:
     if isinstance(number, float) or not number.is_finite() or number != number.to_integral_value():
         raise _UnfitError
     return int(number)
+
+
+def _wide_integer(value: Any, kind: WideInteger) -> int:
+    number = _integer(value, kind)
+    if not kind.lowest <= number <= kind.highest:
+        raise _UnfitError
+    return number
 
 
 def _decimal(value: Any, _: pa.DataType) -> Decimal:

@@ -12,8 +12,10 @@ from headrace.jobs.testing.given import cast_rows, check_columns, check_operatio
 from headrace.jobs.testing.held import Row, keeps_operations
 from headrace.pipeline.case_rows import Rows
 from headrace.pipeline.cases import Case
+from headrace.pipeline.cells import fit
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.problems import meant
+from headrace.pipeline.wide import is_wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
                 for row, column, reason in wrong
             ]
         )
+    wide = {field.name for field in payload if is_wide(field.type)}
     expected = [
         {name: (record.get(OP) or "i") if name == OP else cell[name] for name in columns}
         for cell, record in zip(cells, rows.records, strict=True)
@@ -63,7 +66,7 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
         pa.schema([pa.field(OP, pa.string()) if name == OP else schema.field(name) for name in columns]),
         tuple(key) if set(key) <= set(columns) else (),
         expected,
-        [{name: row[name] for name in columns} for row in found],
+        [{name: fit(row[name], schema.field(name).type) if name in wide else row[name] for name in columns} for row in found],
         said.ordered,
         said.tolerance,
     )

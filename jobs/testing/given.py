@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS
+from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.rows import payload_schema
+from headrace.connectors.spark_types import spark_schema
+from headrace.jobs.testing.text import plain
 from headrace.pipeline import graph
 from headrace.pipeline.case_rows import Rows
 from headrace.pipeline.cases import Case
@@ -17,9 +19,10 @@ from headrace.pipeline.cells import fit, infer
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.problems import meant
 from headrace.pipeline.tree import shorten
+from headrace.pipeline.wide import is_wide, stored
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 POS_TYPE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int32())])
 
@@ -89,9 +92,17 @@ def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: i
         told = [f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})" for row, column, reason in wrong]
         raise DataError(f"test `{case.name}`: " + "\n".join(told), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
     places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
-    arrays = [pa.array([row[field.name] for row in cells], field.type) for field in schema]
+    arrays = [
+        pa.array([carried(row[field.name], field.type) for row in cells], kind.type)
+        for field, kind in zip(schema, stored(schema), strict=True)
+    ]
     hidden = [pa.array(operations, pa.string()), pa.array(places, POS_TYPE)]
-    return pa.table([*arrays, *hidden], schema=pa.schema([*schema, pa.field(OP, pa.string()), pa.field(POS, POS_TYPE)]))
+    return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_TYPE)]))
+
+
+def carried(value: Any, kind: pa.DataType) -> Any:
+    """A value as rows carry it: numbers that Spark has no room for are their digits."""
+    return plain(value) if is_wide(kind) and value is not None else value
 
 
 def check_computable(case: Case, known: Mapping[str, Any]) -> None:
@@ -152,8 +163,7 @@ def check_operations(case: Case, name: str, rows: Rows) -> None:
         raise PipelineFileError(problems)
 
 
-def frame_of(spark: SparkSession, table: pa.Table) -> Any:
+def frame_of(spark: SparkSession, table: pa.Table, payload: pa.Schema) -> DataFrame:
     """The table as a frame, with Spark's types as the planner analyses them."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))  # type: ignore[arg-type]
+    hidden = [table.schema.field(name) for name in HIDDEN]
+    return spark.createDataFrame(table, spark_schema(pa.schema([*payload, *hidden])))

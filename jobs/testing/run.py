@@ -144,7 +144,7 @@ def _views(planner: Planner, case: Case, tables: Mapping[str, pa.Table]) -> dict
     readings = {}
     for name, table in tables.items():
         if name in planner.source_schemas:
-            frame = _filtered(frame_of(planner.spark, table), case, name)
+            frame = _filtered(frame_of(planner.spark, table, planner.source_schemas[name]), case, name)
             readings[name] = Reading(frame, table.num_rows)
     now = case.node.now or datetime.now(UTC)
     return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now))

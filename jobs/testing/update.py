@@ -19,10 +19,12 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, Seq
 
 from headrace.jobs.testing.compare import Difference
 from headrace.jobs.testing.expected import Expectation
+from headrace.jobs.testing.given import carried
 from headrace.jobs.testing.held import Row
 from headrace.jobs.testing.run import Outcome
 from headrace.jobs.testing.text import flow, json_value, plain, scalar
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.wide import stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation
     names = list(columns) if set(columns) == set(expectation.schema.names) else expectation.schema.names
     if form == "parquet":
         schema = pa.schema([expectation.schema.field(name) for name in names])
-        pq.write_table(pa.Table.from_pylist(rows, schema), path)
+        cells = [{field.name: carried(row[field.name], field.type) for field in schema} for row in rows]
+        pq.write_table(pa.Table.from_pylist(cells, stored(schema)), path)
         return
     if form == "json":
         lines = [json_value({name: row[name] for name in names}) for row in rows]

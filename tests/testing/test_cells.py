@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.pipeline.cells import Timestamp, as_written, fit, infer
+from headrace.pipeline.wide import INT256, UINT256
 
 AT = pa.timestamp("us", tz="UTC")
 LOCAL = pa.timestamp("us")
@@ -45,6 +46,9 @@ LOCAL = pa.timestamp("us")
         ({"a": "1"}, pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": None}),
         ({"x": 1}, pa.map_(pa.string(), pa.int32()), {"x": 1}),
         (["1", None], pa.list_(pa.int32()), [1, None]),
+        (2**255 - 1, INT256, 2**255 - 1),
+        (str(2**256 - 1), UINT256, 2**256 - 1),
+        ("1.50", pa.decimal256(60, 3), Decimal("1.500")),
     ],
 )
 def test_what_fits(value: Any, kind: pa.DataType, found: Any) -> None:
@@ -74,6 +78,10 @@ def test_what_fits(value: Any, kind: pa.DataType, found: Any) -> None:
         ({"c": 1}, pa.struct([("a", pa.int32())]), "struct<a: int32>"),
         ([300], pa.list_(pa.int8()), "list<item: int8>"),
         ("a", pa.list_(pa.string()), "list<item: string>"),
+        (2**255, INT256, "int256"),
+        (-1, UINT256, "uint256"),
+        (Decimal("1.5"), UINT256, "uint256"),
+        (Decimal("0.0001"), pa.decimal256(60, 3), "decimal(60, 3)"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_type(value: Any, kind: pa.DataType, name: str) -> None:

@@ -225,3 +225,15 @@ def test_a_sink_without_a_key_appends_and_refuses_a_delete(run: Run) -> None:
 def test_a_test_without_rows_says_what_an_empty_source_gives(run: Run) -> None:
     assert run("  t: {expect: {orders_pg: {rows: []}}}\n").passed
     assert not run("  t: {expect: {orders_pg: {columns: id, rows: [{id: 1}]}}}\n").passed
+
+
+def test_numbers_beyond_spark_keep_their_digits(run: Run) -> None:
+    pipeline = ORDERS.replace("      note: string\n", "      big: uint256\n      price: decimal256(60, 4)\n").replace(
+        "placed_at FROM", "big, price FROM"
+    )
+    big, price = 2**256 - 1, "12345678901234567890123456789012345678901234.5"
+    given = f"orders: {{rows: [{{id: 1, big: {big}, price: {price}}}]}}"
+    expect = f"orders_pg: {{columns: [id, big, price], rows: [{{id: 1, big: {big}, price: {price}000}}]}}"
+    assert failure(run(text(given, expect), pipeline)) == []
+    assert not run(text(given, expect.replace("234.5000", "234.5001")), pipeline).passed
+    assert "`-1` cannot be cast to uint256" in " ".join(failure(run(text(given.replace(str(big), "-1"), expect), pipeline)))
