@@ -107,9 +107,7 @@ def explain(
 
 @app.command(name="test")
 def run_tests(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Pipeline files, *.test.yaml or folders; this folder if not given.")
-    ] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml or folders; this folder if not given.")] = None,
     *,
     expression: Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="Only tests so named: `amount and not error`.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Write what came out over the expected rows of failed tests.")] = False,

@@ -24,8 +24,8 @@ SUFFIXES = (".yaml", ".yml")
 TEST_SUFFIXES = (".test.yaml", ".test.yml")
 """What the name of a file ends in that holds tests and nothing else."""
 
-_SECTION = re.compile(r"^tests\s*:", re.MULTILINE)
-_SINKS = re.compile(r"^sinks\s*:", re.MULTILINE)
+_SECTION = re.compile(r"^ {0,4}tests\s*:", re.MULTILINE)
+_SINKS = re.compile(r"^ {0,4}sinks\s*:", re.MULTILINE)
 
 
 class CaseFileNode(Strict):

@@ -74,7 +74,7 @@ def fit(value: Any, kind: pa.DataType) -> Any:
 
 def spell(value: Any) -> str:
     """A value as a YAML or JSON file would write it, without quotes round a text."""
-    if isinstance(value, date):
+    if isinstance(value, date | time):
         return value.isoformat()
     return str(value) if isinstance(value, str | Decimal | int | float) and not isinstance(value, bool) else _json(value)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.rows import payload_schema
-from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.testing.text import plain
 from headrace.pipeline import graph
 from headrace.pipeline.case_rows import Rows
@@ -19,6 +19,7 @@ from headrace.pipeline.cells import fit, infer
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.problems import meant
 from headrace.pipeline.tree import shorten
+from headrace.pipeline.types import spark_type
 from headrace.pipeline.wide import is_wide, stored
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def said_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
     if said is not None:
         return payload_schema(name, said, metadata=False)
     if rows.schema is not None:
-        return pa.schema([field for field in rows.schema if field.name != OP])
+        return _as_spark(pa.schema([field for field in rows.schema if field.name != OP]))
     fields, problems = [], []
     for column in rows.columns:
         kind = infer(record.get(column) for record in rows.records)
@@ -77,6 +78,14 @@ def said_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
         msg = f"test `{case.name}`: no columns are known of `{name}`"
         raise PipelineFileError([UserError(msg, hint="Add `schema:` with its columns beside the rows.", node=name, place=rows.start)])
     return pa.schema(fields)
+
+
+def _as_spark(schema: pa.Schema) -> pa.Schema:
+    """The columns of a Parquet file in types that Spark has: unsigned ones widen, times are text."""
+    from pyspark.sql.types import StructType
+
+    columns = ", ".join(f"`{field.name.replace('`', '``')}` {spark_type(field.type)}" for field in schema)
+    return arrow_schema(StructType.fromDDL(columns))
 
 
 def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:

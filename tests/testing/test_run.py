@@ -172,6 +172,19 @@ def test_a_table_has_the_columns_that_the_test_says_or_that_its_rows_show(run: R
         run(text(unknown, "kept: {rows: []}"), UNION)
 
 
+def test_a_parquet_file_brings_its_types(run: Run, tmp_path: Path) -> None:
+    columns = {
+        "id": pa.array([200], pa.uint8()),
+        "v": pa.array([3], pa.int64()),
+        "kind": pa.array(["x"]).dictionary_encode(),
+        "at": pa.array([datetime(2025, 1, 1)], pa.timestamp("ns", tz="UTC")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "old.parquet")
+    expect = "old: {rows: [{id: 200, v: 3, kind: x, at: 2025-01-01}]}"
+    assert failure(run(text("old: {parquet: old.parquet}", expect), UNION)) == []
+    assert not run(text("old: {parquet: old.parquet}", expect.replace("200", "201")), UNION).passed
+
+
 def test_what_hangs_on_a_table_that_is_not_given_cannot_be_expected_and_the_rest_can(run: Run) -> None:
     given = "new: {rows: [{id: 1, v: 5}]}"
     assert run(text(given, "b: {rows: [{id: 1, v: 5, _gs_op: i}]}"), UNION).passed
