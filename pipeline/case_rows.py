@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -116,5 +116,5 @@ def _parquet(path: Path) -> Rows:
     return Rows(found.to_pylist(maps_as_pydicts="strict"), Place(str(path)), {}, found.schema)
 
 
-def _refuse(msg: str, hint: str, place: Place) -> None:
+def _refuse(msg: str, hint: str, place: Place) -> NoReturn:
     raise PipelineFileError([UserError(msg, hint=hint, place=place)])

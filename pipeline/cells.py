@@ -137,15 +137,16 @@ def _boolean(value: Any, _: pa.DataType) -> bool:
     raise _UnfitError
 
 
-def _number(value: Any) -> Decimal | float:
+def _number(value: Any) -> Decimal:
+    """With NaN and the infinities, which decimals have too."""
     if isinstance(value, bool | bytes | list | dict):
         raise _UnfitError
-    return value if isinstance(value, float) and not math.isfinite(value) else Decimal(str(value).strip())
+    return Decimal(str(value).strip())
 
 
 def _integer(value: Any, _: pa.DataType) -> int:
     number = _number(value)
-    if isinstance(number, float) or not number.is_finite() or number != number.to_integral_value():
+    if not number.is_finite() or number != number.to_integral_value():
         raise _UnfitError
     return int(number)
 
@@ -159,14 +160,14 @@ def _wide_integer(value: Any, kind: WideInteger) -> int:
 
 def _decimal(value: Any, _: pa.DataType) -> Decimal:
     number = _number(value)
-    if isinstance(number, float) or not number.is_finite():
+    if not number.is_finite():
         raise _UnfitError
     return number
 
 
 def _float(value: Any, kind: pa.DataType) -> float:
     number = float(_number(value))
-    if math.isinf(pa.scalar(number, kind).as_py()) and not (isinstance(value, float | str) and math.isinf(float(value))):
+    if math.isinf(pa.scalar(number, kind).as_py()) and _number(value).is_finite():
         raise _UnfitError
     return number
 

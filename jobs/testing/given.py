@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -85,7 +85,7 @@ def _as_spark(schema: pa.Schema) -> pa.Schema:
     from pyspark.sql.types import StructType
 
     columns = ", ".join(f"`{field.name.replace('`', '``')}` {spark_type(field.type)}" for field in schema)
-    return arrow_schema(StructType.fromDDL(columns))
+    return arrow_schema(cast("StructType", StructType.fromDDL(columns)))
 
 
 def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RANKS = 10  # of `_gs_pos.source` per node, as in a run; the stream is the last
-_CONF = {
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",  # compiling costs more than a handful of rows
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+_CONF = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
 
 
 @dataclass(frozen=True, slots=True)

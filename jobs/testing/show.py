@@ -80,4 +80,6 @@ def _changed(change: Change, key: tuple[str, ...], width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, head: str = "") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False) or [head.rstrip()]
+    return textwrap.wrap(
+        text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False, break_long_words=len(head) > 0
+    ) or [head.rstrip()]

@@ -132,7 +132,7 @@ def test_expected_rows_that_the_node_could_never_have(expect: str, said: str, ru
 
 def test_sql_that_does_not_fit_is_an_error_of_the_pipeline(run: Run) -> None:
     found = run(text("orders: {rows: []}", "priced: {rows: []}"), sql("SELECT idd FROM orders"))
-    assert "orders.yaml:14:5" in failure(found)[0]
+    assert "orders.yaml:16:5" in failure(found)[0]
     assert "did you mean" in " ".join(failure(found)).lower()
 
 
@@ -143,8 +143,8 @@ sources:
   old: {type: clickhouse, table_name: t, primary_key: id}
   new: {type: kafka, topic: t, primary_key: id, schema: {id: int64, v: int32}}
 transforms:
-  kept: {type: sql, sql: SELECT id, v FROM old WHERE v > 0}
-  all: {type: sql, sql: SELECT id, v FROM kept UNION ALL SELECT id, CAST(v AS BIGINT) AS v FROM new}
+  kept: {type: sql, sql: "SELECT id, v FROM old WHERE v > 0"}
+  all: {type: sql, sql: "SELECT id, v FROM kept UNION ALL SELECT id, CAST(v AS BIGINT) AS v FROM new"}
 sinks:
   a: {type: postgres, from: all, table: a}
   b: {type: print, from: new}
