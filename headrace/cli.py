@@ -118,6 +118,21 @@ def explain(
     work(file, form, lineage=lineage, splits=splits, spark_plan=spark_plan, offline=offline)
 
 
+@app.command(name="test")
+def run_tests(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml or folders; this folder if not given.")] = None,
+    *,
+    expression: Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="Only tests so named: `amount and not error`.")] = None,
+    update: Annotated[bool, typer.Option("--update", help="Write what came out over the expected rows of failed tests.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also a report as JUnit XML.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Descriptions, and every row that differs.")] = False,
+) -> None:
+    """Run the tests of pipelines, without any server."""
+    from headrace.commands.test import run_tests as work
+
+    work(paths or [Path()], expression, rewrite=update, report=junit, verbose=verbose)
+
+
 @app.command()
 def status(
     file: Annotated[Path | None, typer.Argument(help="A pipeline file; all pipelines if not given.", show_default=False)] = None,

@@ -129,13 +129,20 @@ class Planner:
         texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order]  # noqa: SLF001  explain() only prints
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
+    def nodes(self, readings: Mapping[str, Reading], plan: EpochPlan) -> dict[str, DataFrame]:
+        """The frame of every source and transform over these readings, lazily, with the hidden columns. It holds until the next call."""
+        return self._views(self._every(readings), plan)
+
+    def _every(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
+        return {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
+
     @contextmanager
     def frames(self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str]) -> Iterator[dict[str, Frame]]:
         """One frame per sink for this epoch. Sources without a reading have no rows in it.
 
         A node that several of these sinks read is persisted at the latest shared point and given back afterwards.
         """
-        every = {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
+        every = self._every(readings)
         views = self._views(every, plan)
         model = self.file.model
         shared = {

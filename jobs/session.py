@@ -97,10 +97,19 @@ def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
         conf = {**conf, _JAVA_OPTIONS: f"{conf[_JAVA_OPTIONS]} {archive}"}
     for key, value in conf.items():
         builder = builder.config(key, value)
+    _hush()
     with _jvm_errors_to(settings.home / "logs" / "spark.log"):
         spark = builder.getOrCreate()
     log.info("spark started master=%s java=%s seconds=%.1f", conf["spark.master"], java.version, time.monotonic() - started)
     return spark
+
+
+def _hush() -> None:
+    """Pyspark writes every error in SQL to standard error, with its Java traces, and then raises it: the raising is enough."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import Delivery
 from headrace.jobs.status import stream_wanted
 from headrace.pipeline import graph
+from headrace.pipeline.cases import is_test_file
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
 from headrace.pipeline.nodes import Partitions
@@ -93,15 +94,15 @@ class Pipeline:
 
 
 def pipeline_files(paths: Iterable[Path]) -> list[Path]:
-    """The pipeline files at `paths`: a file is itself, a folder stands for its YAML files, without those below it.
+    """The pipeline files at `paths`: a file is itself, a folder stands for its YAML files, without those of tests and those below it.
 
     Raises UserError for a path that is not there.
     """
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            yamls = sorted(child for child in path.iterdir() if child.suffix in (".yaml", ".yml") and child.name not in NOT_PIPELINES)
-            found |= dict.fromkeys(yamls)
+            yamls = (child for child in path.iterdir() if child.suffix in (".yaml", ".yml") and child.name not in NOT_PIPELINES)
+            found |= dict.fromkeys(sorted(child for child in yamls if not is_test_file(child)))
         elif path.is_file():
             found[path] = None
         else:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from headrace.pipeline import nodes
 from headrace.pipeline.advice import warnings_of
+from headrace.pipeline.case_checks import check_cases
 from headrace.pipeline.errors import PipelineFileError, Place, UserError
 from headrace.pipeline.graph import check_model
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
@@ -29,6 +30,8 @@ class PipelineFile:
     model: nodes.PipelineModel
     path: str
     places: Mapping[tuple[str | int, ...], Place]
+    texts: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
+    """Numbers and times as the file spells them, which the tests in it need."""
     warnings: tuple[UserError, ...] = ()
     """What is no mistake and yet worth a word, each with its place."""
 
@@ -64,14 +67,16 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 
     Raises PipelineFileError with every mistake that was found, each with its line and column. Opens no connection.
     """
-    shown = str(path)
+    return parse_pipeline(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+
+
+def read_text(path: str | Path, hint: str, place: Place | None = None) -> str:
+    """What a file says. Raises PipelineFileError where it cannot be read; `place` is where the path is written."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        msg = f"`{shown}` cannot be read: {reason}"
-        raise PipelineFileError([UserError(msg, hint="Give the path of a pipeline file, such as examples/flights.yaml.")]) from None
-    return parse_pipeline(text, shown)
+        raise PipelineFileError([UserError(f"`{path}` cannot be read: {reason}", hint=hint, place=place)]) from None
 
 
 def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
@@ -88,17 +93,18 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         if part in tree.value and tree.value[part] is None:
             tree.value[part] = {}
     problems += check_shape(tree)
+    problems += check_cases(tree, tree.value)
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:
         problems += all_in_words(error, tree)
-        raise PipelineFileError(_in_order(problems, tree)) from None
-    found = PipelineFile(model, shown, tree.places)
+        raise PipelineFileError(in_order(problems, tree)) from None
+    found = PipelineFile(model, shown, tree.places, texts=tree.texts)
     if not problems:
         problems += check_model(model, found.place)
     if problems:
-        raise PipelineFileError(_in_order(problems, tree))
-    return replace(found, warnings=tuple(_in_order(list(warnings_of(model, found.place)), tree)))
+        raise PipelineFileError(in_order(problems, tree))
+    return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))
 
 
 def name_of(shown: str) -> str:
@@ -107,6 +113,7 @@ def name_of(shown: str) -> str:
     return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")
 
 
-def _in_order(problems: list[UserError], tree: Tree) -> list[UserError]:
+def in_order(problems: list[UserError], tree: Tree) -> list[UserError]:
+    """Mistakes as they stand in the file, without what variables brought."""
     told = [as_written(problem, tree) for problem in problems]
     return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))

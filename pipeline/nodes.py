@@ -5,16 +5,13 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
+from headrace.pipeline.case_nodes import CaseNode
 from headrace.pipeline.durations import parse_duration, spell_duration
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.telemetry import Telemetry
-
-
-def _csv(value: object) -> object:
-    """`a, b` and [a, b] both name columns; blanks are dropped."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 def _duration(value: object) -> object:
@@ -30,14 +27,7 @@ def _duration(value: object) -> object:
         raise ValueError(msg) from error
 
 
-Columns = Annotated[tuple[str, ...], BeforeValidator(_csv)]
 Duration = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(spell_duration, when_used="json")]
-
-
-class Strict(BaseModel):
-    """Unknown keys are mistakes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 class Node(Strict):
@@ -318,6 +308,7 @@ class PipelineModel(Strict):
     job_mode: bool = False
     epoch: EpochOptions = EpochOptions()
     stream: StreamOptions = StreamOptions()
+    tests: dict[str, CaseNode] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
 
     def nodes(self) -> dict[str, Any]:
         """All nodes by name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -39,6 +39,9 @@ WANTED: dict[str, str] = {
     "int_from_float": "a whole number",
     "finite_number": "a whole number",
     "greater_than": "a whole number above 0",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "greater_than_equal": "0 or more",
     "time_delta_type": "a duration such as 500ms or 1h 30m",
     "time_delta_parsing": "a duration such as 500ms or 1h 30m",
     "date_type": "a day such as 2013-01-31, or a month such as 2013-01",
@@ -50,23 +53,23 @@ WANTED: dict[str, str] = {
 """What a value must be, by the kind of pydantic's error."""
 
 
-def all_in_words(error: ValidationError, tree: Tree) -> list[UserError]:
-    """Pydantic's errors as mistakes of the file, without those that only follow from others."""
+def all_in_words(error: ValidationError, tree: Tree, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
+    """Pydantic's errors as mistakes of the file, without those that only follow from others. `model` is what the file should have been."""
     found = [(item, _file_path(item["loc"], tree.value)) for item in error.errors()]
     return [
-        _in_words(item, path, tree)
+        _in_words(item, path, tree, model)
         for item, path in found
         # A list counts as too short for pydantic where its entries are wrong, and as nothing else.
         if path not in tree.spoiled and not (item["type"] == "too_short" and _at(path, tree.value))
     ]
 
 
-def _in_words(item: ErrorDetails, path: Path, tree: Tree) -> UserError:
+def _in_words(item: ErrorDetails, path: Path, tree: Tree, model: type[BaseModel]) -> UserError:
     match item["type"]:
         case "extra_forbidden":
-            msg, hint = _unknown_key(path, tree.value)
+            msg, hint = _unknown_key(path, tree.value, model)
         case "missing":
-            msg, hint = f"`{dotted(path)}` is missing", _missing_hint(path, tree.value)
+            msg, hint = f"`{dotted(path)}` is missing", _missing_hint(path, tree.value, model)
         case "union_tag_not_found":
             msg, hint = "`type` is missing", f"Allowed: {', '.join(types_of(str(path[0])))}."
         case "union_tag_invalid":
@@ -98,8 +101,8 @@ def node_of(path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """A path as people say it, within its node if it is in one: `bounded_sources[0].table_name`."""
-    inner = path[2:] if node_of(path) else path
+    """A path as people say it, within its node or its test if it is in one: `bounded_sources[0].table_name`."""
+    inner = path[2:] if len(path) > 1 and path[0] in (*PARTS, "tests") else path
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
 
 
@@ -125,9 +128,9 @@ def meant(value: str, options: Iterable[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else ""
 
 
-def _unknown_key(path: Path, plain: Json) -> tuple[str, str]:
+def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, str]:
     key = str(path[-1])
-    allowed = sorted(_fields(path, plain))
+    allowed = sorted(_fields(path, plain, model))
     close = meant(key, allowed)
     if key in elsewhere.KEYS and not close:
         return f"`{key}` is not available yet", elsewhere.KEYS[key]
@@ -160,8 +163,8 @@ def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str
     return f"`{dotted(path)}` cannot be `{value}`{meant(value, names)}", f"Allowed: {', '.join(names)}."
 
 
-def _missing_hint(path: Path, plain: Json) -> str:
-    found = _fields(path, plain).get(str(path[-1]))
+def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
+    found = _fields(path, plain, model).get(str(path[-1]))
     return f"Add `{path[-1]}: ...` here.{f' {found.description}' if found and found.description else ''}"
 
 
@@ -204,16 +207,25 @@ def _file_path(loc: Path, plain: Json) -> Path:
     return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in PARTS and plain[str(loc[0])][loc[1]]["type"] == loc[2] else loc
 
 
-def _fields(path: Path, plain: Json) -> dict[str, FieldInfo]:
+def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields of the model that holds the last key of a path, by their names in the file."""
-    kind: type[BaseModel] = nodes.PipelineModel
+    kind: Any = model
     if len(path) > 2 and path[0] in PARTS:
         kind = _TAGS[str(path[0]), plain[str(path[0])][path[1]]["type"]]
         path = path[2:]
     for part in path[:-1]:
-        field = next((field for name, field in kind.model_fields.items() if part in (name, field.alias)), None)
-        kind = (_model_in(field.annotation) if field else None) or kind
-    return {field.alias or name: field for name, field in kind.model_fields.items()}
+        kind = _inner(kind, part)
+    return {field.alias or name: field for name, field in (_model_in(kind) or model).model_fields.items()}
+
+
+def _inner(annotation: Any, part: str | int) -> Any:
+    """The type of what stands under a key or an index of a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return next((field.annotation for name, field in annotation.model_fields.items() if part in (name, field.alias)), annotation)
+    inside = get_args(annotation)
+    if get_origin(annotation) in (dict, tuple):
+        return inside[1 if get_origin(annotation) is dict else 0]
+    return next((_inner(other, part) for other in inside if _model_in(other)), annotation)
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -18,6 +18,7 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 
 _DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*[a-z]+\s*)+$|\$\{", "examples": ["500ms", "5s", "1h 30m"]}
 _DAY = {"type": "string", "pattern": r"^\d{4}-\d{2}(-\d{2})?$|\$\{", "examples": ["2013-01", "2013-01-31"]}
+_MOMENT = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}|\$\{", "examples": ["2025-01-31T12:00:00Z"]}
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 
@@ -31,6 +32,13 @@ class _Generator(GenerateJsonSchema):
     def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
         del schema
         return dict(_DAY)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        del schema
+        return dict(_MOMENT)
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().float_schema(schema), _VARIABLE]}
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return {"anyOf": [super().int_schema(schema), _VARIABLE]}

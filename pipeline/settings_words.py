@@ -20,9 +20,6 @@ PREFIXES = ("HEADRACE__", "STREAMLING__")
 
 _WANTED = WANTED | {
     "int_parsing": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "greater_than_equal": "0 or more",
     "greater_than": "above 0",
     "model_type": "a map of settings",
     "dict_type": "a map",

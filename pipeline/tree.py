@@ -49,13 +49,15 @@ _ADVICE = (
 class Tree:
     """What a file says: plain dicts, lists and scalars; the place of each key and item; texts as written; mistakes.
 
-    `spoiled` are the paths of values that have a mistake already: what else is wrong with them follows from it.
+    `written` are texts with a variable in them, `texts` the numbers and times as the file spells them. `spoiled` are the paths of
+    values that have a mistake already: what else is wrong with them follows from it.
     """
 
     shown: str
     value: Any = None
     places: dict[Path, Place] = field(default_factory=dict)
     written: dict[Path, str] = field(default_factory=dict)
+    texts: dict[Path, str] = field(default_factory=dict)
     problems: list[UserError] = field(default_factory=list)
     spoiled: set[Path] = field(default_factory=set)
 
@@ -102,7 +104,7 @@ def unwrap(tree: Tree) -> None:
         tree.problems.append(UserError(msg, hint="Remove one of the two.", place=tree.place((key,))))
         del inner[key]
     tree.value |= inner
-    for paths in (tree.places, tree.written):
+    for paths in (tree.places, tree.written, tree.texts):
         found: dict[Path, Any] = paths
         for path in [path for path in found if path[:1] == (WRAPPER,) and path[1:2] and path[1] in inner]:
             found[path[1:]] = found.pop(path)
@@ -220,12 +222,15 @@ class _Walk:
             self._problem(f"the tag `{_tag(node)}` is not known in a pipeline file", "Remove it.", self._mark(node), path)
             return str(node.value)
         try:
-            return self._yaml.constructor.construct_object(node)
+            found = self._yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, OverflowError):
             said = _SAID.get(kind, "cannot be read")
             hint = "Write another, or put it into quotes if it is meant as text."
             self._problem(f"`{shorten(node.value)}` {said}", hint, self._mark(node), path)
             return str(node.value)
+        if kind in ("int", "float", "timestamp"):
+            self._tree.texts[path] = str(node.value)
+        return found
 
     def _is_text(self, node: ScalarNode) -> bool:
         if any("\ud800" <= char <= "\udfff" for char in node.value):

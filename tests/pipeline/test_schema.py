@@ -22,10 +22,11 @@ KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "string": (str, dt.date),  # YAML's plain dates are text to an editor
     "integer": (int,),
+    "number": (int, float),
     "boolean": (bool,),
     "null": (type(None),),
 }
-Kind = Literal["object", "array", "string", "integer", "boolean", "null"]
+Kind = Literal["object", "array", "string", "integer", "number", "boolean", "null"]
 
 
 class Schema(BaseModel):
@@ -44,6 +45,7 @@ class Schema(BaseModel):
     const: Any = None
     enum: list[str] = []
     pattern: re.Pattern[str] | None = None
+    minimum: float | None = None
     exclusiveMinimum: int | None = None  # noqa: N815  the standard's name
     items: Schema | None = None
     minItems: int = 0  # noqa: N815
@@ -72,6 +74,8 @@ class Schema(BaseModel):
         if isinstance(value, list):
             return len(value) >= self.minItems and (self.items is None or all(self.items.takes(item, root) for item in value))
         if self.exclusiveMinimum is not None and value <= self.exclusiveMinimum:
+            return False
+        if self.minimum is not None and value < self.minimum:
             return False
         right = self.const in (None, value) and (not self.enum or value in self.enum)
         return right and (self.pattern is None or self.pattern.search(str(value)) is not None)
@@ -113,7 +117,7 @@ def examples() -> list[str]:
     pages = [
         block for page in PAGES for block in re.findall(r"^version: 1\n.*?(?=^(?:EOF|```)$)", page.read_text(), re.MULTILINE | re.DOTALL)
     ]
-    return [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))] + pages
+    return [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml")) if ".test." not in path.name] + pages
 
 
 @pytest.mark.parametrize("text", [GOOD, *examples()])
@@ -146,6 +150,9 @@ def test_there_are_examples_in_the_pages():
         ("epoch:", "partitions: {column: at, start: 2013, end: 2014-01}\nepoch:"),
         ("epoch:", "job_mode: perhaps\nepoch:"),
         ("sinks:\n", "sinks: {}\nother:\n"),
+        ("epoch:", "tests: {one: {now: soon}}\nepoch:"),
+        ("epoch:", "tests: {one: {expect: {out: {rows: [], tolerance: -1}}}}\nepoch:"),
+        ("epoch:", "tests: {one: {expect: {out: {row: []}}}}\nepoch:"),
     ],
 )
 def test_mistakes_that_a_schema_can_see_do_not_pass(here, wrong):
@@ -163,6 +170,7 @@ def test_mistakes_that_a_schema_can_see_do_not_pass(here, wrong):
         ("sinks:", "transforms:\nsinks:"),
         ("epoch:", "job_mode: ${JOB:-false}\nepoch:"),
         ("interval: 1s", "interval: 1h 30m"),
+        ("epoch:", "tests: {one: {now: 2025-01-01, given: {src: {rows: [{id: 1}]}}, expect: {out: {rows: [], tolerance: 0.1}}}}\nepoch:"),
     ],
 )
 def test_other_ways_to_write_it_pass_as_they_do_with_validate(here, other):

@@ -1,0 +1,111 @@
+"""pytest collects the tests of pipelines: every `*.test.yaml`, and a pipeline file with `tests:` where it is named itself.
+
+Nothing heavy is imported until such a file is collected: the plugin is loaded into every pytest run of the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from headrace.jobs.testing.run import Bench, Outcome
+    from headrace.pipeline.cases import Case
+
+_BENCH = pytest.StashKey["Bench"]()
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """A collector for a file of tests."""
+    if file_path.name.endswith((".test.yaml", ".test.yml")) or _is_named(file_path, parent.config):
+        return CaseModule.from_parent(parent, path=file_path)
+    return None
+
+
+def _is_named(path: Path, config: pytest.Config) -> bool:
+    """Whether the command line names this very pipeline file, and it has tests."""
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    named = (Path(config.invocation_params.dir, str(argument).split("::")[0]).resolve() for argument in config.args)
+    if path.resolve() not in named:
+        return False
+    from headrace.pipeline.cases import has_tests
+
+    return has_tests(path)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stops Spark, if a test started it."""
+    if (bench := config.stash.get(_BENCH, None)) is not None:
+        bench.close()
+
+
+def _bench(config: pytest.Config) -> Bench:
+    """One for the whole session."""
+    if (found := config.stash.get(_BENCH, None)) is None:
+        from headrace.jobs.testing.run import Bench
+        from headrace.pipeline.settings import load_settings
+
+        found = config.stash[_BENCH] = Bench(load_settings())
+    return found
+
+
+class CaseFailedError(Exception):
+    """A test did not pass."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.case.name)
+        self.outcome = outcome
+
+
+class CaseModule(pytest.File):
+    """One file of tests."""
+
+    def collect(self) -> Iterator[CaseItem]:
+        """Its tests. A file that is wrong is a collection error with all its mistakes."""
+        from headrace.pipeline.cases import load_cases
+        from headrace.pipeline.errors import PipelineFileError
+
+        try:
+            cases = load_cases(_shown(self.path))
+        except PipelineFileError as error:
+            raise self.CollectError(str(error)) from None
+        for case in cases:
+            yield CaseItem.from_parent(self, name=case.name, case=case)
+
+
+class CaseItem(pytest.Item):
+    """One test."""
+
+    def __init__(self, *, case: Case, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.case = case
+
+    def runtest(self) -> None:
+        """Raises CaseFailedError, with the outcome, where the test does not pass."""
+        outcome = _bench(self.config).run(self.case)
+        if not outcome.passed:
+            raise CaseFailedError(outcome)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """What the command line would say."""
+        if not isinstance(excinfo.value, CaseFailedError):
+            return super().repr_failure(excinfo, style)
+        from headrace.jobs.testing.show import SHOWN, failure
+
+        shown = None if self.config.get_verbosity() > 0 else SHOWN
+        return "\n".join(failure(excinfo.value.outcome, shown=shown))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the test stands, and its name."""
+        line = self.case.place().line
+        return self.path, line - 1 if line else None, self.name
+
+
+def _shown(path: Path) -> Path:
+    """Below the working directory as people write it there."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -1,0 +1,85 @@
+"""A pipeline without its servers: which nodes a test can compute, with which columns, and the planner over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.jobs.planner import Planner
+from headrace.jobs.testing.given import GivenSource, file_schema, said_schema
+from headrace.pipeline import graph, nodes
+from headrace.pipeline.case_rows import Rows
+from headrace.pipeline.cases import Case
+from headrace.pipeline.file import PipelineFile
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Stages:
+    """Planners on one session, made once for all tests that know the same columns."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._made: dict[tuple[str, ...], Planner] = {}
+
+    def stage(self, case: Case, given: Mapping[str, Rows]) -> tuple[Planner, dict[str, pa.Schema]]:
+        """The planner for a test, and the columns of every given node.
+
+        A given transform stands there like a source, so what feeds it is not needed. Sources whose columns nobody says are left out,
+        with all that hangs on them. Raises PipelineFileError for a given node whose columns cannot be known, SchemaError for SQL
+        that does not fit the columns.
+        """
+        model = case.file.model
+        roots: dict[str, pa.Schema] = {}
+        for name, source in model.sources.items():
+            schema = file_schema(name, source)
+            if schema is None and name in given:
+                schema = said_schema(case, name, given[name])
+            if schema is not None:
+                roots[name] = schema
+        for name in graph.in_order(model):
+            if name in given:
+                roots[name] = self._transform(case, name, given[name], roots)
+        return self._planner(case.file, roots), {name: roots[name] for name in given}
+
+    def _transform(self, case: Case, name: str, rows: Rows, roots: Mapping[str, pa.Schema]) -> pa.Schema:
+        """The columns of a given transform: as the test says, as its SQL gives them, or as its rows look."""
+        if case.node.given[name].schema_ is None and name in computable(case.file.model, roots):
+            return self._planner(case.file, roots).schemas[name]
+        return said_schema(case, name, rows)
+
+    def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> Planner:
+        model = cut(file.model, roots)
+        known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
+        if known not in self._made:
+            sources = {name: GivenSource(roots[name]) for name in model.sources}
+            self._made[known] = Planner(replace(file, model=model), self._spark, sources)
+        return self._made[known]
+
+
+def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]:
+    """The nodes whose rows are known when those of `roots` are."""
+    found = set(roots)
+    for name in graph.in_order(model):
+        if all(upstream in found for upstream in graph.inputs_of(model, name)):
+            found.add(name)
+    return found | {name for name, sink in model.sinks.items() if sink.from_ in found}
+
+
+def cut(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
+    """The part of a pipeline that `roots` feed; transforms among them become sources with the same key."""
+    there = computable(model, roots)
+    stands = {
+        name: nodes.ClickHouseSource(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
+    }
+    return model.model_copy(
+        update={
+            "sources": {name: node for name, node in model.sources.items() if name in there} | stands,
+            "transforms": {name: node for name, node in model.transforms.items() if name in there and name not in stands},
+            "sinks": {name: node for name, node in model.sinks.items() if name in there},
+        }
+    )

@@ -1,0 +1,28 @@
+"""One small session for the tests of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from casekit import ORDERS, Run, case
+
+from headrace.jobs.testing.run import Bench, Outcome
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def run(spark: SparkSession, tmp_path: Path) -> Iterator[Run]:
+    """`run(tests, pipeline=…)`: writes both files and runs the only test."""
+    bench = Bench(Settings(home=tmp_path), spark)
+
+    def one(tests: str, pipeline: str = ORDERS) -> Outcome:
+        return bench.run(case(tmp_path, tests, pipeline))
+
+    yield one
+    bench.close()

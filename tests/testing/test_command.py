@@ -1,0 +1,151 @@
+"""`headrace test` and pytest from outside: what is printed, written and returned."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from casekit import ORDERS, write
+
+pytestmark = pytest.mark.spark
+
+TESTS = """\
+  good_amount:
+    description: two fifty
+    given: {orders: {rows: [{id: 1, cents: 250}]}}
+    expect:
+      priced:
+        columns: [id, amount]
+        rows:
+          - {id: 1, amount: 2.50} # a comment
+  wrong_amount:
+    given: {orders: {rows: [{id: 1, cents: 250}, {id: 2, cents: 1}]}}
+    expect:
+      orders_pg:
+        columns: [id, amount]
+        rows:
+          - {id: 1, amount: 2.60} # another
+          - {id: 2, amount: 0.01}
+  broken:
+    given: {orders: {rows: [{id: 1, cents: abc}]}}
+    expect: {priced: {rows: []}}
+"""
+
+
+def start(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "PYTEST"))}
+    command = [sys.executable, "-m", *args]
+    return subprocess.run(command, cwd=folder, env=clean | env, capture_output=True, text=True, timeout=240, check=False)
+
+
+def headrace(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    return start(folder, "headrace", "test", *args)
+
+
+def test_a_run_says_per_test_what_came_of_it(tmp_path: Path) -> None:
+    write(tmp_path, TESTS)
+    found = headrace(tmp_path, "--junit", "out/report.xml")
+    assert found.returncode == 1, found.stderr
+    assert found.stderr == ""
+    lines = found.stdout.splitlines()
+    assert lines[0] == "orders.test.yaml"
+    words = [line.split()[:2] for line in lines if line.startswith(("  passed", "  FAILED"))]
+    assert words == [["passed", "good_amount"], ["FAILED", "wrong_amount"], ["FAILED", "broken"]]
+    assert "      orders_pg: 2 rows came, 2 expected: 1 different" in lines
+    assert "            amount: expected 2.60, came 2.50" in lines
+    assert lines[-1].startswith("1 passed, 2 failed in ")
+    assert max(map(len, lines)) <= 80
+    report = ET.parse(tmp_path / "out" / "report.xml").getroot()
+    (suite,) = report
+    assert (report.tag, suite.get("name"), suite.get("tests")) == ("testsuites", "orders.test.yaml", "3")
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
+    assert [case.get("name") for case in suite] == ["good_amount", "wrong_amount", "broken"]
+    assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["error"]]
+    assert "amount: expected 2.60, came 2.50" in str(suite[1][0].text)
+
+
+def test_update_writes_what_came_and_says_so(tmp_path: Path) -> None:
+    path = write(tmp_path, TESTS)
+    before = path.read_text()
+    found = headrace(tmp_path, "--update", "-k", "not broken")
+    assert found.returncode == 1, found.stderr
+    assert "orders.test.yaml:14:7: `orders_pg` now expects 2 rows" in found.stdout
+    assert path.read_text() == before.replace("amount: 2.60} # another", "amount: 2.50} # another")
+    again = headrace(tmp_path, "-k", "amount")
+    assert again.returncode == 0, again.stdout
+    assert again.stdout.splitlines()[-1].startswith("2 passed in ")
+
+
+def test_a_test_that_ended_with_an_error_is_not_updated(tmp_path: Path) -> None:
+    path = write(tmp_path, TESTS)
+    before = path.read_text()
+    found = headrace(tmp_path, "--update", "-k", "broken", "-v")
+    assert found.returncode == 1
+    assert "not updated: " in found.stdout
+    assert path.read_text() == before
+
+
+def test_a_file_that_is_wrong_does_not_keep_others_from_running(tmp_path: Path) -> None:
+    write(tmp_path, TESTS)
+    (tmp_path / "bad.test.yaml").write_text("pipeline: orders.yaml\ntests: {a: {expct: {}}, b: 5}\n")
+    found = headrace(tmp_path, "-k", "good", "--junit", "r.xml")
+    assert found.returncode == 1
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert [line.split(" ")[1] for line in errors] == ["bad.test.yaml:2:9:", "bad.test.yaml:2:13:", "bad.test.yaml:2:25:"]
+    assert "did you mean `expect`?" in found.stderr
+    assert "  passed  good_amount" in found.stdout
+    assert [suite.get("errors") for suite in ET.parse(tmp_path / "r.xml").getroot()] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("empty",), 5, "no tests found"),
+        (("-k", "nothing"), 5, "no test is named by -k 'nothing'"),
+        (("nowhere.yaml",), 2, "`nowhere.yaml` is neither a file nor a folder"),
+        (("-k", "a and"), 2, "a part of a name is missing at the end"),
+    ],
+)
+def test_exit_codes_without_a_test(args: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    write(tmp_path, TESTS)
+    (tmp_path / "empty").mkdir()
+    found = headrace(tmp_path, *args)
+    assert found.returncode == code
+    assert said in " ".join((found.stdout + found.stderr).replace("│", " ").split())
+    assert not (tmp_path / ".headrace" / "logs").exists()
+
+
+def pytest_in(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    plugin = ("-p", "headrace.pytest_plugin", "-p", "no:cacheprovider", "-rA")
+    return start(folder, "pytest", *plugin, *args, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+
+
+def test_pytest_collects_files_of_tests_and_tells_a_failure_as_the_command_does(tmp_path: Path) -> None:
+    write(tmp_path, TESTS)
+    (tmp_path / "with.yaml").write_text(f"{ORDERS}tests:\n  inside: {{expect: {{orders_pg: {{rows: []}}}}}}\n")
+    (tmp_path / "bad.test.yaml").write_text("pipeline: orders.yaml\ntests: 5\n")
+    found = pytest_in(tmp_path, "--continue-on-collection-errors")
+    assert found.returncode == 1, found.stderr
+    assert "2 failed, 1 passed, 1 error" in found.stdout.splitlines()[-1]
+    assert "PASSED orders.test.yaml::good_amount" in found.stdout
+    assert "orders_pg: 2 rows came, 2 expected: 1 different" in found.stdout
+    assert "      amount: expected 2.60, came 2.50" in found.stdout
+    assert "bad.test.yaml:2:1: `tests` must be a map of keys and values, and is `5`" in found.stdout
+    assert "with.yaml" not in found.stdout
+    assert "Traceback" not in found.stdout
+    named = pytest_in(tmp_path, "with.yaml", "orders.test.yaml", "-k", "inside or good")
+    assert (named.returncode, "2 passed" in named.stdout) == (0, True), named.stdout
+
+
+def test_the_plugin_imports_nothing_heavy_until_a_file_is_collected(tmp_path: Path) -> None:
+    heavy = ["pydantic", "pyspark", "pyarrow", "ruamel", "sqlglot", "pandas", "typer", "rich"]
+    (tmp_path / "test_light.py").write_text(
+        "import sys\n\ndef test_light():\n    assert 'headrace.pytest_plugin' in sys.modules\n"
+        f"    assert not set({heavy}) & set(sys.modules)\n"
+    )
+    found = pytest_in(tmp_path)
+    assert (found.returncode, "1 passed" in found.stdout) == (0, True), found.stdout

@@ -1,0 +1,161 @@
+"""Rows against rows, sinks against their promises, and names against expressions."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.jobs.testing.compare import compare, same
+from headrace.jobs.testing.held import held
+from headrace.pipeline.case_names import chooser
+from headrace.pipeline.errors import DataError, GuaranteeError
+
+NAN = float("nan")
+
+
+def rows(*pairs: tuple[Any, Any]) -> list[dict[str, Any]]:
+    return [{"id": one, "v": other} for one, other in pairs]
+
+
+def test_equal_rows_in_any_order_do_not_differ() -> None:
+    assert compare("n", rows((1, "a"), (2, None)), rows((2, None), (1, "a"))) is None
+
+
+def test_every_row_counts_once() -> None:
+    found = compare("n", rows((1, "a"), (1, "a")), rows((1, "a")))
+    assert found is not None
+    assert (found.missing, found.extra) == ([1], [])
+    found = compare("n", rows((1, "a")), rows((1, "a"), (1, "a")))
+    assert found is not None
+    assert (found.missing, found.extra) == ([], rows((1, "a")))
+
+
+def test_rows_of_one_key_are_matched_and_their_columns_named() -> None:
+    found = compare("n", rows((1, "a"), (2, "b"), (3, "c")), rows((4, "d"), (2, "x"), (1, "a")), ("id",))
+    assert found is not None
+    assert found.missing == [2]
+    assert found.extra == rows((4, "d"))
+    assert [(change.at, change.columns, change.found) for change in found.changed] == [(1, ("v",), {"id": 2, "v": "x"})]
+
+
+def test_without_a_key_nothing_is_matched() -> None:
+    found = compare("n", rows((1, "a")), rows((1, "b")))
+    assert found is not None
+    assert (found.missing, found.extra, found.changed) == ([0], rows((1, "b")), [])
+
+
+def test_order_counts_where_it_is_asked_for() -> None:
+    found = compare("n", rows((1, "a"), (2, "b")), rows((2, "b"), (1, "a")), ordered=True)
+    assert found is not None
+    assert found.misplaced
+    assert not found.missing
+    assert compare("n", rows((1, "a"), (2, "b")), rows((1, "a"), (2, "b")), ordered=True) is None
+    assert compare("n", rows((1, "a"), (2, "b")), rows((1, "a"), (2, "c")), ordered=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "tolerance", "equal"),
+    [
+        (1.0, 1.0005, 0.001, True),
+        (1.0, 1.002, 0.001, False),
+        (Decimal("0.1"), Decimal("0.2"), 0.1, True),
+        (Decimal("0.1"), Decimal("0.21"), 0.1, False),
+        (1, 2, 5.0, False),
+        (NAN, NAN, 0.0, True),
+        (NAN, 1.0, 9.0, False),
+        (float("inf"), float("inf"), 0.0, True),
+        (float("inf"), 1.0, 9.0, False),
+        ([1.0], [1.05], 0.1, True),
+        ({"a": 1.0}, {"a": 1.2}, 0.1, False),
+        (None, 0.0, 1.0, False),
+    ],
+)
+def test_tolerance_is_for_floats_and_decimals(one: Any, other: Any, tolerance: float, equal: bool) -> None:
+    assert same(one, other, tolerance) is equal
+
+
+def test_a_tolerance_does_not_pair_rows_crosswise() -> None:
+    assert compare("n", rows((1, 1.0), (1, 1.1)), rows((1, 1.05), (1, 0.95)), tolerance=0.1) is None
+
+
+def changes(*steps: tuple[str, Any, Any]) -> list[dict[str, Any]]:
+    return [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps]
+
+
+def postgres(**more: Any) -> Any:
+    return SimpleNamespace(**{"type": "postgres", "on_conflict": "update", "update_where": {}} | more)
+
+
+@pytest.mark.parametrize(
+    ("sink", "steps", "found"),
+    [
+        (postgres(), [("i", 1, 5), ("u", 1, 4), ("i", 2, 1)], rows((1, 4), (2, 1))),
+        (postgres(), [("i", 1, 5), ("d", 1, None)], []),
+        (postgres(), [("d", 1, None), ("i", 1, 6)], rows((1, 6))),
+        (postgres(), [("i", 1, 5), ("d", 1, None), ("u", 1, 7)], rows((1, 7))),
+        (postgres(on_conflict="nothing"), [("i", 1, 5), ("u", 1, 4)], rows((1, 5))),
+        (postgres(on_conflict="nothing"), [("i", 1, 5), ("d", 1, None), ("i", 1, 4)], rows((1, 4))),
+        (postgres(update_where={"v": ">"}), [("i", 1, 5), ("u", 1, 4), ("u", 1, 5), ("u", 1, 9), ("u", 1, 8)], rows((1, 9))),
+        (postgres(update_where={"v": "<"}), [("i", 1, 5), ("u", 1, 6), ("u", 1, 2)], rows((1, 2))),
+        (postgres(update_where={"v": ">"}), [("i", 1, 5), ("u", 1, None)], rows((1, 5))),
+        (postgres(update_where={"v": ">"}), [("i", 1, 5), ("d", 1, None), ("i", 1, 3)], rows((1, 3))),
+        (postgres(update_where={"v": ">", "id": "!="}), [("i", 1, 5), ("u", 1, 6)], rows((1, 5))),
+        (SimpleNamespace(type="delta"), [("i", 1, 5), ("u", 1, 4), ("d", 2, None)], rows((1, 4))),
+    ],
+)
+def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], found: list[Any]) -> None:
+    assert held("s", sink, ("id",), changes(*steps)) == found
+
+
+def test_what_a_table_without_a_key_holds() -> None:
+    assert held("s", postgres(), (), changes(("i", 1, 5), ("u", 1, 5))) == rows((1, 5), (1, 5))
+    with pytest.raises(GuaranteeError, match="a delete arrived"):
+        held("s", postgres(), (), changes(("d", 1, 5)))
+
+
+def test_a_null_in_a_key_is_refused() -> None:
+    with pytest.raises(DataError, match="key column 'id' is null"):
+        held("s", postgres(), ("id",), changes(("i", None, 5)))
+
+
+def test_a_sink_that_keeps_nothing_gets_every_operation() -> None:
+    steps = changes(("i", 1, 5), ("d", 1, None))
+    assert held("s", SimpleNamespace(type="print"), ("id",), steps) == steps
+
+
+@pytest.mark.parametrize(
+    ("expression", "chosen"),
+    [
+        ("amount", ["an_amount", "AMOUNT_2"]),
+        ("not amount", ["broken"]),
+        ("amount and not an_", ["AMOUNT_2"]),
+        ("broken or an_", ["an_amount", "broken"]),
+        ("not (broken or an_)", ["AMOUNT_2"]),
+        ("broken or an_ and zzz", ["broken"]),
+        ("orders.test", ["an_amount", "AMOUNT_2", "broken"]),
+        ("not not broken", ["broken"]),
+    ],
+)
+def test_tests_are_chosen_as_pytest_chooses(expression: str, chosen: list[str]) -> None:
+    takes = chooser(expression)
+    assert [name for name in ("an_amount", "AMOUNT_2", "broken") if takes((name, "orders.test.yaml"))] == chosen
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("", "a part of a name is missing at the end"),
+        ("a and", "a part of a name is missing at the end"),
+        ("(a", "`)` is missing at the end"),
+        ("a b", "the end, `and` or `or` is expected, found `b` at character 3"),
+        ("and a", "a part of a name is expected, found `and` at character 1"),
+        ("a)", "the end, `and` or `or` is expected, found `)` at character 2"),
+    ],
+)
+def test_an_expression_that_is_none_says_where(expression: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|missing") as caught:
+        chooser(expression)
+    assert str(caught.value) == said
