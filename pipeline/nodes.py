@@ -45,8 +45,8 @@ class Node(Strict):
 
     primary_key: Columns = Field(
         default=(),
-        description="Key columns, as a list or as text with commas. If not given: the key that all inputs share; a source then has none."
-        " A sink with a key upserts and deletes by it, one without appends.",
+        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
+        " their key, and append without one.",
     )
     telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
 
@@ -85,7 +85,7 @@ class ClickHouseSource(Node):
 
     type: Literal["clickhouse"] = "clickhouse"
     table_name: str = Field(description="`table` or `database.table`; the connection's own database if not given.")
-    columns: Columns = Field(default=(), description="Columns to read, as a list or as text with commas; all if not given.")
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
     filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL.")
     start_at: str | None = Field(
         default=None, description="Lowest value of the first sorting key column that is read, inclusive; from the beginning if not given."
@@ -104,7 +104,7 @@ class IcebergSource(Node):
     warehouse: str | None = Field(
         default=None, description="The hadoop catalog's folder or URI; `iceberg.warehouse` of the settings if not given."
     )
-    columns: Columns = Field(default=(), description="Columns to read, as a list or as text with commas; all if not given.")
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
     filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL.")
     snapshot_id: int | None = Field(default=None, description="The snapshot to read; the newest at the first start if not given.")
 
@@ -154,7 +154,7 @@ class HybridBounded(Strict):
 
     source_type: Literal["clickhouse", "iceberg"] = Field(description="What the phase reads.")
     table_name: str = Field(description="clickhouse: `table` or `database.table`; iceberg: `namespace.table`.")
-    columns: Columns = Field(default=(), description="Columns to read, as a list or as text with commas; all if not given.")
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
     filter: str | None = Field(
         default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL, for iceberg in Spark SQL."
     )
