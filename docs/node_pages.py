@@ -14,6 +14,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import BoundedSource, Delivery, SinkCapabilities, SourceCapabilities, UnboundedSource, Visibility
 from headrace.pipeline import elsewhere, nodes
 from headrace.pipeline.problems import PARTS
+from headrace.pipeline.telemetry import Telemetry
 
 UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True))
 _WRITTEN = "<!-- Written by `make docs` from pipeline/nodes.py and docs/parts/{part}. Change those. -->\n"
@@ -89,6 +90,8 @@ def _sink_rows(able: SinkCapabilities) -> Iterator[tuple[str, str]]:
     fences = "refused: the target compares generations in the same act"
     waits = "not seen by the target: a run that follows waits out its lease, and `commit_timeout_seconds` (5 s)"
     yield "What an older run still writes is", fences if able.fences else waits
+    if not exact:
+        return
     yield "The target is", "made if it is missing" if able.creates_target else "there before, or the run stops"
     counts = "by operation: the check `sink_count` can hold them against the target"
     yield "Changes are counted", counts if able.counts_changes else "as rows only: the check `sink_count` says that it does not apply"
@@ -105,7 +108,8 @@ def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple
 
 
 def _index() -> str:
-    return "\n".join([_INDEX_HEAD, *(_available(part) for part in PARTS), _not_yet()])
+    telemetry = "\n".join([f"## Telemetry\n\n{_TELEMETRY}\n", *option_tables.tables(Telemetry, 3)])
+    return "\n".join([_INDEX_HEAD, *(_available(part) for part in PARTS), telemetry, _not_yet()])
 
 
 _INDEX_HEAD = f"""# What a pipeline file may say
@@ -114,6 +118,9 @@ _INDEX_HEAD = f"""# What a pipeline file may say
 The top level has [a page of its own](pipeline.md); so has each type of node. Types of columns: [types](../types.md). Whole files
 for common tasks: [cookbook](../cookbook.md). `headrace validate --schema` writes the same as a JSON Schema for editors.
 """
+
+
+_TELEMETRY = "What `telemetry` of any node may say. It is checked, and not sent anywhere yet."
 
 
 def _available(part: str) -> str:

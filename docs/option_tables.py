@@ -35,15 +35,15 @@ def summary(model: type[BaseModel]) -> str:
 def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> Iterator[str]:
     """The table of a model's options, then one of each map inside of it under a heading of `level`.
 
-    What the model itself says comes before what it inherits. `idle` names keys that are taken and do nothing: they come last.
+    What the model itself says comes before what it inherits. `idle` names keys that are taken and do nothing: they come last, and
+    maps among them are on the index page.
     """
     fields = {field.alias or name: field for name, field in _own_first(model) if name != "type"}
     at_work = {key: field for key, field in fields.items() if key not in idle}
     yield _table(at_work)
     yield from _inner(at_work, level)
     if resting := {key: field for key, field in fields.items() if key in idle}:
-        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting)}"
-        yield from _inner(resting, level + 1)
+        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting).replace('see below', 'see [there](../index.md#telemetry)')}"
 
 
 def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:

@@ -84,7 +84,7 @@ class ClickHouseSource(Node):
     """A ClickHouse table, read once: pinned by CLONE AS, split by its sorting key."""
 
     type: Literal["clickhouse"] = "clickhouse"
-    table_name: str = Field(description="`table` or `database.table`; the connection's own database if not given.")
+    table_name: str = Field(description="`table` of the connection's own database, or `database.table`.")
     columns: Columns = Field(default=(), description="Columns to read; all if not given.")
     filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL.")
     start_at: str | None = Field(
