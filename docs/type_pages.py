@@ -21,7 +21,7 @@ _CONTAINERS = ("Decimal(20, 4)", "Decimal(60, 4)", "FixedString(8)", "LowCardina
 _JSON: Mapping[str, str] = {
     "string": "text; an object or a list stays JSON text, its numbers with up to 38 digits",
     "int": "whole number in the type's range",
-    "int256": "whole number, as text if it has more than 38 digits, in the type's range",
+    "int256": "whole number, bare or as text, in the type's range",
     "float": "number, `NaN`, `Infinity`, `-Infinity`, bare or as text",
     "decimal": "number or text, up to 38 digits, no more behind the point than the scale",
     "decimal256(": "the same, up to 76 digits; as text if there are more than 38",

@@ -10,7 +10,7 @@ from pathlib import Path
 import market
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
 from headrace.jobs.events import RunResult, Until
@@ -121,5 +121,5 @@ def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int
 
 def _asked(query: str, settings: Settings) -> str:
     """The rows of an answer, values with commas between."""
-    with psycopg.connect(**settings.postgres_sink.conninfo()) as connection:
+    with psycopg.connect(make_conninfo("", **settings.postgres_sink.conninfo())) as connection:
         return "; ".join(", ".join(map(str, row)) for row in connection.execute(query.encode()).fetchall())
