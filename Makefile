@@ -76,6 +76,10 @@ check: $(STAMP) $(TOOLS) ## Linters, types, the order of the rooms.
 	@$(BIN)/lint-imports
 	@$(BIN)/pre-commit validate-config
 
+.PHONY: docs
+docs: $(STAMP) ## Writes the pages that follow from the code: options, types.
+	@$(BIN)/python docs/build.py
+
 .PHONY: bench
 bench: setup ## The figures of docs/benchmarks.md, as ratios to the best bare way.
 	@$(BIN)/python -m benchmarks

@@ -50,7 +50,17 @@ def open_sink(context: SinkContext) -> Sink:
 
 def sink_class(node: Any) -> type[Sink]:
     """The class behind a sink node, for its capabilities."""
-    return _load(_SINKS, node.type)
+    return sink_class_of(node.type)
+
+
+def sink_class_of(kind: str) -> type[Sink]:
+    """The class behind a sink's `type`."""
+    return _load(_SINKS, kind)
+
+
+def source_class_of(kind: str) -> type[BoundedSource | UnboundedSource] | None:
+    """The class behind a source's `type`, None for one that is made of others."""
+    return _load(_BOUNDED | _UNBOUNDED, kind) if kind in _BOUNDED or kind in _UNBOUNDED else None
 
 
 def describe(name: str, node: Any, settings: Settings) -> list[Json]:

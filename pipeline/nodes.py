@@ -34,7 +34,9 @@ class Node(Strict):
     """What all nodes share."""
 
     primary_key: Columns = Field(
-        default=(), description="Key columns, as a list or as text with commas; inherited from upstream if not given."
+        default=(),
+        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
+        " their key, and append without one.",
     )
     telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
 
@@ -53,25 +55,35 @@ _FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and ho
 class OffsetTable(Strict):
     """Where history says which Kafka offsets it holds."""
 
-    topic_name: str | None = Field(default=None, description="The topic as the table spells it; the stream's topic if not given.")
-    table_name: str | None = Field(default=None, description="The table; the history table itself if not given, which makes the cut exact.")
-    topic_column: str | None = Field(default=None, description="Column with the topic; needed where the table holds several topics.")
-    partition_column: str = Field(default="_kafka_partition", description="Column with the topic partition.")
-    offset_column: str = Field(default="_kafka_offset", description="Column with the offset.")
+    topic_name: str | None = Field(
+        default=None, description="The topic as the table spells it; the stream's topic if not given. Used with `topic_column`."
+    )
+    table_name: str | None = Field(
+        default=None, description="The table; the last history table itself if not given, which makes the cut exact."
+    )
+    topic_column: str | None = Field(
+        default=None, description="Column with the topic, where the table holds several topics; if not given, all rows are of this one."
+    )
+    partition_column: str = Field(default="_kafka_partition", description="Column with the topic partition, a whole number or null.")
+    offset_column: str = Field(
+        default="_kafka_offset", description="Column with the offset, a whole number or null: rows without one are history's."
+    )
 
 
 class ClickHouseSource(Node):
     """A ClickHouse table, read once: pinned by CLONE AS, split by its sorting key."""
 
     type: Literal["clickhouse"] = "clickhouse"
-    table_name: str = Field(description="`table` or `database.table`.")
+    table_name: str = Field(description="`table` of the connection's own database, or `database.table`.")
     columns: Columns = Field(default=(), description="Columns to read; all if not given.")
-    filter: str | None = Field(default=None, description="A predicate in ClickHouse's own SQL.")
-    start_at: str | None = Field(default=None, description="Lowest value of the first sorting key column, inclusive.")
-    snapshot: Literal["clone", "none"] = Field(
-        default="clone", description="`clone` pins the table by hard links; `none` needs no rights but cannot hold still."
+    filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL.")
+    start_at: str | None = Field(
+        default=None, description="Lowest value of the first sorting key column that is read, inclusive; from the beginning if not given."
     )
-    split_rows: PositiveInt = Field(default=250_000, description="Rows per split, about.")
+    snapshot: Literal["clone", "none"] = Field(
+        default="clone", description="`clone` pins the table by hard links; `none` needs no rights beyond SELECT but does not hold still."
+    )
+    split_rows: PositiveInt = Field(default=250_000, description="Rows per split, about. A split is what one task reads at a time.")
 
 
 class IcebergSource(Node):
@@ -79,9 +91,11 @@ class IcebergSource(Node):
 
     type: Literal["iceberg"] = "iceberg"
     table_name: str = Field(description="`namespace.table`.")
-    warehouse: str | None = Field(default=None, description="The hadoop catalog's folder; from the settings if not given.")
-    columns: Columns = ()
-    filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
+    warehouse: str | None = Field(
+        default=None, description="The hadoop catalog's folder or URI; `iceberg.warehouse` of the settings if not given."
+    )
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL.")
     snapshot_id: int | None = Field(default=None, description="The snapshot to read; the newest at the first start if not given.")
 
 
@@ -89,13 +103,28 @@ class KafkaSource(Node):
     """A Kafka topic with one JSON object per message."""
 
     type: Literal["kafka"] = "kafka"
-    topic: str
-    data_format: Literal["json"] = Field(default="json", description="Only json so far.")
-    schema_: dict[str, str] = Field(default_factory=dict, alias="schema", description="Column names and types, such as `id: int64`.")
-    starting_offsets: str = Field(default="earliest", description="earliest, latest, or epoch milliseconds as text.")
-    include_metadata: bool = Field(default=False, description="Adds __kafka_partition, __kafka_offset and __kafka_timestamp.")
-    filter: str | None = Field(default=None, description="A predicate in Spark SQL over all columns.")
-    batch_size: PositiveInt | None = Field(default=None, description="Upper bound of rows in one stream epoch from this source.")
+    topic: str = Field(description="The topic's name.")
+    data_format: Literal["json"] = Field(default="json", description="How a message is encoded.")
+    schema_: dict[str, str] = Field(
+        default_factory=dict,
+        alias="schema",
+        description="Columns and their types, such as `id: int64`; needed with json. Other keys of a message are ignored, missing ones are null.",
+    )
+    starting_offsets: str = Field(
+        default="earliest",
+        description="Where the stream begins at the first start: `earliest`, `latest`, or milliseconds since 1970 as text: at the first message"
+        " of that time or later.",
+    )
+    include_metadata: bool = Field(
+        default=False,
+        description="Adds the columns `__kafka_partition` (int32), `__kafka_offset` (int64) and `__kafka_timestamp` (timestamp).",
+    )
+    filter: str | None = Field(
+        default=None, description="Only rows for which this holds: a predicate in Spark SQL over all columns of `schema`."
+    )
+    batch_size: PositiveInt | None = Field(
+        default=None, description="At most this many messages of this source in one epoch; its share of `epoch.rows` if not given."
+    )
     batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
 
@@ -111,17 +140,23 @@ class KafkaSource(Node):
 
 
 class HybridBounded(Strict):
-    """One bounded phase of a hybrid source."""
+    """One bounded phase of a hybrid source: the keys of a source of that type. Columns are matched to the stream's by name."""
 
-    source_type: Literal["clickhouse", "iceberg"]
-    table_name: str
-    columns: Columns = ()
-    filter: str | None = None
-    start_at: str | None = None
-    snapshot: Literal["clone", "none"] = "clone"
-    split_rows: PositiveInt = 250_000
-    warehouse: str | None = None
-    snapshot_id: int | None = None
+    source_type: Literal["clickhouse", "iceberg"] = Field(description="What the phase reads.")
+    table_name: str = Field(description="clickhouse: `table` or `database.table`; iceberg: `namespace.table`.")
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    filter: str | None = Field(
+        default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL, for iceberg in Spark SQL."
+    )
+    start_at: str | None = Field(default=None, description="clickhouse only: lowest value of the first sorting key column, inclusive.")
+    snapshot: Literal["clone", "none"] = Field(default="clone", description="clickhouse only: `clone` pins the table, `none` does not.")
+    split_rows: PositiveInt = Field(default=250_000, description="clickhouse only: rows per split, about.")
+    warehouse: str | None = Field(
+        default=None, description="iceberg only: the hadoop catalog's folder or URI; from the settings if not given."
+    )
+    snapshot_id: int | None = Field(
+        default=None, description="iceberg only: the snapshot to read; the newest at the first start if not given."
+    )
 
     def node(self) -> ClickHouseSource | IcebergSource:
         """The same phase as a source node of its own."""
@@ -131,15 +166,21 @@ class HybridBounded(Strict):
 
 
 class HybridUnbounded(Strict):
-    """The unbounded phase of a hybrid source."""
+    """The unbounded phase of a hybrid source. Its columns are the node's columns: history is cast to them."""
 
-    source_type: Literal["kafka"]
-    topic: str
-    data_format: Literal["json"] = "json"
-    schema_: dict[str, str] = Field(default_factory=dict, alias="schema")
-    filter: str | None = None
-    batch_size: PositiveInt | None = None
-    include_metadata: bool = False
+    source_type: Literal["kafka"] = Field(description="What the phase reads.")
+    topic: str = Field(description="The topic's name.")
+    data_format: Literal["json"] = Field(default="json", description="How a message is encoded.")
+    schema_: dict[str, str] = Field(
+        default_factory=dict, alias="schema", description="Columns and their types, such as `id: int64`; history must have all of them."
+    )
+    filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL over all columns.")
+    batch_size: PositiveInt | None = Field(
+        default=None, description="At most this many messages in one epoch; the source's share of `epoch.rows` if not given."
+    )
+    include_metadata: bool = Field(
+        default=False, description="Adds `__kafka_partition`, `__kafka_offset` and `__kafka_timestamp`; history must have them too."
+    )
 
     def node(self) -> KafkaSource:
         """The same phase as a source node of its own."""
@@ -149,28 +190,35 @@ class HybridUnbounded(Strict):
 class Cursor(Strict):
     """How appending sinks tell history from stream inside the overlap: by a time column and its settle time."""
 
-    column: str
-    settle: Duration
+    column: str = Field(description="A timestamp column that history and stream both have.")
+    settle: Duration = Field(description="How old a row is when the history holds it for sure.")
 
 
 class HybridSource(Node):
     """Bounded phases in order, then one unbounded phase, with an exact handoff."""
 
     type: Literal["hybrid"] = "hybrid"
-    bounded_sources: Annotated[tuple[HybridBounded, ...], Field(min_length=1)]
-    unbounded_source: HybridUnbounded
-    offset_table: OffsetTable | None = Field(default=None, description="Exact fence: the offsets that history holds.")
-    history_lag: Duration | None = Field(
-        default=None, description="Fence by time: how far history may lag its topic. 1h at keyed sinks if not given."
+    bounded_sources: Annotated[tuple[HybridBounded, ...], Field(min_length=1)] = Field(
+        description="History: read to its end, in this order."
     )
-    cursor: Cursor | None = None
+    unbounded_source: HybridUnbounded = Field(description="The stream that goes on where history ends.")
+    offset_table: OffsetTable | None = Field(
+        default=None,
+        description="Exact fence: the table that says which offsets history holds. `{}` takes the history table and its defaults.",
+    )
+    history_lag: Duration | None = Field(
+        default=None, description="Fence by time, without `offset_table`: how far history may lag its topic. 1h if not given."
+    )
+    cursor: Cursor | None = Field(
+        default=None, description="With `history_lag`, for sinks without a key: tells history from stream inside the overlap."
+    )
 
 
 class SqlTransform(Node):
     """A projection, a filter or a union in Spark SQL."""
 
     type: Literal["sql"] = "sql"
-    sql: str
+    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, UNION ALL.")
     parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
 
 
@@ -179,7 +227,8 @@ class SinkNode(Node):
 
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
-        default=None, description="Exactly once if not given; a weaker guarantee must be asked for."
+        default=None,
+        description="What the sink can keep if not given. A weaker guarantee than exactly once must be asked for, where the file needs one.",
     )
     batch_size: PositiveInt | None = Field(default=None, description=_FLUSH)
     batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
@@ -194,27 +243,32 @@ class PostgresSink(SinkNode):
     """A Postgres table, created if missing: upserts and deletes by key, or appends without one."""
 
     type: Literal["postgres"] = "postgres"
-    schema_: str = Field(default="public", alias="schema")
-    table: str
-    on_conflict: Literal["update", "nothing"] = "update"
-    update_where: dict[str, UpdateOp] = Field(
-        default_factory=dict, description="`{column: op}`: update only where EXCLUDED.column op t.column."
+    schema_: str = Field(default="public", alias="schema", description="The table's schema; made if it is missing.")
+    table: str = Field(description="The table's name; made from the rows' columns if it is missing, never altered.")
+    on_conflict: Literal["update", "nothing"] = Field(
+        default="update", description="With a key: `update` lets the last row of a key win, `nothing` the first one."
     )
-    driver_rows: PositiveInt = Field(default=20_000, description="Epochs up to this size go out by one connection of the driver.")
+    update_where: dict[str, UpdateOp] = Field(
+        default_factory=dict,
+        description="`{column: op}`: update only where EXCLUDED.column op t.column, for all of them. Not given: always.",
+    )
+    driver_rows: PositiveInt = Field(
+        default=20_000, description="Epochs of up to this many rows go out by one connection of the driver, larger ones by Spark's tasks."
+    )
 
 
 class DeltaSink(SinkNode):
     """A Delta table at a path: MERGE by key, or append without one."""
 
     type: Literal["delta"] = "delta"
-    path: str
+    path: str = Field(description="A folder or a URI that Spark can write; the table is made if it is missing.")
 
 
 class PrintSink(SinkNode):
     """Rows on standard error, for looking at."""
 
     type: Literal["print"] = "print"
-    sample_every: PositiveInt = 1
+    sample_every: PositiveInt = Field(default=1, description="Shows every Nth row; 1: all of them.")
 
 
 class BlackholeSink(SinkNode):
@@ -246,11 +300,13 @@ Day = Annotated[date, BeforeValidator(_day)]
 class Partitions(Strict):
     """History in windows of time, each a partition in Dagster."""
 
-    column: str = Field(description="A date or timestamp column of the history.")
-    every: Literal["day", "month"] = "month"
+    column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
+    every: Literal["day", "month"] = Field(default="month", description="How long a partition is.")
     start: Day = Field(description="First day of the first partition.")
     end: Day = Field(description="Day behind the last partition that Dagster shows.")
-    history_end: Day | None = Field(default=None, description="Day behind the last partition that history fills; `end` if not given.")
+    history_end: Day | None = Field(
+        default=None, description="Day behind the last partition that history fills, later ones are the stream's; `end` if not given."
+    )
 
     @model_validator(mode="after")
     def _in_order(self) -> Partitions:
@@ -269,16 +325,22 @@ class Partitions(Strict):
 class EpochOptions(Strict):
     """How large epochs are and how often they come."""
 
-    rows: PositiveInt = Field(default=100_000, description="Upper bound of rows in a stream epoch.")
-    history_rows: PositiveInt = Field(default=1_000_000, description="Rows in a history epoch, about.")
-    interval: Duration = Field(default=timedelta(seconds=5), description="Pause between stream epochs; 0s: as fast as it can.")
+    rows: PositiveInt = Field(default=100_000, description="Messages in a stream epoch, at most; shared equally among the sources.")
+    history_rows: PositiveInt = Field(
+        default=1_000_000, description="Rows in a history epoch, about: as many whole splits as fit, at least one."
+    )
+    interval: Duration = Field(
+        default=timedelta(seconds=5), description="From the start of one stream epoch to the next; 0s: as fast as it can."
+    )
     max_attempts: PositiveInt = Field(default=3, description="Equal failures of one epoch before the lane is blocked.")
 
 
 class StreamOptions(Strict):
     """How Dagster runs the stream."""
 
-    mode: Literal["continuous", "triggered"] = "continuous"
+    mode: Literal["continuous", "triggered"] = Field(
+        default="continuous", description="`continuous` is kept running, `triggered` ends when it has caught up."
+    )
     lifetime: Duration = Field(
         default=timedelta(hours=6), description="A continuous run ends at an epoch's border after this and is started again."
     )
@@ -287,8 +349,8 @@ class StreamOptions(Strict):
 class Schedule(Strict):
     """When Dagster materializes the pipeline by itself."""
 
-    cron: str
-    timezone: str = "UTC"
+    cron: str = Field(description="Five fields: minute, hour, day of month, month, day of week.")
+    timezone: str = Field(default="UTC", description="A name of the tz database, such as Europe/Berlin.")
 
 
 VERSION = 1
@@ -298,16 +360,19 @@ VERSION = 1
 class PipelineModel(Strict):
     """A whole pipeline file."""
 
-    version: Literal[1] = 1
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
-    sources: dict[str, SourceNode]
-    transforms: dict[str, TransformNode] = Field(default_factory=dict)
-    sinks: Annotated[dict[str, AnySink], Field(min_length=1)]
-    partitions: Partitions | None = None
-    schedule: Schedule | None = None
-    job_mode: bool = False
-    epoch: EpochOptions = EpochOptions()
-    stream: StreamOptions = StreamOptions()
+    version: Literal[1] = Field(default=1, description="The version of the format.")
+    name: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$",
+        description="Letters, digits, `_` and `-`; the file's own name if not given. Another name is another pipeline.",
+    )
+    sources: dict[str, SourceNode] = Field(description="What is read: node names and nodes. At least one.")
+    transforms: dict[str, TransformNode] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
+    sinks: Annotated[dict[str, AnySink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
+    partitions: Partitions | None = Field(default=None, description="Divides history into days or months; one piece if not given.")
+    schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline by itself; only on demand if not given.")
+    job_mode: bool = Field(default=False, description="Ends after history and never reads a stream.")
+    epoch: EpochOptions = Field(default=EpochOptions(), description="How large epochs are and how often they come.")
+    stream: StreamOptions = Field(default=StreamOptions(), description="How Dagster runs the stream.")
     tests: dict[str, CaseNode] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
 
     def nodes(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 UTC_MICROS = "DateTime64(6, 'UTC')"
 _AS_TEXT = ("String", pa.string())
-_SCALARS: dict[str, tuple[str, pa.DataType]] = {
+SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "Int8": ("Int8", pa.int8()),
     "Int16": ("Int16", pa.int16()),
     "Int32": ("Int32", pa.int32()),
@@ -58,6 +58,7 @@ _SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "DateTime": (UTC_MICROS, pa.timestamp("us", tz="UTC")),
     "DateTime64": (UTC_MICROS, pa.timestamp("us", tz="UTC")),
 }
+"""By the name of a type: what the server casts it to, and what then arrives. Decimals, FixedString and containers: `convert`."""
 
 
 class UnsupportedTypeError(ValueError):
@@ -102,8 +103,8 @@ def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
         target, arrow = "String", pa.decimal256(parts.prec, parts.scale)
     elif base == "FixedString":
         target, arrow = f"FixedString({kind.byte_size})", pa.binary()
-    elif base in _SCALARS:
-        target, arrow = _SCALARS[base]
+    elif base in SCALARS:
+        target, arrow = SCALARS[base]
     else:
         raise UnsupportedTypeError(kind.name)
     return (f"Nullable({target})" if kind.nullable else target), arrow

@@ -77,9 +77,16 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
         raise SchemaError(
             msg, hint="Declare lists and objects as string: they stay JSON text, which a transform parses.", node=node
         ) from None
-    if kinds.is_duration(kind) or kinds.is_interval(kind):
+    if (found := arrives_as(kind)) is None:
         msg = f"column `{name}`: JSON messages cannot carry {text}"
         raise SchemaError(msg, hint="Declare it as string and convert it in a transform.", node=node)
+    return found
+
+
+def arrives_as(kind: pa.DataType) -> pa.DataType | None:
+    """What a declared type is in Spark; None for one that JSON messages cannot carry."""
+    if kinds.is_duration(kind) or kinds.is_interval(kind):
+        return None
     if is_wide(kind):
         return kind
     if kinds.is_decimal(kind):

@@ -22,6 +22,7 @@ from headrace.services.cli import app as services_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = [page for page in PAGES if ROOT / "docs" / "parts" not in page.parents]  # what `make docs` reads; what it writes is here
 _BLOCK = re.compile(r"^```(?P<kind>\w+)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

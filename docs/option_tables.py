@@ -1,0 +1,143 @@
+"""Tables of options from pydantic models, in the words of the file."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Collection, Iterator, Mapping
+from datetime import date, timedelta
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from headrace.pipeline.durations import spell_duration
+
+HEAD = "| key | type | default | what it does |\n|---|---|---|---|\n"
+_IDLE = "So that Streamling's files run as they are. `headrace validate` tells where one of these is set."
+_PLAIN: Mapping[Any, str] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "`true` or `false`",
+    timedelta: "duration, such as `500ms` or `1h 30m`",
+    date: "day such as `2025-01-31`, or month such as `2025-01`",
+    Any: "any value",
+}
+
+
+def summary(model: type[BaseModel]) -> str:
+    """What a model's docstring says."""
+    return inspect.cleandoc(model.__doc__ or "")
+
+
+def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> Iterator[str]:
+    """The table of a model's options, then one of each map inside of it under a heading of `level`.
+
+    What the model itself says comes before what it inherits. `idle` names keys that are taken and do nothing: they come last, and
+    maps among them are on the index page.
+    """
+    fields = {field.alias or name: field for name, field in _own_first(model) if name != "type"}
+    at_work = {key: field for key, field in fields.items() if key not in idle}
+    yield _table(at_work)
+    yield from _inner(at_work, level)
+    if resting := {key: field for key, field in fields.items() if key in idle}:
+        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting).replace('see below', 'see [there](../index.md#telemetry)')}"
+
+
+def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """Within both groups what must be given comes first."""
+    inherited = {name for base in model.__mro__[1:] if _model(base) for name in base.model_fields}
+    return sorted(model.model_fields.items(), key=lambda entry: (entry[0] in inherited, not _required(entry[1])))
+
+
+def _table(fields: Mapping[str, FieldInfo]) -> str:
+    rows = (
+        f"| `{key}` | {_cell(_words(field.annotation, field.metadata))} | {_default(field)} | {_cell(field.description or '')} |\n"
+        for key, field in fields.items()
+    )
+    return HEAD + "".join(rows)
+
+
+def _inner(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
+    for key, field in fields.items():
+        for found in _models(field.annotation):
+            yield f"{'#' * level} `{key}`\n\n{summary(found)}\n"
+            yield from tables(found, level + 1)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _words(kind: Any, metadata: list[Any]) -> str:
+    """A type as somebody who writes the file says it."""
+    if get_origin(kind) is Annotated:
+        inner, *more = get_args(kind)
+        return _words(inner, [*more, *metadata])
+    options = [option for option in get_args(kind) if option is not type(None)] if get_origin(kind) in (Union, types.UnionType) else [kind]
+    if len(options) == 1 and options[0] is not kind:
+        return _words(options[0], metadata)
+    if all(_model(option) for option in options):
+        return "node" if all(_is_node(option) for option in options) else "map, see below"
+    return " or ".join(_one(option, metadata) for option in options)
+
+
+def _one(kind: Any, metadata: list[Any]) -> str:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _words(kind, metadata)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in args)
+    if kind == tuple[str, ...]:
+        return "list of columns, or text with commas"
+    if origin in (tuple, list, set, frozenset):
+        inner = _words(args[0], [])
+        return "list of maps, see below" if inner.startswith("map") else f"list of {inner}"
+    if origin is dict:
+        held = _words(args[1], [])
+        return "map of names to nodes" if held == "node" else f"map of {_words(args[0], [])} to {held}"
+    return _PLAIN.get(kind, getattr(kind, "__name__", str(kind))) + _bounds(metadata)
+
+
+def _bounds(metadata: list[Any]) -> str:
+    said = []
+    for bound in metadata:
+        for kind, name, word in ((Gt, "gt", "above"), (Ge, "ge", "from"), (Lt, "lt", "below"), (Le, "le", "up to")):
+            if isinstance(bound, kind):
+                said.append(f" {word} {getattr(bound, name)}")
+    return "".join(said)
+
+
+def _required(field: FieldInfo) -> bool:
+    """Whether the file must say it; a description tells where something else stands in."""
+    needed = field.is_required() or any(isinstance(bound, MinLen) for bound in field.metadata)
+    return needed and "if not given" not in (field.description or "")
+
+
+def _default(field: FieldInfo) -> str:
+    if _required(field):
+        return "**required**"
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}, "") or isinstance(value, BaseModel):
+        return "\u2013"
+    if isinstance(value, timedelta):
+        return f"`{spell_duration(value)}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _is_node(model: Any) -> bool:
+    field = model.model_fields.get("type")
+    return field is not None and get_origin(field.annotation) is Literal
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models of maps inside a type, without those of nodes: they have pages of their own."""
+    if _model(annotation):
+        return [] if _is_node(annotation) else [annotation]
+    return [found for part in get_args(annotation) for found in _models(part)]
