@@ -156,7 +156,7 @@ def test_a_schedule_that_never_fires_is_a_mistake(good: Path, cron: str, message
     good.write_text(f"{GOOD}schedule: {{cron: '{cron}'}}\n")
     found = headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1")
     assert found.returncode == 1
-    assert f"{good}:11:12: cron `{cron}`" in found.stderr
+    assert f"{good}:12:12: cron `{cron}`" in found.stderr
     assert message in found.stderr
     good.write_text(f"{GOOD}schedule: {{cron: '15 3 * * *'}}\n")
     assert headrace("validate", str(good), cwd=good.parent, HEADRACE__CLICKHOUSE_SOURCE__URL="http://127.0.0.1:1").returncode == 0
