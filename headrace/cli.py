@@ -53,6 +53,32 @@ def _log_format() -> str:
 
 
 @app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="The folder; made where it is missing.", metavar="DIR", show_default=False)] = Path(),
+    *,
+    template: Annotated[
+        str | None, typer.Option(help="clickhouse-kafka-postgres or kafka-delta.", metavar="NAME", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The pipeline's name, also of its tables and topic.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="The key column.", metavar="COLUMN", show_default=False)] = None,
+    servers: Annotated[
+        str | None, typer.Option(help="local: headrace services up. containers: compose.", metavar="WHERE", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what is not given.")] = False,
+) -> None:
+    """Write a pipeline that runs at once, its tests and its data."""
+    from headrace.commands.init import Servers, TemplateName, Wanted
+    from headrace.commands.init import init as work
+
+    for option, value, allowed in (("--template", template, TemplateName), ("--servers", servers, Servers)):
+        if value is not None and value not in list(allowed):
+            msg = f"{value!r} is not one of {', '.join(allowed)}"
+            raise typer.BadParameter(msg, param_hint=option)
+    wanted = Wanted(TemplateName(template) if template else None, name, key, Servers(servers) if servers else None)
+    work(folder, wanted, ask=not yes)
+
+
+@app.command()
 def run(
     file: File,
     *,

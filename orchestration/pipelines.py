@@ -101,14 +101,17 @@ def pipeline_files(paths: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            yamls = (child for child in path.iterdir() if child.suffix in (".yaml", ".yml") and child.name not in NOT_PIPELINES)
-            found |= dict.fromkeys(sorted(child for child in yamls if not is_test_file(child)))
+            found |= dict.fromkeys(sorted(child for child in path.iterdir() if _may_be_pipeline(child)))
         elif path.is_file():
             found[path] = None
         else:
             msg = f"`{path}` is neither a pipeline file nor a folder of them"
             raise UserError(msg)
     return list(found)
+
+
+def _may_be_pipeline(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") and not is_test_file(path) and path.name not in NOT_PIPELINES
 
 
 def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:

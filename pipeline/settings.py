@@ -1,31 +1,45 @@
 """Settings: embedded defaults < local services < config.yaml < environment.
 
 Environment names are `HEADRACE__A__B`. `STREAMLING__A__B` is read too, below the former. Local services are what
-`headrace services up` keeps in `<home>/services.json`.
+`headrace services up` keeps in `<home>/services.json`. A secret is given as it is, or by reference: `{env: NAME}`, `{file: PATH}`.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError as PydanticSettingsError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from headrace.pipeline.errors import PipelineFileError, SettingsError
-from headrace.pipeline.settings_words import in_words, not_a_map, not_json, unknown_variables
-from headrace.pipeline.tree import Tree, read_tree
+from headrace.pipeline.errors import SettingsError
+from headrace.pipeline.secrets import Secret
+from headrace.pipeline.settings_layers import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
+from headrace.pipeline.settings_layers import looked_at as _looked_at
+from headrace.pipeline.settings_words import in_words
 
-CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
+__all__ = ["CONFIG_NAMES", "Settings", "load_settings", "looked_at"]
+
+log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+"""Settings that were told to be ignored by this process."""
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
 
 
 class Section(BaseModel):
     """Unknown keys are mistakes."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
 class PostgresConnection(Section):
@@ -34,7 +48,7 @@ class PostgresConnection(Section):
     host: str = "127.0.0.1"
     port: int = 5432
     user: str = "postgres"
-    password: SecretStr = SecretStr("")
+    password: Secret = SecretStr("")
     db: str = "postgres"
     sslmode: str = "prefer"
     statement_timeout_secs: int = Field(default=600, description="0: none.")
@@ -50,16 +64,16 @@ class ClickHouseConnection(Section):
 
     url: str = "http://localhost:8123"
     user: str = "default"
-    password: SecretStr = SecretStr("")
+    password: Secret = SecretStr("")
 
 
 class KafkaConnection(Section):
     """One Kafka cluster."""
 
     brokers: str = "localhost:9092"
-    security_protocol: str = "PLAINTEXT"
+    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(_upper)] = "PLAINTEXT"
     consumer_group_id: str | None = None
-    options: dict[str, SecretStr] = Field(
+    options: dict[str, Secret] = Field(
         default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
     )
 
@@ -73,7 +87,7 @@ class SqliteBackend(Section):
 class StateBackend(Section):
     """Where the ledger lies."""
 
-    backend_type: Literal["sqlite", "postgres"] = "sqlite"
+    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(_lower)] = "sqlite"
     sqlite: SqliteBackend = SqliteBackend()
     postgres: PostgresConnection = PostgresConnection()
 
@@ -98,9 +112,7 @@ class SparkSettings(Section):
 class Settings(BaseSettings):
     """All settings of one process."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="HEADRACE__", env_nested_delimiter="__", extra="forbid", nested_model_default_partial_update=True
-    )
+    model_config = SettingsConfigDict(extra="forbid", nested_model_default_partial_update=True, hide_input_in_errors=True)
 
     home: Path = Path(".headrace")
     java_home: Path | None = None
@@ -116,8 +128,8 @@ class Settings(BaseSettings):
     kafka_source: KafkaConnection = KafkaConnection()
     clickhouse_source: ClickHouseConnection = ClickHouseConnection()
     postgres_sink: PostgresConnection = PostgresConnection()
-    postgres_sink_connections: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="Overrides of postgres_sink by sink name."
+    postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
+        default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
     )
     iceberg: IcebergSettings = IcebergSettings()
     spark: SparkSettings = SparkSettings()
@@ -137,89 +149,61 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Strongest first."""
-        del dotenv_settings, file_secret_settings
-        streamling = EnvSettingsSource(settings_cls, env_prefix="STREAMLING__", env_nested_delimiter="__")
-        home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
-        return (
-            init_settings,
-            env_settings,
-            streamling,
-            InitSettingsSource(settings_cls, _config_tree().value),
-            InitSettingsSource(settings_cls, _services_file(home)),
-        )
+        """What is given in code goes before every place."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return (init_settings, _Places(settings_cls))
 
 
-def _config_tree() -> Tree:
-    """The first of config.yaml, config.yml, config.json in the working directory; an empty one if there is none.
+class _Places(PydanticBaseSettingsSource):
+    """All layers as one source."""
 
-    Raises SettingsError where it cannot be read as a map. `${VAR}` means nothing here: variables have names of their own.
-    """
-    path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
-    if path is None:
-        return Tree("", {})
-    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/your-own-pipeline.md."
-    try:
-        tree = read_tree(path.read_text(encoding="utf-8"), str(path), fill=False)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        msg = f"{path} cannot be read: {reason}"
-        raise SettingsError(msg, hint=hint) from None
-    except PipelineFileError as error:
-        raise SettingsError(str(error)) from None
-    if tree.problems:
-        raise SettingsError("\n".join(str(problem) for problem in tree.problems))
-    if tree.value is None:
-        tree.value = {}
-    if not isinstance(tree.value, dict):
-        raise SettingsError(not_a_map(path, tree.value), hint=hint)
-    return tree
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Not asked: the whole tree is given at once."""
+        del field
+        return None, field_name, False
 
-
-def _services_file(home: Path) -> dict[str, Any]:
-    """Connections of the local servers, and the ledger beside them, as settings."""
-    path = home / "services.json"
-    found: dict[str, Any] = {"home": str(home), "state_backend": {"sqlite": {"path": str(home / "ledger.db")}}}
-    if not path.is_file():
-        return found
-    try:
-        services = json.loads(path.read_text()).get("services", {})
-        if postgres := services.get("postgres"):
-            found["postgres_sink"] = {key: postgres[key] for key in ("host", "port", "user", "password")} | {"db": postgres["dbname"]}
-        if clickhouse := services.get("clickhouse"):
-            url = f"http://{clickhouse['host']}:{clickhouse['port']}"
-            found["clickhouse_source"] = {"url": url, "user": clickhouse["user"], "password": clickhouse["password"]}
-        if kafka := services.get("kafka"):
-            found["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        msg = f"{path} is not what `headrace services up` wrote"
-        raise SettingsError(msg, hint="Remove the file and run `headrace services up` again.") from None
-    return found
+    def __call__(self) -> dict[str, Any]:
+        """The merged tree. Raises SettingsError for a variable that is not what its setting needs."""
+        layers = read_layers(self.settings_cls)
+        if lines := [line for layer in layers for line in layer.problems]:
+            raise _wrong(lines)
+        return merged(layers)
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings of this process. Raises SettingsError that names each wrong setting and where settings come from."""
-    hint = "Looked at, strongest first: HEADRACE__… in the environment, STREAMLING__…, config.yaml, <home>/services.json, defaults."
-    lines = unknown_variables(Settings)
+    """The settings of this process. Raises SettingsError that names each wrong setting and every place that was looked at."""
+    layers: list[Layer] = []
+    lines = []
     try:
+        layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
         settings = Settings(**overrides)
-        lines += _sink_connections(settings)
+        lines = _sink_connections(settings, layers)
     except ValidationError as error:
-        lines += in_words(error, Settings, _config_tree().places)
-    except PydanticSettingsError as error:
-        lines.append(not_json(str(error)))
-    else:
-        if not lines:
-            return settings
-    raise SettingsError("settings are wrong:\n  " + "\n  ".join(lines), hint=hint)
+        lines = in_words(error, Settings, layers)
+    if lines:
+        raise _wrong(lines)
+    for name, place, instead in ignored(layers):
+        if name not in _said:
+            _said.add(name)
+            log.warning("setting=%s place=%s ignored=yes instead=%s", name, place, instead)
+    return settings
 
 
-def _sink_connections(settings: Settings) -> list[str]:
+def looked_at(name: str) -> str:
+    """The places where a setting may be, in order, for whoever misses one: `iceberg.warehouse`."""
+    return _looked_at(tuple(name.split(".")), read_layers(Settings))
+
+
+def _wrong(lines: list[str]) -> SettingsError:
+    return SettingsError("settings are wrong:\n  " + "\n  ".join(lines))
+
+
+def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
     """What is wrong with connections of single sinks; else it would show when the sink is opened, hours later perhaps."""
     lines = []
     for name in settings.postgres_sink_connections:
         try:
             settings.postgres_for(name)
         except ValidationError as error:
-            lines += in_words(error, PostgresConnection, _config_tree().places, ("postgres_sink_connections", name))
+            lines += in_words(error, Settings, layers, ("postgres_sink_connections", name))
     return lines

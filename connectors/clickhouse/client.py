@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
-from headrace.pipeline.settings import ClickHouseConnection
+from headrace.pipeline.settings import ClickHouseConnection, looked_at
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -39,7 +39,7 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
     parts = urlsplit(connection.url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         msg = "clickhouse_source.url is not an address such as http://localhost:8123"
-        raise SettingsError(msg, hint="Set clickhouse_source.url in config.yaml or HEADRACE__CLICKHOUSE_SOURCE__URL.", node=name)
+        raise SettingsError(msg, hint=f"clickhouse_source.url: {looked_at('clickhouse_source.url')}", node=name)
     with told(name):
         return clickhouse_connect.get_client(
             interface=parts.scheme,

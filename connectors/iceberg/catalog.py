@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError, TransientError
+from headrace.pipeline.settings import looked_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,7 @@ class Table:
     def _place(self) -> str:
         if not self.warehouse:
             msg = "no warehouse is set for Iceberg tables"
-            hint = "Set `warehouse` at the node, or iceberg.warehouse in config.yaml or the environment."
+            hint = f"Set `warehouse` at the node, or in the settings. iceberg.warehouse: {looked_at('iceberg.warehouse')}"
             raise SettingsError(msg, hint=hint, node=self.node)
         return self.warehouse if "://" in self.warehouse else str(Path(self.warehouse).resolve())
 

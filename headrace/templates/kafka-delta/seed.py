@@ -1,0 +1,28 @@
+"""Data to begin with: 1,000 readings of 50 sensors on the topic, and one that cannot be."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from headrace.pipeline.settings import load_settings
+
+brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace itself would take
+AdminClient(brokers).create_topics([NewTopic("$name", num_partitions=2)])["$name"].result()
+producer = Producer(brokers)
+
+
+def send(sensor: str, celsius: float, at: datetime) -> None:
+    """One JSON object per message; messages of one key stay in order, because they go to one partition."""
+    body = {"$key": sensor, "celsius": celsius, "measured_at": at.isoformat()}
+    producer.produce("$name", json.dumps(body), key=sensor)
+
+
+start = datetime(2025, 1, 1, tzinfo=UTC)
+for number in range(1000):
+    send(f"s{number % 50}", number % 40 - 5.0, start + timedelta(minutes=number))
+send("s0", 999.0, start + timedelta(days=1))
+producer.flush()
+print("1,001 messages on the topic $name")

@@ -1,0 +1,78 @@
+"""Secrets by reference: `{env: NAME}` or `{file: PATH}` stands where a password would, and is looked up when settings are read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SecretStr
+
+KINDS = ("env", "file")
+"""What a reference may lead to: an environment variable, or a file with the secret and nothing else."""
+
+
+class Reference:
+    """What is written instead of a secret. One value, however many keys it has: layers of settings never merge two of them."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, written: Mapping[str, Any]) -> None:
+        self.written = dict(written)
+
+    def secret(self) -> str:
+        """What it leads to. Raises ValueError, without any value, where it leads nowhere."""
+        kinds = [kind for kind in KINDS if isinstance(self.written.get(kind), str)]
+        if len(self.written) != 1 or not kinds:
+            msg = "must be a text, or one of {env: NAME} and {file: PATH}"
+            raise ValueError(msg)
+        name = self.written[kinds[0]]
+        return _variable(name) if kinds[0] == "env" else _file(Path(name).expanduser())
+
+
+def _variable(name: str) -> str:
+    found = os.environ.get(name)
+    if not found:
+        msg = f"refers to the variable {name}, which is {'not set' if found is None else 'empty'}"
+        raise ValueError(msg)
+    return found
+
+
+def _file(path: Path) -> str:
+    try:
+        found = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = (
+            "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read: {getattr(error, 'strerror', '') or 'no text'}"
+        )
+        msg = f"refers to the file {path}, which {reason}"
+        raise ValueError(msg) from None
+    found = found.removesuffix("\n").removesuffix("\r")  # editors and `echo` end a file with one
+    if not found:
+        msg = f"refers to the file {path}, which is empty"
+        raise ValueError(msg)
+    return found
+
+
+def hidden(value: Any) -> Any:
+    """What stands at a secret setting, safe to show: a reference (a map, or in a variable JSON text of one), or a masked text."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            found = None
+        value = found if isinstance(found, dict) and len(found) == 1 and next(iter(found)) in KINDS else value
+    if isinstance(value, Mapping):
+        return Reference(value)
+    return SecretStr(value) if isinstance(value, str) else value
+
+
+def _looked_up(value: Any) -> Any:
+    found = hidden(value)
+    return found.secret() if isinstance(found, Reference) else found
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_looked_up)]
+"""A setting that is never shown, given as it is or by reference."""

@@ -1,0 +1,72 @@
+"""Settings of Streamling that mean nothing here, with what there is instead. They are accepted, so that its config files work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RENAMED: Mapping[str, str] = {"pass": "password"}
+"""Keys of a Postgres connection by their names there."""
+
+_EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
+_JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
+_SPARK = "Spark divides the work; see the settings under `spark`."
+_POOL = "A run holds few connections and keeps them as long as it needs them."
+_PLUGIN = "There are no plugins of this kind yet."
+_LEDGER = "The ledger's tables lie in the schema `headrace`."
+_TABLES = "There are no dynamic tables yet."
+_METRICS = "`headrace status` and the log say how far a pipeline is."
+_PAGES = "`headrace ui` serves pages and says where a pipeline stands."
+_HTTP = "There is no transform or sink that calls a service over HTTP yet."
+_SINK = "There is no such sink yet."
+
+_POSTGRES: Mapping[str, str] = {
+    "batch_flush_interval": _EPOCH,
+    "batch_size": _EPOCH,
+    "pool_acquire_timeout_secs": _POOL,
+    "pool_idle_timeout_secs": _POOL,
+    "pool_max_lifetime_secs": _POOL,
+    "max_connections": _POOL,
+    "acquire_timeout_secs": _POOL,
+    "state_schema_name": _LEDGER,
+    "state_table_name": _LEDGER,
+}
+
+IGNORED: Mapping[str, str] = {
+    "application_id": "A pipeline's identity is the UUID in its ledger; another `home` is another ledger.",
+    "pipeline_definition_location": "Name the file at the command line: `headrace run FILE`.",
+    "job_mode": "Say `job_mode: true` in the pipeline file, or `headrace run FILE --job-mode`.",
+    "drain_policy": "A run that is stopped ends the epoch in flight within 25 s, or gives it up, which is safe.",
+    "num_records_before_stop": "`headrace run FILE --until caught-up` ends by itself.",
+    "checkpoint_interval_sec": "Say `epoch: {interval: 5s}` in the pipeline file.",
+    "record_batch_interval_ms": _EPOCH,
+    "record_batch_size": _EPOCH,
+    "internal_buffer_size": _SPARK,
+    "backpressure_event_threshold_ms": _METRICS,
+    "dynamic_table_backend": _TABLES,
+    "external_http_handler": _HTTP,
+    "http_secret_header": _HTTP,
+    "http_secret_value": _HTTP,
+    "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
+    "plugin": _PLUGIN,
+    "plugin_drain_budget_secs": _PLUGIN,
+    "open_telemetry_metrics": _METRICS,
+    "live_data_inspect_enabled": _PAGES,
+    "live_data_inspect": _PAGES,
+    "admin_api_port": _PAGES,
+    "print_sink": "A `print` sink prints what its node in the pipeline file says.",
+    "kafka_sink": _SINK,
+    "clickhouse_sink": _SINK,
+    "kafka_source.schema_registry_url": _JSON,
+    "kafka_source.schema_registry_username": _JSON,
+    "kafka_source.schema_registry_password": _JSON,
+    "kafka_source.client_id": "Say `client.id` under kafka_source.options.",
+    "kafka_source.lag_report_interval_ms": _METRICS,
+    "kafka_source.consumer_fetch_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",
+    "kafka_source.stall_watchdog_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",
+    "clickhouse_source.page_size": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
+    "clickhouse_source.sort_key_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
+    "clickhouse_source.block_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
+    "clickhouse_source.query_timeout_sec": "A query may take an hour.",
+    **{f"{section}.{key}": instead for section in ("postgres_sink", "state_backend.postgres") for key, instead in _POSTGRES.items()},
+}
+"""By the setting's dotted name; a section stands for all that is in it. What is a setting of ours goes before this."""
