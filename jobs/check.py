@@ -12,7 +12,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.jobs.assembly import node_types
 from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.planner import Planner
+from headrace.jobs.planner import Known, Planner
 from headrace.jobs.sources import LaneSource, lane_sources
 from headrace.pipeline.advice import missing_keys
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
@@ -75,17 +75,6 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
     return findings
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A schema that was asked for already, as the planner wants it."""
-
-    found: pa.Schema
-
-    def schema(self, spark: SparkSession) -> pa.Schema:
-        del spark
-        return self.found
-
-
 def _check_sources(file: PipelineFile, sources: Mapping[str, LaneSource], spark: Any, findings: Findings) -> None:
     asked: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
@@ -134,7 +123,7 @@ def _check_sql(file: PipelineFile, spark: SparkSession | None, findings: Finding
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
         return
-    known = {name: _Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
+    known = {name: Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
     try:
         findings.schemas |= Planner(file, spark, known).schemas
     except PipelineFileError as error:

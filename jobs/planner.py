@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
@@ -30,6 +31,18 @@ class HasSchema(Protocol):
     def schema(self, spark: SparkSession) -> pa.Schema:
         """The payload's schema."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A source whose columns were asked for already."""
+
+    payload: pa.Schema
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """See `HasSchema`."""
+        del spark
+        return self.payload
 
 
 class Planner:
@@ -125,8 +138,8 @@ class Planner:
 
     def plan_text(self) -> str:
         """Spark's own plans of the transforms, over sources without rows."""
-        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None)
-        texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order]  # noqa: SLF001  explain() only prints
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, [])
+        texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order if name in views]  # noqa: SLF001  explain() only prints
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
     def nodes(self, readings: Mapping[str, Reading], plan: EpochPlan) -> dict[str, DataFrame]:

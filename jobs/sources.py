@@ -208,7 +208,7 @@ def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str
     found: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         payload = source.payload([None] * len(source.bounded))
-        listed = dict.fromkeys(getattr(source.node, "columns", ()), "")
+        listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
         found[name] = listed if payload is None else {column.name: spark_type(column.type) for column in payload}
     return {name: columns for name, columns in found.items() if columns}
 

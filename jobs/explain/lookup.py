@@ -6,16 +6,16 @@ Spark is started only where something needs it. What cannot be reached is left u
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
 from headrace.connectors.base import BoundedSource, Window
 from headrace.jobs.assembly import node_types
 from headrace.jobs.explain.facts import Pieces, Splits
-from headrace.jobs.planner import Planner, check_key
+from headrace.jobs.planner import Known, Planner, missing_key
 from headrace.jobs.session import start_session, stop_session
 from headrace.jobs.sources import LaneSource, lane_sources, spoken_columns
 from headrace.pipeline import graph, positions
@@ -88,7 +88,7 @@ class Lookup:
             if name not in found.payloads:
                 continue
             found.nodes[name] = found.payloads[name]
-            check_key(self.file, name, found.payloads[name].names)
+            self._check_key(name, found)
         self._transforms(found, spark_plan=spark_plan)
         self._sinks(found)
         return found
@@ -118,20 +118,12 @@ class Lookup:
                 found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
         if not known:
             return
-        part = model.model_copy(
-            update={
-                "sources": {name: node for name, node in model.sources.items() if name in found.payloads},
-                "transforms": {name: model.transforms[name] for name in known},
-                "sinks": {},
-            }
-        )
         try:
             session = self._session()
         except ServiceError as error:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
             return
-        given: Any = {name: _Known(found.payloads[name]) for name in part.sources}
-        planner = Planner(replace(self.file, model=part), session, given)
+        planner = Planner(self.file, session, {name: Known(payload) for name, payload in found.payloads.items()})
         found.nodes |= planner.schemas
         found.plan = planner.plan_text() if spark_plan else ""
 
@@ -140,8 +132,12 @@ class Lookup:
             if (schema := found.nodes.get(sink.from_)) is None:
                 found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]
             else:
-                check_key(self.file, name, schema.names)
                 found.nodes[name] = schema
+                self._check_key(name, found)
+
+    def _check_key(self, name: str, found: Found) -> None:
+        for problem in missing_key(self.file, name, found.nodes[name].names):
+            raise problem
 
     def splits(self) -> Splits:
         """The pieces of history that a run would read if it began now."""
@@ -170,17 +166,6 @@ class Lookup:
         bounds = positions.window_bounds(self.file.model, key)
         partitions = self.file.model.partitions
         return Window(key, partitions.column, *bounds) if bounds and partitions else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A source as the planner needs it, whose columns are known already."""
-
-    payload: pa.Schema
-
-    def schema(self, spark: SparkSession) -> pa.Schema:
-        del spark
-        return self.payload
 
 
 def _called(part: BoundedSource) -> str:
