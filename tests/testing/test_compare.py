@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from headrace.connectors.delta.rows import last_by_key
 from headrace.jobs.testing.compare import compare, same
+from headrace.jobs.testing.given import POS_TYPE
 from headrace.jobs.testing.held import held
 from headrace.pipeline.case_names import chooser
 from headrace.pipeline.errors import DataError, GuaranteeError
@@ -108,6 +112,16 @@ def postgres(**more: Any) -> Any:
 )
 def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], found: list[Any]) -> None:
     assert held("s", sink, ("id",), changes(*steps)) == found
+
+
+def test_a_delta_table_holds_what_its_merge_is_given() -> None:
+    draw = random.Random(7)
+    steps = changes(*((draw.choice("iuud"), draw.randrange(6), draw.randrange(9)) for _ in range(60)))
+    places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(steps))]
+    merged = last_by_key("s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_TYPE)), ("id",)).to_pylist()
+    there = [(row["id"], row["v"]) for row in merged if row["_gs_op"] != "d"]
+    assert sorted(there) == sorted((row["id"], row["v"]) for row in held("s", SimpleNamespace(type="delta"), ("id",), steps))
+    assert 0 < len(there) < 6
 
 
 def test_what_a_table_without_a_key_holds() -> None:
