@@ -172,15 +172,12 @@ class _Places(PydanticBaseSettingsSource):
 
 def load_settings(**overrides: Any) -> Settings:
     """The settings of this process. Raises SettingsError that names each wrong setting and every place that was looked at."""
-    layers: list[Layer] = []
-    lines = []
+    layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
     try:
-        layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
         settings = Settings(**overrides)
-        lines = _sink_connections(settings, layers)
     except ValidationError as error:
-        lines = in_words(error, Settings, layers)
-    if lines:
+        raise _wrong(in_words(error, Settings, layers)) from None
+    if lines := _sink_connections(settings, layers):
         raise _wrong(lines)
     for name, place, instead in ignored(layers):
         if name not in _said:

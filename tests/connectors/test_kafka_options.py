@@ -14,7 +14,7 @@ from headrace.pipeline.settings import KafkaConnection
 
 def connection(protocol: str = "SASL_SSL", **options: str) -> KafkaConnection:
     named = {key.replace("_", "."): SecretStr(value) for key, value in options.items()}
-    return KafkaConnection(brokers="b:9092", security_protocol=protocol, options=named)
+    return KafkaConnection.model_validate({"brokers": "b:9092", "security_protocol": protocol, "options": named})
 
 
 def test_plain() -> None:

@@ -17,7 +17,6 @@ import psycopg
 import pytest
 from ruamel.yaml import YAML
 
-from headrace import cli
 from headrace.commands.init import KINDS, Servers, TemplateName, render
 from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.errors import UserError
@@ -26,7 +25,6 @@ from headrace.pipeline.settings import load_settings
 from headrace.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = {command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback}
 HEADRACE = (sys.executable, "-m", "headrace")
 BOTH = pytest.mark.parametrize("servers", list(Servers))
 EACH = pytest.mark.parametrize("template", list(TemplateName))
@@ -293,8 +291,6 @@ def test_the_commands_of_the_readme_lead_to_the_rows(template: TemplateName, ser
     commands = readme(tmp_path)
     assert [f"  {line}" for line in commands] == made.stdout.split("Next:\n")[1].splitlines()
     for line in commands:
-        if line.split()[1] == "test" and "test" not in VERBS:
-            continue
         done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=clean() | env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}:\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
     CHECKS[template](services, tmp_path, name)

@@ -164,6 +164,11 @@ def failing(scene: Scene) -> None:
     cases = {
         "postgres, wrong password": ({"HEADRACE__POSTGRES_SINK__PASSWORD": reference}, "password authentication failed"),
         "clickhouse, wrong password": ({"HEADRACE__CLICKHOUSE_SOURCE__PASSWORD": wrong}, ""),
+        "ledger, wrong password": (
+            {"HEADRACE__STATE_BACKEND__BACKEND_TYPE": "Postgres", "HEADRACE__STATE_BACKEND__POSTGRES__PASSWORD": wrong}
+            | {"HEADRACE__STATE_BACKEND__POSTGRES__PORT": str(conninfo_to_dict(scene.world.conninfo)["port"])},
+            "password authentication failed",
+        ),
         "postgres, wrong host": ({"HEADRACE__POSTGRES_SINK__PORT": "1"}, ""),
         "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "fault of Headrace"),
         "settings, wrong map": ({"HEADRACE__POSTGRES_SINK": wrong}, "must be JSON"),
