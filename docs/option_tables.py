@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Collection, Iterator, Mapping
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -22,6 +22,7 @@ _PLAIN: Mapping[Any, str] = {
     float: "number",
     bool: "`true` or `false`",
     timedelta: "duration, such as `500ms` or `1h 30m`",
+    datetime: "moment such as `2025-01-31T12:00:00Z`",
     date: "day such as `2025-01-31`, or month such as `2025-01`",
     Any: "any value",
 }
@@ -93,8 +94,7 @@ def _one(kind: Any, metadata: list[Any]) -> str:
     if kind == tuple[str, ...]:
         return "list of columns, or text with commas"
     if origin in (tuple, list, set, frozenset):
-        inner = _words(args[0], [])
-        return "list of maps, see below" if inner.startswith("map") else f"list of {inner}"
+        return f"list of {_words(args[0], []).replace('map', 'maps', 1)}"
     if origin is dict:
         held = _words(args[1], [])
         return "map of names to nodes" if held == "node" else f"map of {_words(args[0], [])} to {held}"

@@ -91,7 +91,7 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
 
     from headrace.connectors.kafka.options import client_options
 
-    options = client_options(settings.kafka_source)
+    options: dict[str, Any] = {**client_options(settings.kafka_source)}
     admin, producer = AdminClient(options), Producer(options | {"acks": "all"})
     wanted = messages(now)
     missing = set(wanted) - set(admin.list_topics(timeout=30).topics)

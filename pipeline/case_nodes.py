@@ -67,7 +67,7 @@ class ExpectedNode(RowsNode):
 class CaseNode(Strict):
     """One test."""
 
-    description: str | None = None
+    description: str | None = Field(default=None, description="What the test is about, for people.")
     now: Moment | None = Field(default=None, description="What now() means; the real time if not given.")
     given: dict[str, GivenNode] = Field(
         default_factory=dict, description="Rows by source or transform; sources that are not named have none."

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import market
 import psycopg
@@ -81,7 +82,7 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
         connection.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)".encode())
 
 
-def _sink(conninfo: str) -> dict[str, object]:
+def _sink(conninfo: str) -> dict[str, Any]:
     found = conninfo_to_dict(conninfo)
     return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
 
