@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.sources import Reading
+from headrace.jobs.sql_errors import explained
 from headrace.pipeline import graph, sql
 from headrace.pipeline.errors import PipelineFileError, Place, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
@@ -126,9 +127,7 @@ class Planner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said = (error.getMessage() or str(error)).split("; line ")[0].split("\n\n==")[0].strip()
-            said = re.sub(r"^\[[A-Z_.]+\] ", "", re.sub(r"`hr_(\w+?)_\d+`", r"`\1`", said))
-            hint = "--- SQL ---\n" + self.file.model.transforms[name].sql.strip()
+            said, hint = explained(error, self.file.model.transforms[name].sql)
             raise SchemaError(said, hint=hint, node=name, place=_place(self.file, name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
