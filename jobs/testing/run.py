@@ -54,20 +54,24 @@ class Outcome:
 
 
 class Bench:
-    """Runs tests, one Spark session for all of them. Making it starts nothing; `close` stops what was started."""
+    """Runs tests, one Spark session for all of them: that of this process if it has one, as in pytest beside tests that use Spark.
 
-    def __init__(self, settings: Settings, spark: SparkSession | None = None) -> None:
+    Making it starts nothing; `close` stops what was started.
+    """
+
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._given = spark
         self._started: SparkSession | None = None
 
     @cached_property
     def _stages(self) -> Stages:
-        if self._given is None:
-            self._started = start_session(small(self._settings), ())
-        spark = self._given or self._started
-        assert spark is not None  # noqa: S101  one of the two was set above
-        return Stages(spark)
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
+            return Stages(SparkSession.Builder().getOrCreate())
+        self._started = start_session(small(self._settings), ())
+        return Stages(self._started)
 
     def start(self) -> None:
         """Starts Spark now, which else the first test does. Raises ServiceError without Java or jars."""

@@ -57,7 +57,8 @@ class Stages:
         known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
         if known not in self._made:
             sources = {name: GivenSource(roots[name]) for name in model.sources}
-            self._made[known] = Planner(replace(file, model=model), self._spark, sources)
+            made = self._made[known] = Planner(replace(file, model=model), self._spark, sources)
+            made.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
         return self._made[known]
 
 

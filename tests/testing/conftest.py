@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run(spark: SparkSession, tmp_path: Path) -> Iterator[Run]:
     """`run(tests, pipeline=…)`: writes both files and runs the only test."""
-    bench = Bench(Settings(home=tmp_path), spark)
+    bench = Bench(Settings(home=tmp_path))
 
     def one(tests: str, pipeline: str = ORDERS) -> Outcome:
         return bench.run(case(tmp_path, tests, pipeline))
 
     yield one
     bench.close()
+    assert spark.range(1).count() == 1, "the bench stopped a session that it did not start"

@@ -11,6 +11,8 @@ from xml.etree import ElementTree as ET
 import pytest
 from casekit import ORDERS, write
 
+from headrace.jobs.java import find_java
+
 pytestmark = pytest.mark.spark
 
 TESTS = """\
@@ -121,7 +123,7 @@ def test_exit_codes_without_a_test(args: tuple[str, ...], code: int, said: str, 
 
 def pytest_in(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     plugin = ("-p", "headrace.pytest_plugin", "-p", "no:cacheprovider", "-rA")
-    return start(folder, "pytest", *plugin, *args, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    return start(folder, "pytest", *plugin, *args, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", JAVA_HOME=str(find_java().home))
 
 
 def test_pytest_collects_files_of_tests_and_tells_a_failure_as_the_command_does(tmp_path: Path) -> None:
@@ -139,6 +141,32 @@ def test_pytest_collects_files_of_tests_and_tells_a_failure_as_the_command_does(
     assert "Traceback" not in found.stdout
     named = pytest_in(tmp_path, "with.yaml", "orders.test.yaml", "-k", "inside or good")
     assert (named.returncode, "2 passed" in named.stdout) == (0, True), named.stdout
+
+
+OWN = """\
+def test_own():
+    from pyspark.sql import SparkSession
+
+    conf = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "America/New_York"}
+    builder = SparkSession.builder.master("local[1]")
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    assert spark.range(3).count() == 3
+    assert spark.conf.get("spark.sql.session.timeZone") == "America/New_York"
+"""
+
+
+def test_a_session_of_the_tests_own_is_used_and_left_as_it_is(tmp_path: Path) -> None:
+    zoned = ORDERS.replace("placed_at FROM", "CAST(note AS TIMESTAMP) AS at FROM")
+    given, at = "orders: {rows: [{id: 1, note: '2025-01-01 10:00:00'}]}", "2025-01-01T10:00:00Z"
+    write(
+        tmp_path, f"  zoned:\n    given: {{{given}}}\n    expect: {{priced: {{columns: [id, at], rows: [{{id: 1, at: {at}}}]}}}}\n", zoned
+    )
+    for name in ("a_test.py", "z_test.py"):
+        (tmp_path / name).write_text(OWN)
+    found = pytest_in(tmp_path, "a_test.py", "orders.test.yaml", "z_test.py")
+    assert (found.returncode, "3 passed" in found.stdout) == (0, True), found.stdout
 
 
 def test_the_plugin_imports_nothing_heavy_until_a_file_is_collected(tmp_path: Path) -> None:
