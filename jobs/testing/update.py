@@ -9,21 +9,27 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
-from headrace.jobs.testing.compare import Difference
+from headrace.connectors.base import OP
+from headrace.jobs.testing.compare import Difference, compare
 from headrace.jobs.testing.expected import Expectation
+from headrace.jobs.testing.expected import expectation as expected_of
 from headrace.jobs.testing.given import carried
 from headrace.jobs.testing.held import Row
 from headrace.jobs.testing.run import Outcome
 from headrace.jobs.testing.text import flow, json_value, plain, scalar
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.case_nodes import CaseNode
+from headrace.pipeline.cases import Case
+from headrace.pipeline.errors import HeadraceError, UserError
+from headrace.pipeline.tree import read_tree
 from headrace.pipeline.wide import stored
 
 
@@ -56,7 +62,9 @@ def update(outcome: Outcome) -> list[str]:
         if node.path is None:
             text = case.path.read_text(encoding="utf-8")
             path = ("tests", case.name, "expect", difference.node, "rows")
-            case.path.write_text(respelled(text, path, difference, expectation), encoding="utf-8")
+            new = respelled(text, path, difference, expectation)
+            _check(new, case, expectation)
+            case.path.write_text(new, encoding="utf-8")
             where = str(case.place("expect", difference.node))
         else:
             target = case.path.parent / node.path
@@ -64,6 +72,22 @@ def update(outcome: Outcome) -> list[str]:
             where = str(target)
         told.append(f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}")
     return told
+
+
+def _check(text: str, case: Case, expectation: Expectation) -> None:
+    """Raises UserError unless the test, read from the new text, expects what came."""
+    tree = read_tree(text, str(case.path))
+    try:
+        node = CaseNode.model_validate(tree.value["tests"][case.name])
+        again = replace(case, node=node, places=tree.places, texts=tree.texts)
+        payload = pa.schema([field for field in expectation.schema if field.name != OP])
+        both = expected_of(again, expectation.node, payload, expectation.key, expectation.found)
+        good = compare("", both.expected, both.found, ordered=both.ordered, tolerance=both.tolerance) is None
+    except (ValidationError, HeadraceError, KeyError, TypeError):
+        good = False
+    if not good:
+        msg = f"the rows of `{expectation.node}` in test `{case.name}` cannot be rewritten where they stand"
+        raise UserError(msg, hint="Change them by hand.", place=case.place("expect", expectation.node))
 
 
 def _in_order(difference: Difference, expectation: Expectation) -> list[Row]:

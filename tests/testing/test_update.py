@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from casekit import case, write
+from casekit import ORDERS, case, write
 
 from headrace.jobs.testing.compare import compare
 from headrace.jobs.testing.expected import expectation
@@ -187,6 +187,24 @@ def test_what_is_not_rewritten(tests: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         update(failed)
     assert (tmp_path / "orders.test.yaml").read_text() == before
+
+
+def test_nothing_is_written_that_would_not_read_back_as_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = case(tmp_path, "  t:\n    expect:\n      priced:\n        rows: []\n")
+    before = (tmp_path / "orders.test.yaml").read_text()
+    for wrong in (before, before.replace("[]", "[{id: 1, v: a, w: 2}]"), "tests: {}", before.replace("[]", "[{id: x, v: a, w: 1}]")):
+        monkeypatch.setattr("headrace.jobs.testing.update.respelled", lambda *_, new=wrong: new)
+        with pytest.raises(UserError, match="cannot be rewritten where they stand"):
+            update(outcome(found, rows((1, "a", 1.0))))
+        assert (tmp_path / "orders.test.yaml").read_text() == before
+
+
+def test_tests_inside_of_a_pipeline_file_are_rewritten_there(tmp_path: Path) -> None:
+    path = tmp_path / "orders.yaml"
+    path.write_text(f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [], columns: id}}}}}}\n")
+    (found,) = load_cases(path)
+    update(outcome(found, rows((1, "a", 1.0))))
+    assert path.read_text() == f"{ORDERS}tests:\n  t: {{expect: {{priced: {{rows: [{{id: 1}}], columns: id}}}}}}\n"
 
 
 def test_a_failure_is_told_in_eighty_columns(tmp_path: Path) -> None:
