@@ -10,11 +10,12 @@ from headrace.pipeline.errors import InternalError, UserError
 from headrace.pipeline.records import Json, SinkKey
 from headrace.pipeline.settings import Settings
 
-_BOUNDED = {"clickhouse": "clickhouse:ClickHouseTable", "iceberg": "iceberg:IcebergTable"}
+_BOUNDED = {"clickhouse": "clickhouse:ClickHouseTable", "iceberg": "iceberg:IcebergTable", "file": "files:Files"}
 _UNBOUNDED = {"kafka": "kafka:KafkaStream"}
 _SINKS = {
     "postgres": "postgres:PostgresSink",
     "delta": "delta:DeltaTableSink",
+    "iceberg": "iceberg:IcebergTableSink",
     "print": "console:PrintSink",
     "blackhole": "console:BlackholeSink",
 }

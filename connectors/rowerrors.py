@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
-from headrace.pipeline.errors import DataError, HeadraceError, RetentionError
+from headrace.pipeline.errors import DataError, HeadraceError, LaneError, RetentionError
 from headrace.pipeline.records import Json
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
     return F.raise_error(F.concat(F.lit(_MARK), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
 
 
+def task_error(error: HeadraceError) -> RuntimeError:
+    """What a Python task raises so that `explain_failure` finds the error, a DataError or a LaneError, with its hint and node."""
+    found = {"node": error.node, "what": error.message, "hint": error.hint, "lane": isinstance(error, LaneError)}
+    return RuntimeError(_MARK + json.dumps(found))
+
+
 def explain_failure(error: BaseException) -> HeadraceError | None:
     """The error that a failed Spark action means to people, None if it is not about rows or offsets.
 
-    DataError for a row that `row_error` refused, RetentionError where Kafka lost offsets while they were read.
+    DataError for a row that `row_error` refused, what a task raised by `task_error`, RetentionError where Kafka lost offsets while they were read.
     """
     for text in _texts(error):
         if (at := text.find(_MARK)) >= 0:
@@ -49,7 +55,9 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     return None
 
 
-def _data_error(found: Json) -> DataError:
+def _data_error(found: Json) -> DataError | LaneError:
+    if found.get("lane"):
+        return LaneError(found["what"], hint=found["hint"], node=found["node"])
     facts = dict(found.get("facts", {}))
     payload, columns = facts.pop("payload", None), facts.pop("columns", None)
     where = ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -118,6 +118,16 @@ def _wait_for(admin: Any, topics: Iterable[str]) -> None:
         time.sleep(0.05)
 
 
+def fill_files(folder: Path) -> None:
+    """`readings/day=…/part-1.csv` below a folder: thirty readings a day, a third of them empty."""
+    for day in (1, 2):
+        path = folder / "readings" / f"day=2025-01-0{day}" / "part-1.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            rows = (f"{day * 100 + number},{'' if number % 3 == 0 else f'{number}.50'}" for number in range(30))
+            path.write_text("\n".join(["id,celsius", *rows]) + "\n")
+
+
 def fill_iceberg(spark: SparkSession, warehouse: Path) -> None:
     """The table `market.products` in a hadoop warehouse: 40 products, two of them without a price."""
     catalog = "spark.sql.catalog.market_fill"
@@ -144,10 +154,14 @@ def fill(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fills the servers of the settings, and the warehouse if one is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=Path, help="also write the csv files, below this folder")
     parser.add_argument("--warehouse", type=Path, help="also make the Iceberg table, in this folder; starts Spark")
-    warehouse = parser.parse_args(arguments).warehouse
+    asked = parser.parse_args(arguments)
+    warehouse = asked.warehouse
     settings = load_settings()
     fill(settings)
+    if asked.files is not None:
+        fill_files(asked.files)
     if warehouse is not None:
         from headrace.jobs.session import start_session, stop_session
 

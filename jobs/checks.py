@@ -41,7 +41,7 @@ def audit(
         raise LaneError(msg, hint="Start it first: headrace run FILE.")
     names = [name for name in file.model.sinks if sinks is None or name in sinks]
     own = None
-    if spark is None and any(file.model.sinks[name].type == "delta" for name in names):
+    if spark is None and any(file.model.sinks[name].type in ("delta", "iceberg") for name in names):
         spark = own = start_session(settings, [node.type for node in file.model.nodes().values()])
     try:
         walk = _walk(ledger, file, state)

@@ -70,7 +70,8 @@ class LaneSource:
         assert self.unbounded is not None  # noqa: S101
         have, wanted = schema.names, self.unbounded.schema().names
         if missing := [column for column in wanted if column not in have]:
-            msg = f"history `{part.describe().get('table_name')}` lacks the columns {', '.join(missing)} of the stream"
+            told = part.describe()
+            msg = f"history `{told.get('table_name') or told['location']}` lacks the columns {', '.join(missing)} of the stream"
             hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
             raise SchemaError(msg, hint=hint, node=self.name)
 

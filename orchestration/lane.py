@@ -113,7 +113,7 @@ def check_results(pipeline: Pipeline, spark: LaneSpark, sinks: Sequence[str]) ->
     from headrace.jobs.checks import audit
 
     settings = spark.settings(pipeline.settings())
-    needs_spark = any(pipeline.file.model.sinks[sink].type == "delta" for sink in sinks)
+    needs_spark = any(pipeline.file.model.sinks[sink].type in ("delta", "iceberg") for sink in sinks)
     return audit(pipeline.file, settings, sinks=sinks, spark=spark.session(settings, pipeline.kinds) if needs_spark else None)
 
 

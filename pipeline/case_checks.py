@@ -97,6 +97,8 @@ class _Check:
         if not isinstance(source, dict):
             return None
         stream = source.get("unbounded_source") if source.get("type") == "hybrid" else source
+        if source.get("type") == "file":  # folders may add columns to those of its `schema`
+            stream = None
         schema = said.get("schema") or (stream.get("schema") if isinstance(stream, dict) else None)
         if not isinstance(schema, dict):
             return None

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 TYPES: Mapping[str, Mapping[str, str]] = {
-    "sources": {
-        "file": "Load the files into an Iceberg or a ClickHouse table and read that, or send them to a Kafka topic.",
-    },
+    "sources": {},
     "transforms": {
         "handler": "Call the service before the topic or behind the sink; what Spark SQL can say is a `sql` transform.",
         "script": "What Spark SQL can say is a `sql` transform: CASE, regular expressions, JSON and string functions.",
@@ -22,7 +20,6 @@ TYPES: Mapping[str, Mapping[str, str]] = {
         "postgres_aggregate": "Write the rows to a `postgres` sink and aggregate in a view over its table.",
         "webhook": "Write to a `postgres` sink and send from there.",
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
-        "iceberg": "Write to a `delta` sink.",
     },
 }
 """By the part of the file: types that are not available yet, and what there is instead."""
@@ -48,7 +45,8 @@ KEYS: Mapping[str, str] = {
 
 VALUES: Mapping[tuple[str, str], str] = {
     ("data_format", "avro"): "Write JSON to the topic, with `data_format: json` and a `schema`.",
-    ("source_type", "file"): TYPES["sources"]["file"],
+    ("format", "avro"): "Write the files as parquet or as JSON lines.",
+    ("mode", "continuous"): "Set `mode: bounded`, which reads the files once; what comes later goes to a Kafka topic.",
 }
 """Values of keys that are not available yet, and what there is instead."""
 

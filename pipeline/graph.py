@@ -122,7 +122,7 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
 
 def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     if model.partitions and not any(source.type != "kafka" for source in model.sources.values()):
-        hint = "Remove `partitions`, or read history from a clickhouse, an iceberg or a hybrid source."
+        hint = "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
         yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
     targets: dict[tuple[str, ...], str] = {}
     for name, sink in model.sinks.items():
@@ -136,4 +136,6 @@ def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
 def _target(sink: Any) -> tuple[str, ...]:
     if sink.type == "postgres":
         return ("postgres", sink.schema_, sink.table)
+    if sink.type == "iceberg":
+        return ("iceberg", sink.warehouse or "", sink.table_name)
     return ("delta", sink.path) if sink.type == "delta" else ()

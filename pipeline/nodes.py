@@ -5,8 +5,18 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from headrace.pipeline import elsewhere
 from headrace.pipeline.case_nodes import CaseNode
 from headrace.pipeline.durations import parse_duration, spell_duration
 from headrace.pipeline.errors import UserError
@@ -99,6 +109,45 @@ class IcebergSource(Node):
     snapshot_id: int | None = Field(default=None, description="The snapshot to read; the newest at the first start if not given.")
 
 
+_FORMATS = {"ndjson": "json", "jsonl": "json"}
+
+
+def _format(value: object) -> object:
+    return _FORMATS.get(value, value) if isinstance(value, str) else value
+
+
+def _mode(value: object) -> object:
+    """A text, or a map with `type` and what belongs to it."""
+    if not isinstance(value, dict) or value == {"type": "bounded"}:
+        return "bounded" if isinstance(value, dict) else value
+    instead = elsewhere.VALUES["mode", "continuous"]
+    msg = f"only `bounded` is available yet; {instead[:1].lower()}{instead[1:].rstrip('.')}"
+    raise ValueError(msg)
+
+
+FileFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
+
+
+class FileSource(Node):
+    """Files of one format, read once: pinned by size and time of change, split by file or parquet row group."""
+
+    type: Literal["file"] = "file"
+    path: str = Field(description="A file, a folder that is read with all below it, or a pattern such as /data/*.csv; local.")
+    format: FileFormat = Field(description="parquet, csv, or json with one object per line (also ndjson, jsonl).")
+    mode: Annotated[Literal["bounded"], BeforeValidator(_mode)] = Field(
+        description="`bounded`: the files that are there at the first start. Files that come later are not watched for yet."
+    )
+    schema_: dict[str, str] = Field(
+        default_factory=dict, alias="schema", description="Column names and types; needed for csv and json, a check for parquet."
+    )
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
+    header: bool = Field(default=True, description="csv: whether the first line of each file names its columns.")
+    delimiter: str = Field(default=",", description="csv: one character.")
+    null_value: str = Field(default="", description="csv: the unquoted field that means null.")
+    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
+
+
 class KafkaSource(Node):
     """A Kafka topic with one JSON object per message."""
 
@@ -142,11 +191,13 @@ class KafkaSource(Node):
 class HybridBounded(Strict):
     """One bounded phase of a hybrid source: the keys of a source of that type. Columns are matched to the stream's by name."""
 
-    source_type: Literal["clickhouse", "iceberg"] = Field(description="What the phase reads.")
-    table_name: str = Field(description="clickhouse: `table` or `database.table`; iceberg: `namespace.table`.")
+    source_type: Literal["clickhouse", "iceberg", "file"] = Field(description="What the phase reads.")
+    table_name: str = Field(
+        default="", validate_default=True, description="clickhouse: `table` or `database.table`; iceberg: `namespace.table`."
+    )
     columns: Columns = Field(default=(), description="Columns to read; all if not given.")
     filter: str | None = Field(
-        default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL, for iceberg in Spark SQL."
+        default=None, description="Only rows for which this holds: a predicate in ClickHouse's own SQL, for the others in Spark SQL."
     )
     start_at: str | None = Field(default=None, description="clickhouse only: lowest value of the first sorting key column, inclusive.")
     snapshot: Literal["clone", "none"] = Field(default="clone", description="clickhouse only: `clone` pins the table, `none` does not.")
@@ -157,11 +208,33 @@ class HybridBounded(Strict):
     snapshot_id: int | None = Field(
         default=None, description="iceberg only: the snapshot to read; the newest at the first start if not given."
     )
+    path: str = Field(
+        default="", validate_default=True, description="file only: a file, a folder with all below it, or a pattern such as /data/*.csv."
+    )
+    format: FileFormat | None = Field(
+        default=None, validate_default=True, description="file only: parquet, csv, or json (one object per line)."
+    )
+    schema_: dict[str, str] = Field(
+        default_factory=dict, alias="schema", description="file only: column names and types; needed for csv and json."
+    )
+    header: bool = Field(default=True, description="file only, csv: whether the first line of each file names its columns.")
+    delimiter: str = Field(default=",", description="file only, csv: one character between two fields.")
+    null_value: str = Field(default="", description="file only, csv: the unquoted field that means null.")
 
-    def node(self) -> ClickHouseSource | IcebergSource:
+    @field_validator("table_name", "path", "format")
+    @classmethod
+    def _needed(cls, value: object, info: ValidationInfo) -> object:
+        """A table is named, files have a place and a format."""
+        kind = info.data.get("source_type")
+        if not value and kind and (info.field_name == "table_name") is (kind != "file"):
+            raise PydanticCustomError("missing", "Field required")  # noqa: EM101  pydantic's own kind and words
+        return value
+
+    def node(self) -> ClickHouseSource | IcebergSource | FileSource:
         """The same phase as a source node of its own."""
-        given = self.model_dump(exclude={"source_type"})
-        kind = ClickHouseSource if self.source_type == "clickhouse" else IcebergSource
+        given = self.model_dump(exclude={"source_type"}) | {"mode": "bounded"}
+        kinds: dict[str, Any] = {"clickhouse": ClickHouseSource, "iceberg": IcebergSource, "file": FileSource}
+        kind = kinds[self.source_type]
         return kind(**{key: value for key, value in given.items() if key in kind.model_fields})
 
 
@@ -264,6 +337,14 @@ class DeltaSink(SinkNode):
     path: str = Field(description="A folder or a URI that Spark can write; the table is made if it is missing.")
 
 
+class IcebergSink(SinkNode):
+    """A table of a hadoop catalog, created if missing: upserts and deletes by key, or appends without one."""
+
+    type: Literal["iceberg"] = "iceberg"
+    table_name: str = Field(description="`namespace.table`.")
+    warehouse: str | None = Field(default=None, description="The hadoop catalog's folder; from the settings if not given.")
+
+
 class PrintSink(SinkNode):
     """Rows on standard error, for looking at."""
 
@@ -277,9 +358,9 @@ class BlackholeSink(SinkNode):
     type: Literal["blackhole"] = "blackhole"
 
 
-SourceNode = Annotated[HybridSource | ClickHouseSource | IcebergSource | KafkaSource, Field(discriminator="type")]
+SourceNode = Annotated[HybridSource | ClickHouseSource | IcebergSource | FileSource | KafkaSource, Field(discriminator="type")]
 TransformNode = Annotated[SqlTransform, Field(discriminator="type")]
-AnySink = Annotated[PostgresSink | DeltaSink | PrintSink | BlackholeSink, Field(discriminator="type")]
+AnySink = Annotated[PostgresSink | DeltaSink | IcebergSink | PrintSink | BlackholeSink, Field(discriminator="type")]
 
 
 def _day(value: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import zoneinfo
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,14 @@ from headrace.pipeline.types import parse_type
 
 PlaceOf = Callable[..., Place]
 
-_ONLY = {"start_at": "clickhouse", "snapshot": "clickhouse", "split_rows": "clickhouse", "warehouse": "iceberg", "snapshot_id": "iceberg"}
+_ONLY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("start_at", "snapshot", "split_rows"), ("clickhouse",)),
+    **dict.fromkeys(("warehouse", "snapshot_id"), ("iceberg",)),
+    **dict.fromkeys(("path", "format", "schema_", "header", "delimiter", "null_value"), ("file",)),
+    "table_name": ("clickhouse", "iceberg"),
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LATER = ("s3", "s3a", "gs")
 
 
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
@@ -35,6 +43,8 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
             yield from _starting_offsets(name, source.starting_offsets, place)
         if source.type == "hybrid":
             yield from _phases(name, source, place)
+        if source.type == "file":
+            yield from _files(name, source, place, "sources", name)
         yield from _key(name, source, place)
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
@@ -47,7 +57,7 @@ def _stream_of(source: Any) -> Any:
     return source if source.type == "kafka" else None
 
 
-def _schema(name: str, schema: dict[str, str], path: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
+def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: PlaceOf) -> Iterator[UserError]:
     for column, kind in schema.items():
         try:
             parse_type(kind)
@@ -68,11 +78,41 @@ def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserErr
 def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[UserError]:
     """Keys that the other kind of phase has: they would do nothing here."""
     for index, phase in enumerate(source.bounded_sources):
+        path = ("sources", name, "bounded_sources", index)
         for key in sorted(phase.model_fields_set):
-            if _ONLY.get(key, phase.source_type) != phase.source_type:
-                msg = f"`{key}` does nothing in a {phase.source_type} phase; it is for {_ONLY[key]}"
-                where = place("sources", name, "bounded_sources", index, key)
-                yield UserError(msg, hint="Remove it, or change source_type.", node=name, place=where)
+            if phase.source_type not in _ONLY.get(key, (phase.source_type,)):
+                said = key.rstrip("_")
+                msg = f"`{said}` does nothing in a {phase.source_type} phase; it is for {' and '.join(_ONLY[key])}"
+                yield UserError(msg, hint="Remove it, or change source_type.", node=name, place=place(*path, said))
+        if phase.source_type == "file":
+            yield from _files(name, phase, place, *path)
+    last, table = source.bounded_sources[-1], source.offset_table
+    if last.source_type == "file" and table is not None and table.table_name is not None:
+        msg = "`offset_table.table_name` cannot be read beside files"
+        hint = "Remove it where the files have the offset columns themselves; else use `history_lag`."
+        yield UserError(msg, hint=hint, node=name, place=place("sources", name, "offset_table", "table_name"))
+
+
+def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:
+    """The place and the options of files: a source of that type, or a phase."""
+    scheme = _SCHEME.match(node.path)
+    if scheme and scheme[1].lower() in _LATER:
+        hint = "Copy the files to a local folder, or load them into an Iceberg table."
+        yield UserError(f"`path`: {scheme[1]}:// is not available yet", hint=hint, node=name, place=place(*path, "path"))
+    elif scheme and scheme[1].lower() != "file":
+        hint = "Allowed: a path of this machine, such as /data/events, ./events/*.csv or file:///data/events."
+        yield UserError(f"`path`: unsupported scheme `{scheme[1]}://`", hint=hint, node=name, place=place(*path, "path"))
+    if node.format != "parquet" and not node.schema_:
+        msg = f"`schema` is required when format is {node.format}"
+        yield UserError(msg, hint="Add `schema:` with the columns and their types, such as `id: int64`.", node=name, place=place(*path))
+    yield from _schema(name, node.schema_, (*path, "schema"), place)
+    for key in ("header", "delimiter", "null_value"):
+        if key in node.model_fields_set and node.format != "csv":
+            msg = f"`{key}` does nothing beside `format: {node.format}`; it is for csv"
+            yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
+    if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':
+        msg = f"`delimiter` must be one character, and is `{node.delimiter}`"
+        yield UserError(msg, hint='Such as "," or ";", or "\\t" for a tab; not a quote.', node=name, place=place(*path, "delimiter"))
 
 
 def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:

@@ -71,7 +71,7 @@ def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema
         wanted = session.sql(f"SELECT CAST(NULL AS {spark_type(column.type)}) AS c").schema[0].dataType
         if field is None:
             wrong.append(f"column {quoted(column.name)} ({wanted.simpleString()}) is missing")
-        elif not _takes(field.dataType, wanted):
+        elif not takes(field.dataType, wanted):
             wrong.append(f"column {quoted(column.name)} is {field.dataType.simpleString()}, the rows have {wanted.simpleString()}")
     brought = {name.lower() for name in schema.names}
     wrong += [
@@ -85,7 +85,7 @@ def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema
         raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink)
 
 
-def _takes(table: DataType, rows: DataType) -> bool:
+def takes(table: DataType, rows: DataType) -> bool:
     """Whether a table's type holds every value of the rows' type."""
     from pyspark.sql import types as T  # noqa: N812
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.connectors.scope import quoted
 from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError, TransientError
 from headrace.pipeline.settings import looked_at
 
@@ -65,6 +66,12 @@ class Table:
         hint = f"Did you mean {' or '.join(close)}?" if close else "Set `table_name` to `namespace.table`."
         msg = f"table `{self.name}` does not exist in the Iceberg warehouse {self.warehouse}"
         raise TargetError(msg, hint=hint, node=self.node)
+
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether there is such a table."""
+        iceberg = _jvm(spark).org.apache.iceberg
+        wanted = iceberg.catalog.TableIdentifier.parse(self.name)
+        return bool(iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place()).tableExists(wanted))
 
     def held(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
         """Table and snapshot as Iceberg's own objects. Raises LaneError when the table no longer has the snapshot."""
@@ -140,11 +147,6 @@ class Table:
         for group in list(self._chosen):
             self._drop(group)
         self._tasks.clear()
-
-
-def quoted(name: str) -> str:
-    """An identifier as Spark reads it back."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _jvm(spark: SparkSession) -> Any:

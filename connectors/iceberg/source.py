@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import HIDDEN, OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, Window
-from headrace.connectors.iceberg.catalog import Table, quoted
+from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.scope import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
 from headrace.pipeline.errors import InternalError, SchemaError
 from headrace.pipeline.nodes import IcebergSource, OffsetTable
 from headrace.pipeline.records import Json
@@ -14,7 +15,7 @@ from headrace.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SPLIT_ROWS = 250_000
 SPLIT_FILES = 500
@@ -55,11 +56,7 @@ class IcebergTable(BoundedSource):
             raise SchemaError(msg, hint="List the columns to read under `columns`.", node=self.name) from error
 
     def _narrow(self, frame: DataFrame, wanted: Sequence[str]) -> DataFrame:
-        """The columns that are asked for, all for none. Raises SchemaError for one that the table lacks."""
-        if absent := [name for name in wanted if name not in frame.columns]:
-            msg = f"`{self.node.table_name}` has no column {', '.join(absent)}"
-            raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=self.name)
-        return frame.select(*(quoted(name) for name in wanted)) if wanted else frame
+        return narrowed(frame, wanted, self.node.table_name, self.name)
 
     def pin(self, spark: SparkSession, token: str) -> Snapshot:
         """The snapshot that the node names, else the newest one now.
@@ -71,14 +68,14 @@ class IcebergTable(BoundedSource):
         if found is None:
             newest = self._table.load(spark).currentSnapshot()
             found = newest.snapshotId() if newest is not None else None
-        self._scoped(self._table.frame(spark, found), {"window": None, "cut": None})
+        self._scoped(self._table.frame(spark, found), EVERYTHING)
         return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, pinned=True)
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the table's own schema."""
         frame = self._table.frame(spark, self.node.snapshot_id)
         self._narrow(frame, columns)
-        self._filtered(frame)
+        filtered(frame, self.node.filter, self.name)
 
     def look(self, spark: SparkSession) -> Snapshot:
         """The same snapshot: to pin one makes nothing."""
@@ -89,12 +86,7 @@ class IcebergTable(BoundedSource):
         snapshot_id = snapshot.handle["snapshot_id"]
         if snapshot_id is None:
             return []
-        scope: Json = {
-            "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
-            "cut": None
-            if cut is None
-            else {"partition_column": cut.partition_column, "offset_column": cut.offset_column, "fence": dict(sorted(cut.fence.items()))},
-        }
+        scope = scope_of(window, cut)
         tasks = self._table.files(spark, snapshot_id)
         counted = self._counts(spark, snapshot_id, tasks, scope)
         found: list[Json] = []
@@ -117,32 +109,7 @@ class IcebergTable(BoundedSource):
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
         """The rows inside filter, window and cut."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        frame = self._filtered(frame)
-        if window := scope["window"]:
-            self._narrow(frame, [window["column"]])
-            column, kind = F.col(quoted(window["column"])), frame.schema[window["column"]].dataType
-            frame = frame.where((column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind)))
-        if cut := scope["cut"]:
-            self._narrow(frame, [cut["partition_column"], cut["offset_column"]])
-            partition, offset = F.col(quoted(cut["partition_column"])), F.col(quoted(cut["offset_column"]))
-            # A partition that the fence does not name is read by the stream from its beginning.
-            fence: Column = F.lit(0)
-            for name, behind in cut["fence"].items():
-                fence = F.when(partition == int(name), behind).otherwise(fence)
-            frame = frame.where(partition.isNull() | offset.isNull() | (offset < fence))
-        return frame
-
-    def _filtered(self, frame: DataFrame) -> DataFrame:
-        from pyspark.errors import AnalysisException, ParseException
-
-        try:
-            return frame.where(self.node.filter) if self.node.filter else frame
-        except (AnalysisException, ParseException) as error:
-            said = (error.getMessage() or str(error)).strip().splitlines()[0]
-            msg = f"the filter `{self.node.filter}` is wrong: {said}"
-            raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=self.name) from None
+        return inside(filtered(frame, self.node.filter, self.name), scope, self.node.table_name, self.name)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits; `columns` narrows what is read, in that order. Filters and columns reach the files."""
@@ -150,7 +117,7 @@ class IcebergTable(BoundedSource):
 
         snapshot_id = snapshot.handle["snapshot_id"]
         files = [(location, ordinal) for split in splits for ordinal, location in split["files"]]
-        scope = splits[0]["scope"] if splits else {"window": None, "cut": None}
+        scope = splits[0]["scope"] if splits else EVERYTHING
         whole = (
             self._table.frame(spark, snapshot_id).limit(0)
             if not files
@@ -158,32 +125,20 @@ class IcebergTable(BoundedSource):
         )
         frame = self._scoped(whole, scope)
         listed = F.broadcast(spark.createDataFrame(files, f"{_FILE} string, {_PART} int"))
-        if cut := scope["cut"]:
-            part, off = (F.coalesce(F.col(quoted(cut[key])), F.lit(-1)) for key in ("partition_column", "offset_column"))
-        else:
-            part, off = F.col(_PART), F.col("_pos")
-        place = F.struct(
-            F.lit(self.ordinal).alias("source"), part.cast("int").alias("part"), off.cast("bigint").alias("off"), F.lit(0).alias("sub")
-        )
+        place = position(self.ordinal, scope, F.col(_PART), F.col("_pos"))
         payload = [quoted(name) for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns]
         return frame.join(listed, F.col("_file") == F.col(_FILE)).select(*payload, F.lit("i").alias(OP), place.alias(POS))
 
     def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
         """Per topic partition the offset behind the largest that history holds now. Ask before `pin`."""
         from pyspark.sql import SparkSession
-        from pyspark.sql import functions as F  # noqa: N812
 
         spark = SparkSession.getActiveSession()
         if spark is None:
             msg = "the fence of an Iceberg table was asked for without a Spark session"
             raise InternalError(msg, node=self.name)
         frame = Table(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
-        self._narrow(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
-        if table.topic_column:
-            frame = frame.where(F.col(quoted(table.topic_column)) == (table.topic_name or topic))
-        partition, offset = F.col(quoted(table.partition_column)), F.col(quoted(table.offset_column))
-        rows = frame.where(partition.isNotNull() & offset.isNotNull()).groupBy(partition.cast("string")).agg(F.max(offset) + 1).collect()
-        return {row[0]: int(row[1]) for row in rows}
+        return offsets_held(frame, table, topic, table.table_name or self.node.table_name, self.name)
 
     def describe(self) -> Json:
         """Kind, asset key, table name and warehouse, from the file and the settings alone."""

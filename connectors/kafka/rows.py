@@ -106,20 +106,13 @@ class Decoder:
         from pyspark.sql import functions as F  # noqa: N812
 
         columns = {name: parse_type(text) for name, text in declared.items()}
-        fields = ", ".join(f"{_quoted(name)}: {_read_as(kind)}" for name, kind in columns.items())
         where = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset")}
-        text = F.col("value").cast("string")
-        # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
-        wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
-        options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
-        parsed = F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options)
-        row = F.struct(*[_value(node, name, kind, declared[name], where).alias(name) for name, kind in columns.items()])
         message = [F.col(name) for name in ("topic", "partition", "offset", "timestamp", "headers", "value")]
-        self._parsed = [*message, text.alias("text"), parsed.alias("json")]
+        self._parsed = [*message, *parsed(F.col("value"), declared)]
         # Renamed, because the payload may have columns of these names.
         kept = [F.col(name).alias(_OF_MESSAGE + name) for name in ("topic", "partition", "offset", "timestamp", "headers", "text")]
         # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
-        self._checked = [*kept, F.inline(F.array(_checked(node, declared, where, row)))]
+        self._checked = [*kept, F.inline(F.array(checked(node, declared, where)))]
         pos = F.struct(
             F.lit(ordinal).cast("int").alias("source"),
             F.col(_OF_MESSAGE + "partition").alias("part"),
@@ -140,9 +133,26 @@ class Decoder:
         return messages.select(*self._parsed).select(*self._checked).select(*self._final)
 
 
-def _checked(node: str, declared: Mapping[str, str], where: Mapping[str, Column], row: Column) -> Column:
+def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
+    """What `checked` looks at: the bytes of one JSON object as `text`, and as `json`, read by the declared types."""
     from pyspark.sql import functions as F  # noqa: N812
 
+    fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
+    text = value.cast("string")
+    # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
+    wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
+    options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
+    return [text.alias("text"), F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json")]
+
+
+def checked(
+    node: str, declared: Mapping[str, str], where: Mapping[str, Column], what: str = "message", mend: str = "Correct the message's producer"
+) -> Column:
+    """The row of `value`, `text` and `json` (see `parsed`) as a struct, or an error that says `where`; `what` is called wrong in it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    values = {name: parse_type(kind) for name, kind in declared.items()}
+    row = F.struct(*[_value(node, name, kind, declared[name], where, mend).alias(name) for name, kind in values.items()])
     shown = {"payload": F.substring("text", 1, 2000), "columns": F.lit(json.dumps({name: kind.lower() for name, kind in declared.items()}))}
     tombstone = row_error(
         node,
@@ -150,11 +160,9 @@ def _checked(node: str, declared: Mapping[str, str], where: Mapping[str, Column]
         "Let the producer send a JSON object with the key columns and the header dbz.op=d for a delete.",
         **where,
     )
-    broken = row_error(node, "the message does not fit `schema`", "Correct the message's producer, or `schema`.", **where, **shown)
-    encoding = row_error(node, "the payload is not UTF-8", "Messages are JSON in UTF-8.", **where)
-    halved = row_error(
-        node, "the payload holds half a character: a \\u escape of one surrogate", "Correct the message's producer.", **where
-    )
+    broken = row_error(node, f"the {what} does not fit `schema`", f"{mend}, or `schema`.", **where, **shown)
+    encoding = row_error(node, "the payload is not UTF-8", "It must be JSON in UTF-8.", **where)
+    halved = row_error(node, "the payload holds half a character: a \\u escape of one surrogate", f"{mend}.", **where)
     bad = F.col("json.bad").isNotNull() | F.col("json.v").isNull() | F.col("json.e").isNull()
     return (
         F.when(F.col("value").isNull(), tombstone)
@@ -179,14 +187,14 @@ def _final(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
 
     if is_wide(kind):
         return _wide(node, name, kind, declared, where)
-    return _exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name))
+    return exact_text(name) if kinds.is_string(kind) else F.col(_quoted(name))
 
 
 def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
     """A wide number as its digits. One with a point may come as a JSON number as long as it fits a decimal of Spark's, else as text."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    text = _exact_text(name)
+    text = exact_text(name)
     good = text.rlike(pattern(kind))
     parsed = F.from_json(_OF_MESSAGE + "text", f"{_quoted(name)} variant")[name]
     good = good & (~text.contains(".") | (F.schema_of_variant(parsed) != "DOUBLE"))
@@ -211,7 +219,7 @@ def _read_as(kind: pa.DataType) -> str:
     return _READ_AS.get(kind, spark_type(kind))
 
 
-def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
+def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], mend: str) -> Column:
     """One column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -237,11 +245,11 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
     else:
         return raw
     what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw.cast("string"), 1, 100), F.lit("`"))
-    refused = row_error(node, what, f"Correct the message's producer, or the type of `{name}` in `schema`.", **where)
+    refused = row_error(node, what, f"{mend}, or the type of `{name}` in `schema`.", **where)
     return F.when(raw.isNull() | good, final).otherwise(refused)
 
 
-def _exact_text(name: str) -> Column:
+def exact_text(name: str) -> Column:
     """A text with the digits of the message: Spark copies numbers inside of an object, or in place of a text, by way of a double.
 
     Only texts that look as if they held such a number are parsed again.

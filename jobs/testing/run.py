@@ -150,11 +150,11 @@ def _views(planner: Planner, case: Case, tables: Mapping[str, pa.Table]) -> dict
 
 
 def _filtered(frame: DataFrame, case: Case, name: str) -> DataFrame:
-    """Given rows of a topic or an Iceberg table pass the source's filter, which is Spark's SQL; ClickHouse's own is not."""
+    """Given rows of a topic, an Iceberg table or files pass the source's filter, which is Spark's SQL; ClickHouse's own is not."""
     from pyspark.errors import AnalysisException, ParseException
 
     source = case.file.model.sources.get(name)
-    condition = getattr(stream_of(source) or (source if source.type == "iceberg" else None), "filter", None) if source else None
+    condition = getattr(stream_of(source) or (source if source.type in ("iceberg", "file") else None), "filter", None) if source else None
     try:
         return frame.where(condition) if condition else frame
     except (AnalysisException, ParseException) as error:

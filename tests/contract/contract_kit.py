@@ -20,9 +20,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, Frame, Sink, SinkContext
+from headrace.connectors.iceberg.catalog import Table
 from headrace.pipeline import nodes
 from headrace.pipeline.records import EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.settings import PostgresConnection, Settings
+from headrace.pipeline.settings import IcebergSettings, PostgresConnection, Settings
 
 KEYED = pa.schema([("id", pa.int64()), ("name", pa.string())])
 POSITION_0 = {"src": {"stream": {"offsets": {"0": 0}}}}
@@ -63,7 +64,7 @@ class SinkMaker:
 
 
 def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> SinkMaker:
-    """`postgres`, `postgres-staged` (large epochs' path) or `delta`."""
+    """`postgres`, `postgres-staged` (large epochs' path), `delta` or `iceberg`."""
     key = SinkKey(secrets.token_hex(16), "contract", "main", f"s{secrets.token_hex(3)}")
     if kind == "delta":
         path = str(folder / "lake")
@@ -73,6 +74,16 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
             Settings(home=folder),
             spark,
             lambda names: _tuples(spark.read.format("delta").load(path).select(*[f"`{name}`" for name in names]).toArrow()),
+            key,
+        )
+    if kind == "iceberg":
+        catalog = Table(str(folder), "n.target", "reader")
+        return SinkMaker(
+            kind,
+            lambda columns: nodes.IcebergSink.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
+            Settings(home=folder, iceberg=IcebergSettings(warehouse=str(folder))),
+            spark,
+            lambda names: _tuples(catalog.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
             key,
         )
     found = conninfo_to_dict(conninfo)

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors import registry
 from headrace.connectors.base import BoundedSource, Limits, Snapshot, UnboundedSource
+from headrace.connectors.files import source as files_source
 from headrace.connectors.iceberg import source as iceberg_source
 from headrace.connectors.iceberg.catalog import Table
 from headrace.connectors.rowerrors import explain_failure
@@ -232,6 +235,45 @@ class IcebergWorld(BoundedWorld):
     def held(self) -> int:
         jvm: Any = self.spark._jvm
         return jvm.org.apache.iceberg.spark.SparkTableCache.get().size()
+
+
+class FileWorld(BoundedWorld):
+    """A folder of parquet files; every `add` is a file with row groups of at most `PIECE` rows."""
+
+    kind = "file"
+
+    def __init__(self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(spark.newSession(), services)
+        patch.setattr(files_source, "SPLIT_ROWS", PIECE)
+        self.folder = folder / f"t{secrets.token_hex(4)}"
+        self.folder.mkdir()
+        self.name = str(self.folder)
+        self.written = 0
+        self.add([])
+
+    def node(self, name: str, **more: Any) -> Any:
+        return nodes.FileSource.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
+
+    def settings(self, **wrong: Any) -> Settings:
+        return Settings.model_validate(wrong)
+
+    def add(self, rows: Rows) -> None:
+        self.put(pa.table({"id": pa.array([row[0] for row in rows], "int64"), "v": pa.array([row[1] for row in rows], "string")}))
+
+    def put(self, table: pa.Table) -> None:
+        """Writes one more file."""
+        pq.write_table(table, self.folder / f"part-{self.written}.parquet", row_group_size=PIECE)
+        self.written += 1
+
+    def lose(self, fixed: Json) -> None:
+        for path in Path(fixed["root"]).glob("part-1.parquet"):
+            path.unlink()
+
+    def never_was(self, fixed: Json) -> Json:
+        return fixed | {"root": "/nowhere"}
+
+    def held(self) -> int:
+        return sum(len(one.listed) for one in self.opened)
 
 
 class KafkaWorld(SourceWorld):

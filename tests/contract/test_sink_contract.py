@@ -16,7 +16,7 @@ from headrace.pipeline.records import Counts, Record
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 
-@pytest.fixture(params=["postgres", "postgres-staged", "delta"])
+@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg"])
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
     return sink_maker(request.param, spark, pg, tmp_path)
 

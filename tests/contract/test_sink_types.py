@@ -20,7 +20,11 @@ from headrace.pipeline.types import is_nested
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 
-@pytest.fixture(params=["postgres", "postgres-staged", "delta"])
+LAKES = ("delta", "iceberg")
+"""They hold lists, structs and maps as they are."""
+
+
+@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg"])
 def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
     return sink_maker(request.param, spark, pg, tmp_path)
 
@@ -29,7 +33,7 @@ def held(maker: SinkMaker, schema: pa.Schema) -> list[dict[str, Any]]:
     """The target's rows by id, as values of `schema`."""
 
     def value(found: Any, kind: pa.DataType) -> Any:
-        return same_as(from_json(found, kind) if maker.kind != "delta" and is_nested(kind) else found, kind)
+        return same_as(from_json(found, kind) if maker.kind not in LAKES and is_nested(kind) else found, kind)
 
     rows = maker.rows(schema.names)
     return sorted(
@@ -73,7 +77,7 @@ def test_keys_that_a_target_has_no_form_for_are_refused_before_a_row_is_read(mak
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     value: Any = [(b"\0", 1)] if kinds.is_map(kind) and kinds.is_binary(kind.key_type) else [({"a": 1}, 1)]
     value = [{"m": [(b"\0", 1)]}] if kinds.is_list(kind) else value
-    if maker.kind == "delta":
+    if maker.kind in LAKES:
         sink = maker.joined(schema)
         sink.write(plan(1), frame(maker.spark, schema, [{"id": 1, "v": value}], "i"))
         assert held(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
@@ -97,7 +101,7 @@ def test_the_character_nul_inside_is_held_or_named(maker: SinkMaker, kind: pa.Da
     schema = pa.schema([("id", pa.int64()), ("v", kind)])
     sink = maker.joined(schema)
     rows = frame(maker.spark, schema, [{"id": 1, "v": value}], "i")
-    if maker.kind == "delta":
+    if maker.kind in LAKES:
         sink.write(plan(1), rows)
         assert held(maker, schema) == [{"id": 1, "v": same_as(value, kind)}]
     else:

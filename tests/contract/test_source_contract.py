@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
-from source_kit import NODE, ORDINAL, PIECE, ClickHouseWorld, IcebergWorld, KafkaWorld, SourceWorld, refused, until
+from source_kit import NODE, ORDINAL, PIECE, ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused, until
 
 from headrace.connectors import registry
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Snapshot, Window
@@ -22,7 +22,7 @@ from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
-WORLDS = {one.kind: one for one in (ClickHouseWorld, IcebergWorld, KafkaWorld)}
+WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld)}
 
 
 @pytest.fixture
@@ -36,6 +36,8 @@ def make(
             made.append(ClickHouseWorld(spark, services, ch_db))
         elif kind == "iceberg":
             made.append(IcebergWorld(spark, services, tmp_path, monkeypatch))
+        elif kind == "file":
+            made.append(FileWorld(spark, services, tmp_path, monkeypatch))
         else:
             made.append(KafkaWorld(spark, services, topic))
         return made[-1]

@@ -16,7 +16,7 @@ from contract_kit import TYPES, VALUES
 from nested_kit import INF, INSTANT, NESTED, ROWS, same_as
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
-from source_kit import ClickHouseWorld, IcebergWorld, KafkaWorld, SourceWorld, refused
+from source_kit import ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused
 
 from headrace.connectors.base import Snapshot
 from headrace.pipeline.errors import DataError, SchemaError
@@ -69,6 +69,16 @@ def test_iceberg(spark: SparkSession, services: Services, tmp_path: Path, monkey
     frame = world.writer.createDataFrame(pa.Table.from_pylist(rows, schema), from_arrow_schema(schema, prefer_timestamp_ntz=True))
     frame.writeTo("w.n.typed").create()
     assert arrived(world, world.open("n.typed"), schema) == wanted(rows, schema)
+    world.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_parquet_files(spark: SparkSession, services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    schema, rows = TABLES[table]
+    world = FileWorld(spark, services, tmp_path, monkeypatch)
+    (world.folder / "part-0.parquet").unlink()
+    world.put(pa.Table.from_pylist(rows, schema))
+    assert arrived(world, world.open(), schema) == wanted(rows, schema)
     world.close()
 
 

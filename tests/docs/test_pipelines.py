@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
+from headrace.connectors.iceberg.catalog import Table
 from headrace.jobs.events import RunResult, Until
 from headrace.jobs.run import run
 from headrace.pipeline.file import parse_pipeline
@@ -24,7 +25,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [*sorted((DOCS / "nodes").rglob("*.md")), DOCS / "cookbook.md", *sorted(DOCS.glob("from-*.md"))]
 DATABASE = "market_pages"
 _SHOWN = re.compile(r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)", re.MULTILINE | re.DOTALL)
-_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta)\s+`([^`]+)`")
+_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
 _GIVES = re.compile(r"`(SELECT [^`]+)`\s+gives\s+`([^`]+)`")
@@ -76,6 +77,7 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
         }
     )
     market.fill(made)
+    market.fill_files(home)
     market.fill_iceberg(spark, home / "warehouse")
     yield made
     with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
@@ -117,6 +119,8 @@ def _rows(result: RunResult) -> int:
 def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int:
     if kind == "Delta":
         return spark.read.format("delta").load(str(settings.home / where)).count()
+    if kind == "Iceberg":
+        return Table(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
     return int(_asked(f"SELECT count(*) FROM {where}", settings))
 
 

@@ -1,0 +1,173 @@
+"""Which files a path means, what is pinned of them, and whether they still are what was pinned."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import glob
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+from headrace.pipeline.errors import LaneError, SchemaError, TargetError, TransientError
+from headrace.pipeline.records import Json
+
+MOST = 20_000
+"""Files that one pin lists: its list stays in every position of the lane."""
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file as it was listed. `groups` are the rows of each parquet row group; None for text, which is read whole."""
+
+    path: str
+    size: int
+    changed: int
+    groups: tuple[int, ...] | None = None
+
+    @property
+    def partitions(self) -> dict[str, str | None]:
+        """The values that the folders of the path name (`dt=2025-01-01`), by column."""
+        found: dict[str, str | None] = {}
+        for folder in Path(self.path).parts[:-1]:
+            name, equals, value = folder.partition("=")
+            if name and equals:
+                found[unquote(name)] = None if value == NO_VALUE else unquote(value)
+        return found
+
+
+def local(path: str) -> str:
+    """The path without `file://`, absolute."""
+    return os.path.abspath(unquote(path.removeprefix("file://")) if path.startswith("file://") else path)
+
+
+def found(path: str, node: str) -> list[File]:
+    """The files behind a path, in the natural order of their names (`part-9` before `part-10`).
+
+    Raises TargetError if there are none or one cannot be read, SchemaError where not all have the same partition folders.
+    """
+    place = local(path)
+    matches = [place] if os.path.lexists(place) else _matching(place)
+    # A file that links lead to twice is one file: its rows count once.
+    listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
+    if not listed:
+        near = difflib.get_close_matches(place, _beside(place), n=2)
+        said = f"Did you mean {' or '.join(near)}?" if near else "Set `path` to a file, a folder or a pattern such as /data/*.parquet."
+        msg = f"no files matching `{path}`"
+        raise TargetError(msg, hint=f"{said} Files whose name begins with `_` or `.` do not count.", node=node)
+    if len(listed) > MOST:
+        msg = f"`{path}` has {len(listed)} files; {MOST} can be pinned at once"
+        raise TargetError(msg, hint="Read it in parts by a narrower path, or put small files together.", node=node)
+    files = [_stat(name, node) for name in sorted(listed.values(), key=_natural)]
+    names = set(files[0].partitions)
+    if odd := next((file for file in files if set(file.partitions) != names), None):
+        msg = f"`{odd.path}` has the partition folders {_said(odd.partitions)}, `{files[0].path}` has {_said(names)}"
+        raise SchemaError(msg, hint="All files of one source need the same `name=value` folders.", node=node)
+    return files
+
+
+def _matching(pattern: str) -> list[str]:
+    fixed = os.path.dirname(re.split(r"[*?\[]", pattern, maxsplit=1)[0])
+    return [name for name in glob.glob(pattern, recursive=True) if not any(map(_hidden, Path(os.path.relpath(name, fixed)).parts))]
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _said(names: Mapping[str, object] | set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+def _natural(name: str) -> tuple[tuple[tuple[str, int], ...], str]:
+    parts = _DIGITS.split(name)
+    pairs = tuple((text, int(parts[at + 1]) if at + 1 < len(parts) else -1) for at, text in enumerate(parts) if at % 2 == 0)
+    return pairs, name
+
+
+def _beside(place: str) -> list[str]:
+    folder = os.path.dirname(place)
+    try:
+        return [os.path.join(folder, name) for name in os.listdir(folder)]
+    except OSError:
+        return []
+
+
+def _below(place: str, node: str) -> Iterator[str]:
+    """The file itself, or all files below a folder; links are followed, each folder once."""
+
+    def fail(error: OSError) -> None:
+        msg = f"`{error.filename}` cannot be listed: {error.strerror}"
+        raise TargetError(msg, hint="Let the user that runs Headrace read it.", node=node)
+
+    if os.path.isfile(place):
+        yield place
+        return
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(place, onerror=fail, followlinks=True):
+        about = os.stat(folder)
+        if (about.st_dev, about.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        folders[:] = [name for name in folders if not _hidden(name)]
+        yield from (os.path.join(folder, name) for name in names if not _hidden(name))
+
+
+def _stat(name: str, node: str) -> File:
+    try:
+        about = os.stat(name)
+    except OSError as error:
+        msg = f"`{name}` cannot be read: {error.strerror}"
+        raise TargetError(msg, hint="Remove it, or let the user that runs Headrace read it.", node=node) from None
+    return File(name, about.st_size, about.st_mtime_ns)
+
+
+def pack(files: Sequence[File]) -> Json:
+    """The list as a handle: the folder that all files are in, and the rest compressed, because every position carries it."""
+    root = os.path.commonpath([os.path.dirname(file.path) for file in files])
+    rows = [[os.path.relpath(file.path, root), file.size, file.changed, file.groups] for file in files]
+    packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
+    return {"root": root, "count": len(files), "bytes": sum(file.size for file in files), "files": base64.b64encode(packed).decode()}
+
+
+def unpack(handle: Json) -> list[File]:
+    """The inverse of `pack`."""
+    rows = json.loads(zlib.decompress(base64.b64decode(handle["files"])))
+    return [File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups)) for name, size, changed, groups in rows]
+
+
+def change(about: os.stat_result, file: File) -> str:
+    """What is different about an open or named file since it was pinned; "" if nothing is."""
+    if about.st_size != file.size:
+        return f"it had {file.size} bytes and has {about.st_size}"
+    return "it was written to" if about.st_mtime_ns != file.changed else ""
+
+
+def check(files: Sequence[File], node: str) -> None:
+    """Raises LaneError for the first file that is not what was pinned."""
+    for file in files:
+        try:
+            about = os.stat(file.path)
+        except FileNotFoundError:
+            raise changed(file.path, "it is gone", node) from None
+        except OSError as error:
+            msg = f"`{file.path}` cannot be read: {error.strerror}"
+            raise TransientError(msg, node=node) from None
+        if what := change(about, file):
+            raise changed(file.path, what, node)
+
+
+def changed(path: str, what: str, node: str) -> LaneError:
+    """The error for a file that is no longer what was pinned."""
+    return LaneError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
+
+
+CHANGED = "The same rows cannot be read again. Put the file back as it was (size and time of change), or start the history over."

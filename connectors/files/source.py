@@ -1,0 +1,260 @@
+"""Files as a bounded source."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import pyarrow as pa
+
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, Window
+from headrace.connectors.files import listing, reader, text
+from headrace.connectors.files.listing import File
+from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, Piece, Scan
+from headrace.connectors.files.shape import Shape, check_file, shape_of, unpack
+from headrace.connectors.kafka.rows import checked, exact_text, parsed
+from headrace.connectors.scope import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
+from headrace.pipeline.errors import InternalError, LaneError
+from headrace.pipeline.nodes import FileSource, OffsetTable
+from headrace.pipeline.records import Json
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SPLIT_ROWS = 250_000
+SPLIT_FILES = 500
+_COUNTING = 64  # tasks
+
+
+class Files(BoundedSource):
+    """Reads the files behind a path once, in the natural order of their names.
+
+    The pin is the list of files with size and time of change. A task reads each file through one open handle and compares it
+    with the pin before and after, so that a file which was changed or removed is an error and never other rows. Splits are
+    whole text files, or row groups of parquet files. Every row is an insert. `_gs_pos` is the row's topic partition and offset where
+    the history is cut by them, else its file's place in the order and its number in the file.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True)
+
+    def __init__(self, node: FileSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+        """`name` is how errors call the node; the path if not given."""
+        del settings
+        self.node = node
+        self.ordinal = ordinal
+        self.name = name or node.path
+        self.listed: dict[str, tuple[list[File], Shape]] = {}
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload of the files that are there now."""
+        return self._narrow(spark, shape_of(self.node, listing.found(self.node.path, self.name), self.name))
+
+    def _narrow(self, spark: SparkSession, shape: Shape, columns: Sequence[str] | None = None) -> pa.Schema:
+        wanted = columns if columns is not None else self.node.columns
+        names = narrowed(_empty(spark, shape.payload), wanted, self.node.path, self.name).columns
+        return pa.schema([shape.payload.field(name) for name in names])
+
+    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+        """The files that are there now, with size and time of change, and for parquet the rows of each row group.
+
+        Nothing is made, so `token` is not needed: which files they are counts from when the ledger holds the handle.
+        """
+        del token
+        files, shape = self._found(spark)
+        self._scoped(_empty(spark, shape.payload), EVERYTHING)
+        handle = {"pinned": True, "path": self.node.path, "format": self.node.format, "schema": shape.pack(), **listing.pack(files)}
+        return Snapshot(handle, pinned=True)
+
+    def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
+        """Filter and columns, by the schema of the files that are there now."""
+        shape = shape_of(self.node, listing.found(self.node.path, self.name), self.name)
+        self._narrow(spark, shape, columns)
+        filtered(_empty(spark, shape.payload), self.node.filter, self.name)
+
+    def _found(self, spark: SparkSession) -> tuple[list[File], Shape]:
+        files = listing.found(self.node.path, self.name)
+        shape = shape_of(self.node, files, self.name)
+        if self.node.format == "parquet":
+            wanted = {*self._narrow(spark, shape).names, *self._needed(shape, EVERYTHING, ())}
+            inner = pa.schema([field for field in shape.inner if field.name in wanted])
+            files = reader.footers(files, self.name, lambda file, schema: check_file(file, schema, inner, self.name))
+        listing.check(files, self.name)
+        return files, shape
+
+    def _pinned(self, handle: Json) -> tuple[list[File], Shape]:
+        key = handle["root"] + handle["files"]
+        if key not in self.listed:
+            files = listing.unpack(handle)
+            self.listed[key] = files, shape_of(self.node, files, self.name, unpack(handle["schema"]))
+        return self.listed[key]
+
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+        """Whole text files, or row groups, with exact counts of the rows inside filter, window and cut."""
+        files, shape = self._pinned(snapshot.handle)
+        scope = scope_of(window, cut)
+        near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
+        listing.check(list(near.values()), self.name)
+        counted = self._counts(spark, near, shape, scope)
+        found: list[Json] = []
+        for (ordinal, group), rows in sorted(counted.items()):
+            if not found or found[-1]["rows"] + rows > SPLIT_ROWS or len(found[-1]["files"]) >= SPLIT_FILES:
+                name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
+                found.append({"id": name, "rows": 0, "files": [], "scope": scope})
+            _append(found[-1]["files"], ordinal, files[ordinal].path, group)
+            found[-1]["rows"] += rows
+        return found
+
+    def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: Shape, scope: Json) -> dict[tuple[int, int], int]:
+        """Rows by file and row group, where there are any: from the footers if they say it, else by reading what the scope needs."""
+        if self.node.format == "parquet" and not self.node.filter and scope == EVERYTHING:
+            return {(at, group): rows for at, file in files.items() for group, rows in enumerate(file.groups or ()) if rows}
+        pieces = [Piece(at, file, 0, 1 if file.groups is None else len(file.groups)) for at, file in files.items()]
+        tasks = [pieces[first::_COUNTING] for first in range(min(_COUNTING, len(pieces)))]
+        frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, ())), scope)
+        return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}
+
+    def _needed(self, shape: Shape, scope: Json, wanted: Sequence[str]) -> list[str]:
+        """The columns to read for these; a filter needs every column whose name stands in it."""
+        names = shape.payload.names
+        asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
+        used = {*wanted, *(asked.get(key) for key in ("column", "partition_column", "offset_column"))}
+        said = (self.node.filter or "").lower()
+        return [name for name in names if name in used or (said and name.replace("`", "``").lower() in said)]
+
+    def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
+        """The rows inside filter, window and cut."""
+        return inside(filtered(frame, self.node.filter, self.name), scope, self.node.path, self.name)
+
+    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows of these splits; `columns` narrows what is read, in that order.
+
+        Raises LaneError at once for a file that is not what was pinned; one that changes later fails the task that reads it.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        files, shape = self._pinned(snapshot.handle)
+        tasks = [[self._piece(files, *piece) for piece in split["files"]] for split in splits]
+        listing.check([piece.file for task in tasks for piece in task], self.name)
+        scope = splits[0]["scope"] if splits else EVERYTHING
+        wanted = self._narrow(spark, shape, columns).names
+        frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, wanted)), scope)
+        place = position(self.ordinal, scope, F.col(PART), F.col(OFF))
+        return frame.select(*map(quoted, wanted), F.lit("i").alias(OP), place.alias(POS))
+
+    def _piece(self, files: Sequence[File], ordinal: int, path: str, first: int, end: int) -> Piece:
+        if ordinal >= len(files) or files[ordinal].path != path:
+            msg = f"`{path}` is not among the files that were pinned"
+            raise LaneError(
+                msg, hint="The ledger's position and its splits do not belong together; start the history over.", node=self.name
+            )
+        return Piece(ordinal, files[ordinal], first, end)
+
+    def _rows(self, spark: SparkSession, shape: Shape, tasks: Sequence[Sequence[Piece]], needed: Sequence[str]) -> DataFrame:
+        """The needed columns in their types, with PART, GROUP and OFF."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        folders = tuple(name for name in shape.folders if name in needed)
+        kind = self.node.format
+        inner = [field for field in shape.inner if field.name in needed]
+        if not inner and kind == "csv":
+            inner = [shape.inner.field(0)]  # Arrow reads all columns where it is asked for none
+        as_text = [pa.field(field.name, pa.string()) for field in inner]
+        scan = Scan(
+            node=self.name,
+            format=kind,
+            columns=pa.schema([pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner),
+            folders=folders,
+            names=tuple(shape.inner.names),
+            header=self.node.header,
+            delimiter=self.node.delimiter,
+            null_value=self.node.null_value,
+        )
+        where = {"file": _path_of(tasks), "row" if kind == "csv" else "line": F.col(OFF) + 1}
+        frame = reader.read(spark, scan, tasks)
+        hidden = [*(f"{FOLDER}{at}" for at in range(len(folders))), PART, GROUP, OFF]
+        if kind == "json":
+            frame, columns = self._objects(frame, shape, hidden, where)
+        elif kind == "csv":
+            columns = [text.value(self.name, field.name, field.name, self.node.schema_[field.name], where) for field in inner]
+        else:
+            columns = [F.col(quoted(field.name)) for field in inner]
+        there = {"file": where["file"]}
+        columns += [text.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there) for at, name in enumerate(folders)]
+        return frame.select(*columns, PART, GROUP, OFF)
+
+    def _objects(
+        self, frame: DataFrame, shape: Shape, hidden: Sequence[str], where: Mapping[str, Column]
+    ) -> tuple[DataFrame, list[Column]]:
+        """The objects of JSON lines, each checked as a whole; blank lines are none. See `kafka.rows`, whose rules are the same."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        declared = {name: self.node.schema_[name] for name in shape.inner.names}
+        value = F.col(LINE)
+        lines = frame.where(F.trim(value.cast("string")) != "").select(*hidden, value.alias("value"), *parsed(value, declared))
+        row = checked(self.name, declared, where, "line", "Correct the file")
+        found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
+        return found, [exact_text(name) if pa.types.is_string(kind) else F.col(quoted(name)) for name, kind in _typed(shape.inner)]
+
+    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+        """Per topic partition the offset behind the largest that the files hold now. Ask before `pin`."""
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            msg = "the fence of files was asked for without a Spark session"
+            raise InternalError(msg, node=self.name)
+        files, shape = self._found(spark)
+        tasks = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        columns = [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])]
+        narrowed(_empty(spark, shape.payload), columns, self.node.path, self.name)
+        return offsets_held(self._rows(spark, shape, tasks, columns), table, topic, self.node.path, self.name)
+
+    def describe(self) -> Json:
+        """Kind, asset key and path, from the file alone."""
+        place = self.node.path.removeprefix("file://")
+        parts = [re.sub(r"[^\w.=-]+", "_", part) for part in place.split("/") if part not in ("", ".", "..")]
+        return {"kind": "file", "asset_key": ["file", *parts], "location": self.node.path}
+
+    def close(self) -> None:
+        """Lets go of what was listed."""
+        self.listed.clear()
+
+
+def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> None:
+    """Adds a row group to a split's pieces [ordinal, path, first group, end], to the last one if it continues that."""
+    if pieces and pieces[-1][0] == ordinal and pieces[-1][3] == group:
+        pieces[-1][3] = group + 1
+    else:
+        pieces.append([ordinal, path, group, group + 1])
+
+
+def _may_hold(file: File, shape: Shape, scope: Json) -> bool:
+    """Whether the folders of a file leave room for rows inside the window."""
+    window = scope["window"]
+    if window is None or window["column"] not in shape.folders:
+        return True
+    said, kind = file.partitions[window["column"]], shape.payload.field(window["column"]).type
+    if said is None or not (pa.types.is_string(kind) or pa.types.is_date(kind)):
+        return said is not None
+    return window["start"] <= said < window["end"]
+
+
+def _empty(spark: SparkSession, schema: pa.Schema) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame([], from_arrow_schema(schema, prefer_timestamp_ntz=True))
+
+
+def _typed(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(field.name, field.type) for field in schema]
+
+
+def _path_of(tasks: Sequence[Sequence[Piece]]) -> Column:
+    """The path of a row's file by its place in the order: looked up only where a row is refused."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    paths = {str(piece.ordinal): piece.file.path for task in tasks for piece in task}
+    return F.element_at(F.from_json(F.lit(json.dumps(paths)), "map<string,string>"), F.col(PART).cast("string"))

@@ -1,0 +1,276 @@
+"""An Iceberg table as a sink, exactly once.
+
+Rows are written by Spark to a branch of the table that begins at the newest snapshot and that nobody reads. The atomic act is one
+commit of the table's metadata: the main branch goes to the branch's snapshot, the record is set, the branch is dropped. It is a
+compare-and-set against the metadata in which generation, record and newest snapshot were looked at; any commit of somebody
+else in between makes it fail, and the epoch is looked at anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.delta.rows import appended, keyed
+from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.iceberg.rows import append, counted, merge
+from headrace.connectors.iceberg.state import Held, State
+from headrace.connectors.iceberg.target import check_columns, check_warehouse, create
+from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.scope import quoted
+from headrace.pipeline.errors import FencedError, InternalError, RecordError, TargetError, TransientError
+from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+
+
+class IcebergTableSink(Sink):
+    """One Iceberg table of a hadoop catalog for one lane."""
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
+        counts_changes=True,
+    )
+
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+        self._name: str = context.key.sink
+        self._warehouse: str | None = context.node.warehouse or context.settings.iceberg.warehouse
+        self._table = Table(self._warehouse, context.node.table_name, self._name)
+        self._generation = -1
+
+    # --- the contract
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Makes the table if it is missing, else checks its columns; then fences older generations and drops branches that they left.
+
+        Raises SchemaError for columns that do not fit, TargetError for a table of format 1, GuaranteeError for a store without an atomic rename,
+        FencedError where a newer generation has been here.
+        """
+        spark = self._spark
+        check_warehouse(self._name, str(self._warehouse))
+        path = self._table.path(spark)
+        create(self._name, spark, path, schema)
+        check_columns(self._name, spark, path, schema, tuple(self._context.extra.get("key", self._context.node.primary_key)))
+        self._generation = generation
+        for _ in range(_ATTEMPTS):
+            state = self._state()
+            if state.version < 2:
+                msg = f"the Iceberg table `{self._table.name}` has format version 1"
+                raise TargetError(msg, hint="ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2').", node=self._name)
+            if state.newest is None:
+                state.start()
+                continue
+            held = state.held()
+            if held is not None and held.generation > generation:
+                raise self._fenced(held)
+            fence = replace(held, generation=generation) if held else Held(generation, None, 0, None)
+            if state.swap(held=fence, drop=tuple(state.branches(self._branches))):
+                return
+        raise self._busy()
+
+    def check(self) -> None:
+        """Asks a table that is there; one that is missing would be made."""
+        spark, key = self._spark, tuple(self._context.extra.get("key", self._context.node.primary_key))
+        check_warehouse(self._name, str(self._warehouse))
+        path = self._table.path(spark)
+        if self._table.exists(spark):
+            check_columns(self._name, spark, path, self._context.schema, key)
+
+    def record(self) -> Record | None:
+        """The record, as the table has it now; None where there is no table."""
+        return self._record(self._state()) if self._table.exists(self._spark) else None
+
+    def join(self, record: Record) -> Record:
+        """Sets the record, with the rows that the table has at that very moment as baseline."""
+        for _ in range(_ATTEMPTS):
+            state = self._state()
+            self._mine(state)
+            joined = replace(record, baseline=self._rows_at(state))
+            if state.swap(held=self._holding(state.newest, joined)):
+                return joined
+        raise self._busy()
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
+        for _ in range(_ATTEMPTS):
+            state = self._state()
+            self._mine(state)
+            if found := self._already(state, plan):
+                return found.counts
+            branch = f"{self._branches}{uuid.uuid4().hex[:8]}"
+            if not state.swap(begin=branch):
+                continue
+            if counts := self._publish(plan, frame, branch, state.newest_id):
+                return counts
+        raise self._busy()
+
+    def foreign_record(self) -> Record | None:
+        """The record of the same pipeline name, lane and sink under another UUID."""
+        mine = self._context.key
+        for app, held in self._state().properties():
+            if app.endswith(f"/{mine.lane}/{mine.sink}") and app != mine.text and held.record and held.record.key.name == mine.name:
+                return held.record
+        return None
+
+    def count(self) -> tuple[Record | None, int]:
+        """The record and the rows of one state of the table; no record and no rows where there is no table."""
+        if not self._table.exists(self._spark):
+            return None, 0
+        state = self._state()
+        return self._record(state), self._rows_at(state)
+
+    def describe(self) -> Json:
+        """Kind, asset key, table name and warehouse."""
+        name = self._table.name
+        return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
+
+    def close(self) -> None:
+        """Lets go of what was planned; the Spark context is the lane's."""
+        self._table.close()
+
+    # --- looking
+
+    @property
+    def _spark(self) -> SparkSession:
+        if self._context.spark is None:
+            msg = "an Iceberg sink was opened without a Spark session"
+            raise InternalError(msg, node=self._name)
+        return self._context.spark
+
+    @property
+    def _branches(self) -> str:
+        return f"headrace_{uuid.uuid5(uuid.NAMESPACE_OID, self._context.key.text).hex[:12]}_"
+
+    def _state(self) -> State:
+        return State(self._spark, self._table, self._context.key.text)
+
+    def _record(self, state: State) -> Record | None:
+        """The record. A table that was rolled back to before it holds none: that is refused, and can be replayed."""
+        held = state.held()
+        if held is None or held.record is None:
+            return None
+        if not state.contains(held):
+            log.warning("sink=%s table=%s rolled back: snapshot=%s is not part of it", self._name, self._table.name, held.snapshot)
+            return None
+        return held.record
+
+    def _mine(self, state: State) -> Held:
+        """What is held, if this generation may write."""
+        held = state.held()
+        if held is not None and held.generation > self._generation:
+            raise self._fenced(held)
+        if held is None or held.generation < self._generation:
+            msg = f"the Iceberg table `{self._table.name}` was replaced after it was prepared"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
+        return held
+
+    def _already(self, state: State, plan: EpochPlan) -> Record | None:
+        """The record, if it is of this very epoch. Raises RecordError if the epoch cannot follow it."""
+        record, what = self._record(state), f"the Iceberg table `{self._table.name}`"
+        if record is None:
+            msg = f"{what} holds no record of this sink"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
+        same = [record.start, record.end, record.pipeline_hash] == json.loads(json.dumps([plan.start, plan.end, plan.pipeline_hash]))
+        if record.epoch == plan.number and same:
+            return record
+        if record.epoch != plan.number - 1:
+            other = " from other positions" if record.epoch == plan.number else ""
+            msg = f"{what} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
+            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
+        return None
+
+    def _rows_at(self, state: State) -> int:
+        return self._table.frame(self._spark, state.newest_id).count() if state.newest_id is not None else 0
+
+    # --- writing
+
+    def _publish(self, plan: EpochPlan, frame: Frame, branch: str, begun: int | None) -> Counts | None:
+        """Rows to the branch, then the commit; None where somebody else changed the table's rows meanwhile."""
+        left = True
+        try:
+            self._write_rows(frame, branch)
+            while True:
+                state = self._state()
+                held, staged = self._mine(state), state.branch(branch)
+                if found := self._already(state, plan):
+                    return found.counts
+                if staged is None or state.newest_id != begun:
+                    return None
+                counts = counted(staged, begun, keyed=bool(frame.key))
+                assert held.record is not None  # noqa: S101  `_already` refuses that
+                record = held.record.next(plan, self._generation, counts)
+                if state.swap(held=self._holding(staged, record), main=int(staged.snapshotId()), drop=(branch,)):
+                    left = False
+                    self._read_back(record)
+                    return counts
+        except Exception as error:
+            raise self._explain(error) from error
+        finally:
+            if left:
+                self._drop(branch)
+
+    def _write_rows(self, frame: Frame, branch: str) -> None:
+        path = self._table.path(frame.spark)
+        target = f"{path}.{quoted('branch_' + branch)}"
+        if not frame.key:
+            append(appended(self._name, frame), frame.spark.table(path).schema, target)
+            return
+        source = keyed(self._name, frame, frame.spark)
+        merge(source, target, frame)
+
+    def _read_back(self, record: Record) -> None:
+        """A file system whose rename replaces a file can lose a commit to somebody else's of the same moment: then say so."""
+        held = self._state().held()
+        if held is None or held.generation > self._generation or held.record is None or held.record.epoch != record.epoch:
+            msg = f"the commit of epoch {record.epoch} to the Iceberg table `{self._table.name}` was lost to another one of the same moment"
+            raise TransientError(msg, node=self._name)
+
+    def _drop(self, branch: str) -> None:
+        """What is left of a branch that did not become the table; the next `prepare` does it where this cannot."""
+        try:
+            for _ in range(_ATTEMPTS):
+                state = self._state()
+                if state.branch(branch) is None or state.swap(drop=(branch,)):
+                    return
+        except Exception as error:  # noqa: BLE001  the error that led here says more
+            log.debug("sink=%s branch=%s left=%s", self._name, branch, error)
+
+    def _holding(self, snapshot: Any, record: Record) -> Held:
+        return Held(self._generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record)
+
+    # --- errors
+
+    def _fenced(self, held: Held) -> FencedError:
+        msg = f"generation {held.generation} has taken the Iceberg table `{self._table.name}` over; this process is generation {self._generation}"
+        return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._name)
+
+    def _busy(self) -> TransientError:
+        return TransientError(f"others write to the Iceberg table `{self._table.name}` without pause", node=self._name)
+
+    def _explain(self, error: Exception) -> Exception:
+        """The error of ours that a failed write means; the error itself where it says enough."""
+        if found := explain_failure(error):
+            return found
+        text = str(error)
+        if "ValidationException" in text or "CommitFailedException" in text:
+            said = text.split("\n", maxsplit=1)[0]
+            return TransientError(
+                f"another writer changed the Iceberg table `{self._table.name}` at the same moment: {said}", node=self._name
+            )
+        return error

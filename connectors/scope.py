@@ -1,0 +1,91 @@
+"""What a bounded source reads of its rows, said in Spark SQL: the node's filter, one window, and the cut against a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import Cut, Window
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.nodes import OffsetTable
+from headrace.pipeline.records import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+EVERYTHING: Json = {"window": None, "cut": None}
+
+
+def scope_of(window: Window | None, cut: Cut | None) -> Json:
+    """Window and cut as JSON, for splits that another process reads."""
+    return {
+        "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
+        "cut": None
+        if cut is None
+        else {"partition_column": cut.partition_column, "offset_column": cut.offset_column, "fence": dict(sorted(cut.fence.items()))},
+    }
+
+
+def narrowed(frame: DataFrame, wanted: Sequence[str], what: str, node: str) -> DataFrame:
+    """The columns that are asked for, all for none. Raises SchemaError for one that `what` lacks."""
+    if absent := [name for name in wanted if name not in frame.columns]:
+        msg = f"`{what}` has no column {', '.join(absent)}"
+        raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=node)
+    return frame.select(*(quoted(name) for name in wanted)) if wanted else frame
+
+
+def filtered(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
+    """The rows that a predicate of the file lets through. Raises SchemaError where Spark does not understand it."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        return frame.where(predicate) if predicate else frame
+    except (AnalysisException, ParseException) as error:
+        said = (error.getMessage() or str(error)).strip().splitlines()[0]
+        msg = f"the filter `{predicate}` is wrong: {said}"
+        raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=node) from None
+
+
+def inside(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
+    """The rows inside window and cut. Raises SchemaError where `what` lacks their columns."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if window := scope["window"]:
+        narrowed(frame, [window["column"]], what, node)
+        column, kind = F.col(quoted(window["column"])), frame.schema[window["column"]].dataType
+        frame = frame.where((column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind)))
+    if cut := scope["cut"]:
+        narrowed(frame, [cut["partition_column"], cut["offset_column"]], what, node)
+        partition, offset = F.col(quoted(cut["partition_column"])), F.col(quoted(cut["offset_column"]))
+        # A partition that the fence does not name is read by the stream from its beginning.
+        fence: Column = F.lit(0)
+        for name, behind in cut["fence"].items():
+            fence = F.when(partition == int(name), behind).otherwise(fence)
+        frame = frame.where(partition.isNull() | offset.isNull() | (offset < fence))
+    return frame
+
+
+def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
+    """`_gs_pos`: the row's topic partition and offset where history is cut by them, else `part` and `off`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if cut := scope["cut"]:
+        part, off = (F.coalesce(F.col(quoted(cut[key])), F.lit(-1)) for key in ("partition_column", "offset_column"))
+    return F.struct(F.lit(ordinal).alias("source"), part.cast("int").alias("part"), off.cast("bigint").alias("off"), F.lit(0).alias("sub"))
+
+
+def offsets_held(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:
+    """Per topic partition the offset behind the largest in the rows of `frame`. Raises SchemaError where columns are missing."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    narrowed(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])], what, node)
+    if table.topic_column:
+        frame = frame.where(F.col(quoted(table.topic_column)) == (table.topic_name or topic))
+    partition, offset = F.col(quoted(table.partition_column)), F.col(quoted(table.offset_column))
+    rows = frame.where(partition.isNotNull() & offset.isNotNull()).groupBy(partition.cast("string")).agg(F.max(offset) + 1).collect()
+    return {row[0]: int(row[1]) for row in rows}
+
+
+def quoted(name: str) -> str:
+    """An identifier as Spark reads it back."""
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,90 @@
+"""A whole lane without a server: csv files in monthly folders, window by window, into an Iceberg and a Delta table."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.connectors.iceberg.catalog import Table
+from headrace.jobs.checks import audit
+from headrace.jobs.events import RunResult, Until
+from headrace.jobs.run import run
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.settings import IcebergSettings, Settings, SqliteBackend, StateBackend
+
+pytestmark = pytest.mark.spark
+
+TEXT = """
+version: 1
+name: lakes
+partitions: {{column: month, every: month, start: 2025-01, end: 2025-04}}
+sources:
+  events:
+    type: file
+    path: {folder}/month=*/*.csv
+    format: csv
+    mode: bounded
+    schema: {{id: int64, v: string, month: date32}}
+    primary_key: id
+transforms:
+  kept: {{type: sql, sql: "SELECT id, upper(v) AS v, month FROM events WHERE v <> 'drop'"}}
+sinks:
+  ice: {{type: iceberg, from: kept, table_name: n.events}}
+  lake: {{type: delta, from: kept, path: {folder}/delta}}
+"""
+
+
+def put(folder: Path, month: int, text: str) -> Path:
+    path = folder / f"month=2025-0{month}-01" / "part-1.csv"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("id,v\n" + text)
+    return path
+
+
+def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) -> None:
+    for month in (1, 2, 3):
+        put(tmp_path, month, f"{month},a\n1{month},drop\n100,month {month}\n")
+    file = parse_pipeline(TEXT.format(folder=tmp_path), str(tmp_path / "lakes.yaml"))
+    settings = Settings(
+        home=tmp_path,
+        iceberg=IcebergSettings(warehouse=str(tmp_path / "warehouse")),
+        state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")),
+    )
+
+    def carry(*windows: str) -> RunResult:
+        return run(file, settings, until=Until.HISTORY, windows=windows or None, spark=spark)
+
+    def rows() -> list[tuple[object, ...]]:
+        ice = sorted(
+            (row.id, row.v, str(row.month)) for row in Table(str(tmp_path / "warehouse"), "n.events", "t").frame(spark, None).collect()
+        )
+        lake = spark.read.format("delta").load(f"{tmp_path}/delta").collect()
+        assert sorted((row.id, row.v, str(row.month)) for row in lake) == ice
+        return list(ice)
+
+    carry("2025-01-01")
+    assert rows() == [(1, "A", "2025-01-01"), (100, "MONTH 1", "2025-01-01")]
+    late = tmp_path / "month=2025-02-01" / "part-2.csv"
+    late.write_text("id,v\n999,late\n")
+    changed = tmp_path / "month=2025-03-01" / "part-1.csv"
+    about, before = changed.stat(), changed.read_text()
+    changed.write_text("id,v\n3,other\n")
+    with pytest.raises(HeadraceError, match="changed after it was pinned") as caught:
+        carry()
+    assert str(changed) in str(caught.value)
+    changed.write_text(before)
+    os.utime(changed, ns=(about.st_atime_ns, about.st_mtime_ns))
+    deadline = time.monotonic() + 120
+    while not (result := carry()).history_complete:
+        assert time.monotonic() < deadline
+    assert rows() == [(1, "A", "2025-01-01"), (2, "A", "2025-02-01"), (3, "A", "2025-03-01"), (100, "MONTH 3", "2025-03-01")]
+    assert result.counts.keys() <= {"ice", "lake"}
+    assert carry().epochs == 0
+    checks = audit(file, settings, spark=spark)
+    assert [check for check in checks if check.passed is False] == []
+    assert {check.sink for check in checks} >= {"ice", "lake"}
