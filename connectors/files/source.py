@@ -68,6 +68,10 @@ class Files(BoundedSource):
         handle = {"pinned": True, "path": self.node.path, "format": self.node.format, "schema": shape.pack(), **listing.pack(files)}
         return Snapshot(handle, pinned=True)
 
+    def look(self, spark: SparkSession) -> Snapshot:
+        """The same files: to pin them makes nothing."""
+        return self.pin(spark, "")
+
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the schema of the files that are there now."""
         shape = shape_of(self.node, listing.found(self.node.path, self.name), self.name)
