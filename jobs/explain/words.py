@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.connectors import registry
@@ -98,7 +99,7 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
     found = []
     for source in graph.upstream_sources(model, name):
         node = model.sources[source]
-        phases = node.bounded_sources if node.type == "hybrid" else [] if node.type == "kafka" else [node]
+        phases: Sequence[Any] = node.bounded_sources if node.type == "hybrid" else [] if node.type == "kafka" else [node]
         found += [
             f"`{phase.table_name}` holds still until its history is written" for phase in phases if getattr(phase, "snapshot", "") == "none"
         ]
