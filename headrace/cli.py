@@ -57,7 +57,7 @@ def init(
     folder: Annotated[Path, typer.Argument(help="The folder; made where it is missing.", metavar="DIR", show_default=False)] = Path(),
     *,
     template: Annotated[
-        str | None, typer.Option(help="clickhouse-kafka-postgres or kafka-delta.", metavar="NAME", show_default=False)
+        str | None, typer.Option(help="clickhouse-kafka-postgres, kafka-delta or files-iceberg.", metavar="NAME", show_default=False)
     ] = None,
     name: Annotated[str | None, typer.Option(help="The pipeline's name, also of its tables and topic.", show_default=False)] = None,
     key: Annotated[str | None, typer.Option(help="The key column.", metavar="COLUMN", show_default=False)] = None,

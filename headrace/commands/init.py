@@ -24,6 +24,7 @@ class TemplateName(StrEnum):
 
     CLICKHOUSE_KAFKA_POSTGRES = "clickhouse-kafka-postgres"
     KAFKA_DELTA = "kafka-delta"
+    FILES_ICEBERG = "files-iceberg"
 
 
 class Servers(StrEnum):
@@ -35,13 +36,13 @@ class Servers(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a template is about. `columns` are those that the key cannot be called, `services` the local servers that it needs."""
+    """What a template is about. `columns` are those that the key cannot be called, `services` what starts the local servers that it needs."""
 
     about: str
     name: str
     key: str
     columns: frozenset[str]
-    services: str
+    services: str = ""
     look: str = ""
 
 
@@ -60,6 +61,12 @@ KINDS: Mapping[TemplateName, Kind] = {
         "sensor",
         frozenset({"celsius", "fahrenheit", "measured_at"}),
         "headrace services up kafka",
+    ),
+    TemplateName.FILES_ICEBERG: Kind(
+        "sales from CSV files into an Iceberg table",
+        "sales",
+        "id",
+        frozenset({"shop", "cents", "euros", "sold_at"}),
     ),
 }
 
@@ -137,7 +144,7 @@ def _answers(wanted: Wanted, *, ask: bool) -> tuple[TemplateName, str, str, Serv
     key = wanted.key or _asked("Its key column", kind.key, ask=ask, check=lambda text: _check("key", text, kind.columns))
     servers = wanted.servers
     if servers is None:
-        servers = Servers(_asked("Servers", Servers.LOCAL, ask=ask, choices=list(Servers)))
+        servers = Servers(_asked("Servers", Servers.LOCAL, ask=ask and bool(kind.services), choices=list(Servers)))
     return template, name, key, servers
 
 

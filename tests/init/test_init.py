@@ -27,7 +27,15 @@ from headrace.services import Services
 ROOT = Path(__file__).resolve().parents[2]
 HEADRACE = (sys.executable, "-m", "headrace")
 BOTH = pytest.mark.parametrize("servers", list(Servers))
+SERVED = pytest.mark.parametrize("template", [template for template, kind in KINDS.items() if kind.services])
 EACH = pytest.mark.parametrize("template", list(TemplateName))
+
+
+QUICK = {
+    "HEADRACE__SPARK__MASTER": "local[2]",
+    "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
+    "HEADRACE__SPARK__JVM_OPTIONS": "-XX:TieredStopAtLevel=1",
+}
 
 
 def clean() -> dict[str, str]:
@@ -86,7 +94,7 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
             render(TemplateName.CLICKHOUSE_KAFKA_POSTGRES, *pair, Servers.LOCAL)
 
 
-@EACH
+@SERVED
 def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = render(template, "carts", "id", Servers.CONTAINERS)
     compose = YAML(typ="safe").load(texts["compose.yaml"])["services"]
@@ -126,8 +134,10 @@ def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path
 
 def test_images_are_those_of_the_project() -> None:
     own = YAML(typ="safe").load((ROOT / "docker/compose.yaml").read_text())["services"]
-    for template in TemplateName:
-        for name, service in YAML(typ="safe").load(render(template, "a", "b", Servers.LOCAL)["compose.yaml"])["services"].items():
+    for template, kind in KINDS.items():
+        texts = render(template, "a", "b", Servers.LOCAL)
+        assert ("compose.yaml" in texts) == bool(kind.services)
+        for name, service in YAML(typ="safe").load(texts.get("compose.yaml", "services: {}"))["services"].items():
             assert service["image"] == own[name]["image"]
 
 
@@ -178,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_left_as_it_was(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--template", "mysql"), "'mysql' is not one of clickhouse-kafka-postgres, kafka-delta"),
+        (("--template", "mysql"), "'mysql' is not one of clickhouse-kafka-postgres, kafka-delta, files-iceberg"),
         (("--servers", "cloud"), "'cloud' is not one of local, containers"),
     ],
 )
@@ -283,9 +293,7 @@ def test_the_commands_of_the_readme_lead_to_the_rows(template: TemplateName, ser
     env = {
         "HEADRACE_HOME": str(services.home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HEADRACE__SPARK__MASTER": "local[2]",
-        "HEADRACE__SPARK__DRIVER_MEMORY": "1g",
-    }
+    } | QUICK
     made = headrace("init", "--template", template, "--name", name, "--key", "nr", cwd=tmp_path, **env)
     assert made.returncode == 0, made.stderr
     commands = readme(tmp_path)
@@ -316,4 +324,20 @@ def _readings(_services: Services, folder: Path, name: str) -> None:
     assert len(rows) == 50
 
 
-CHECKS = {TemplateName.CLICKHOUSE_KAFKA_POSTGRES: _orders, TemplateName.KAFKA_DELTA: _readings}
+def _sales(_services: Services, folder: Path, name: str) -> None:
+    code = (
+        "import sys; from headrace.pipeline.settings import load_settings; from headrace.jobs.session import start_session, stop_session\n"
+    )
+    code += "spark = start_session(load_settings(), ['iceberg'])\n"
+    code += "for k, v in {'': 'org.apache.iceberg.spark.SparkCatalog', '.type': 'hadoop', '.warehouse': 'warehouse'}.items():\n"
+    code += "    spark.conf.set(f'spark.sql.catalog.lake{k}', v)\n"
+    code += "rows = spark.sql(f'SELECT nr, shop, CAST(euros * 100 AS INT) FROM lake.shop.{sys.argv[1]}').collect()\n"
+    code += "print([tuple(row) for row in rows]); stop_session(spark)"
+    done = subprocess.run([sys.executable, "-c", code, name], cwd=folder, env=clean() | QUICK, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    wanted = [(m * 1000 + i, ("NORTH", "SOUTH")[i % 2], i + 1) for m in (1, 2, 3) for i in range(1000) if i % 10]
+    assert sorted(ast.literal_eval(done.stdout.splitlines()[-1])) == wanted
+    assert len(wanted) == 2700
+
+
+CHECKS = {TemplateName.CLICKHOUSE_KAFKA_POSTGRES: _orders, TemplateName.KAFKA_DELTA: _readings, TemplateName.FILES_ICEBERG: _sales}
