@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.connectors.clickhouse.types import SCALARS, convert, parse
+from headrace.connectors.iceberg.target import iceberg_type
 from headrace.connectors.kafka.rows import arrives_as
 from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
 from headrace.pipeline.types import DECIMALS, FILE_TYPES, POSTGRES, SPARK, parse_type, postgres_type, spark_type
@@ -110,7 +111,20 @@ def _iceberg() -> str:
     rows: dict[str, list[str]] = {}
     for name, kind in ICEBERG.items():
         rows.setdefault(kind, []).append(name)
-    return _table(["Iceberg", "arrives as"], [[_code(names), f"`{kind}`"] for kind, names in rows.items()])
+    return _table(["in Iceberg", "in Spark"], [[_code(names), f"`{kind}`"] for kind, names in rows.items()])
+
+
+def _iceberg_made() -> str:
+    """What tables are made with: the Iceberg type whose Spark type the column has."""
+    back = {kind.split("(")[0]: name.split("(")[0] for name, kind in ICEBERG.items() if name not in ("uuid", "fixed[16]")}
+    rows: dict[str, list[str]] = {}
+    for what, _, kind in SPARK:
+        small = kind in ("TINYINT", "SMALLINT")
+        plain = iceberg_type(pa.int16()) if small else kind.split("(")[0]
+        rows.setdefault(back.get(plain, ""), []).append(what)
+    return _table(
+        ["Arrow", "column that is made"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()]
+    )
 
 
 def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) -> Iterator[list[str]]:
@@ -128,6 +142,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "kafka": _kafka,
     "clickhouse": _clickhouse,
     "iceberg": _iceberg,
+    "iceberg_made": _iceberg_made,
     "spark": lambda: _table(["Arrow", "Spark"], _rows_of(SPARK)),
     "postgres": lambda: _table(["Arrow", "column that is made"], _rows_of(POSTGRES)),
     "takes": _taken,

@@ -42,7 +42,8 @@ def fill_table() -> None:
 def fill_topic() -> None:
     """One JSON object per message; the header says what happened to the order. A delete needs only the key."""
     brokers = {"bootstrap.servers": settings.kafka_source.brokers}
-    AdminClient(brokers).create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()
+    admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
+    admin.create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()
     producer = Producer(brokers)
     for op, order in (
         ("c", {"$key": 10000, "customer": "c1", "cents": 500, "placed_at": "2025-01-02T00:00:00Z"}),  # the table has this one

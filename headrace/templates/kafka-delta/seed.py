@@ -10,7 +10,8 @@ from confluent_kafka.cimpl import NewTopic
 from headrace.pipeline.settings import load_settings
 
 brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace itself would take
-AdminClient(brokers).create_topics([NewTopic("$name", num_partitions=2)])["$name"].result()
+admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
+admin.create_topics([NewTopic("$name", num_partitions=2)])["$name"].result()
 producer = Producer(brokers)
 
 
