@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark.sql import functions as f
 from headrace import services as local
 from headrace.connectors.base import Frame
 from headrace.connectors.postgres import staging
+from headrace.jobs.failures import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError
 from headrace.pipeline.records import Counts
 from headrace.services.base import LocalService
@@ -211,6 +212,17 @@ def test_rows_of_an_attempt_that_nobody_returned_are_not_merged(bench: Bench, mo
     assert len(bench.rows()) == 3
 
 
+def tried_again(write: Callable[[], Counts]) -> Counts:
+    """As a lane does: what passes is tried again. Spark may hand out another worker that has died and that it has not noticed yet."""
+    for attempt in range(5):
+        try:
+            return write()
+        except Exception as error:
+            if attempt == 4 or not as_headrace_error(error).retriable:
+                raise
+    raise AssertionError
+
+
 def test_a_worker_killed_in_copy_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
     flag = str(tmp_path / "killed")
     sink = bench.joined(key=())
@@ -228,7 +240,7 @@ def test_a_worker_killed_in_copy_leaves_nothing(bench: Bench, tmp_path: Path) ->
     with pytest.raises(Exception, match="Python worker exited"):
         sink.write(plan(1), frame)
     assert bench.rows() == []
-    assert sink.write(plan(1), frame) == Counts(2000, 2000, 0, 0)
+    assert tried_again(lambda: sink.write(plan(1), frame)) == Counts(2000, 2000, 0, 0)
     assert len(bench.rows()) == 2000
 
 
