@@ -316,9 +316,11 @@ def _orders(services: Services, _folder: Path, name: str) -> None:
 
 
 def _readings(_services: Services, folder: Path, name: str) -> None:
-    from deltalake import DeltaTable
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
 
-    rows = DeltaTable(folder / "lake" / name).to_pyarrow_table().to_pylist()
+    found = QueryBuilder().register("readings", DeltaTable(folder / "lake" / name)).execute("SELECT nr, celsius, fahrenheit FROM readings")
+    rows = pa.table(found.read_all()).to_pylist()
     last = {f"s{number % 50}": number % 40 - 5.0 for number in range(1000)}
     assert {row["nr"]: (row["celsius"], row["fahrenheit"]) for row in rows} == {nr: (c, c * 9 / 5 + 32) for nr, c in last.items()}
     assert len(rows) == 50
