@@ -5,7 +5,7 @@ The server casts, so that a task hands Arrow on without touching values. The rul
     UInt8, 16, 32, 64            int16, int32, int64, decimal(20, 0): the next type that holds every value
     BFloat16                     float
     Decimal(p <= 38)             the same decimal
-    Decimal(p > 38), (U)Int256   their digits as text, under a type of that name; not inside of others
+    Decimal(p > 38), (U)Int128, (U)Int256   their digits as text, under a type of that name; not inside of others
     Date, Date32                 date32
     DateTime, DateTime64         timestamp in microseconds, an instant in UTC; finer digits are cut off
     String                       string (bytes are taken as UTF-8, unchecked)
@@ -41,6 +41,8 @@ SCALARS: dict[str, tuple[str, pa.DataType]] = {
     "UInt16": ("Int32", pa.int32()),
     "UInt32": ("Int64", pa.int64()),
     "UInt64": ("Decimal(20, 0)", pa.decimal128(20, 0)),
+    "Int128": ("String", pa.decimal256(39, 0)),
+    "UInt128": ("String", pa.decimal256(39, 0)),
     "Int256": ("String", INT256),
     "UInt256": ("String", UINT256),
     "Float32": ("Float32", pa.float32()),

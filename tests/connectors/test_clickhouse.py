@@ -544,7 +544,8 @@ def test_types_in_spark(server: Server, spark: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["UInt256", "Int128", "Decimal(50, 2)", "Array(UInt256)", "JSON", "Variant(Int8, String)", "AggregateFunction(sum, Int8)"]
+    "kind",
+    ["Array(UInt256)", "Map(String, Int128)", "Tuple(Decimal(50, 2))", "JSON", "Variant(Int8, String)", "AggregateFunction(sum, Int8)"],
 )
 def test_types_that_are_not_available_yet(server: Server, kind: str) -> None:
     table = server.table(f"id Int64, odd {kind}")

@@ -97,15 +97,21 @@ def test_what_has_no_room_is_refused_and_named(world: World, spark: SparkSession
 @pytest.mark.parametrize("through", ["src", "plain"])
 def test_from_a_table(world: World, spark: SparkSession, through: str) -> None:
     with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
-        client.command("CREATE TABLE wide (id UInt256, s Nullable(Int256), long Decimal(76, 10)) ENGINE = MergeTree ORDER BY id")
-        client.command(f"INSERT INTO wide SELECT toUInt256('{TOP}'), toInt256('{LOW}'), toDecimal256('{LONG}', 10)")
-        client.command("INSERT INTO wide SELECT toUInt256(7), NULL, toDecimal256('0.5', 10)")
+        client.command(
+            "CREATE TABLE wide (id UInt256, s Nullable(Int256), long Decimal(76, 10), i Int128, u UInt128) ENGINE = MergeTree ORDER BY id"
+        )
+        client.command(
+            f"INSERT INTO wide SELECT toUInt256('{TOP}'), toInt256('{LOW}'), toDecimal256('{LONG}', 10), toInt128('{-(2**127)}'), toUInt128('{2**128 - 1}')"
+        )
+        client.command("INSERT INTO wide SELECT toUInt256(7), NULL, toDecimal256('0.5', 10), 1, 1")
     text = f"""
 name: {world.name}c
 sources: {{src: {{type: clickhouse, table_name: {world.database}.wide, primary_key: id}}}}
-transforms: {{plain: {{type: sql, sql: "select id, s, long, 1 as one from src"}}}}
+transforms: {{plain: {{type: sql, sql: "select id, s, long, i, u, 1 as one from src"}}}}
 sinks: {{pg: {{type: postgres, from: {through}, table: wide}}, void: {{type: blackhole, from: plain}}}}
 """
     file = parse_pipeline(text, "p.yaml")
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
     assert _held(world) == [(Decimal(7), None, Decimal("0.5")), (Decimal(TOP), Decimal(LOW), Decimal(LONG))]
+    with psycopg.connect(world.conninfo) as connection:
+        assert connection.execute("SELECT i, u FROM wide WHERE id > 7").fetchall() == [(Decimal(-(2**127)), Decimal(2**128 - 1))]

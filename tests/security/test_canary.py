@@ -117,8 +117,13 @@ BY_DESIGN = {"home/ledger.db", "home/ledger.db-wal", "home/ledger.db cells", "ou
 """Where the word of a variable may stand."""
 
 
+FULL = bool(os.environ.get("HEADRACE_TEST_FULL"))
+"""Every door, and every way to fail; else those that write the most."""
+
+
 @pytest.mark.services
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_no_secret_is_left_anywhere(scene: Scene) -> None:
     good(scene)
@@ -134,8 +139,9 @@ def test_no_secret_is_left_anywhere(scene: Scene) -> None:
 
 def good(scene: Scene) -> None:
     """Everything that looks and works, over all doors."""
-    assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
-    for options in ((), ("--spark-plan",)):
+    if FULL:
+        assert scene.headrace("validate", "validate", "pipeline.yaml")[0] == 0
+    for options in ((), ("--spark-plan",)) if FULL else (("--spark-plan",),):
         code, said = scene.headrace(f"explain {' '.join(options)}", "-v", "explain", "pipeline.yaml", *options)
         assert code == 0, said
     call = (sys.executable, "-m", "headrace.orchestration.materialize", "pipeline.yaml", "2024-01-01")
@@ -147,11 +153,12 @@ def good(scene: Scene) -> None:
         (key, day, name.upper(), amount * 2) for key, day, name, amount in scene.world.expected.values()
     )
     for verb in ("status", "audit"):
-        for option in ((), ("--json",)):
+        for option in ((), ("--json",)) if FULL else ((),):
             code, said = scene.headrace(f"{verb} {' '.join(option)}", "-v", verb, "pipeline.yaml", *option)
             assert code == 0, said
     assert "lost its connection" not in said
-    assert scene.headrace("doctor", "doctor")[0] in (0, 1)
+    if FULL:
+        assert scene.headrace("doctor", "doctor")[0] in (0, 1)
     assert len(scene.watched.lines) > 5, "the command lines of Spark were not seen"
     assert any("java" in line for line in scene.watched.lines)
 
@@ -174,10 +181,10 @@ def failing(scene: Scene) -> None:
         "settings, wrong map": ({"HEADRACE__POSTGRES_SINK": wrong}, "must be JSON"),
         "settings, wrong port": ({"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'}, "must be a whole number"),
     }
-    for name, (env, expected) in cases.items():
+    for name, (env, expected) in cases.items() if FULL else list(cases.items())[:2]:
         code, said = scene.headrace(f"run, {name}", "-v", "run", "pipeline.yaml", "--until", "caught-up", **env)
         assert (code, expected in said) == (1, True), (name, said)
-        if "password" in name:
+        if "password" in name and FULL:
             for verb in (("audit", "pipeline.yaml"), ("validate", "pipeline.yaml", "--json")):
                 scene.headrace(f"{verb[0]}, {name}", "-v", *verb, **env)
     producer = Producer({"bootstrap.servers": scene.world.services.kafka.brokers})
@@ -192,7 +199,7 @@ def failing(scene: Scene) -> None:
     (scene.folder / "broken.yaml").write_text(broken)
     code, said = scene.headrace("validate, broken SQL", "validate", "broken.yaml")
     assert (code, "${HIDDEN_FILTER}" in said) == (1, True), said
-    for verb in ("status", "audit"):
+    for verb in ("status", "audit") if FULL else ("status",):
         scene.headrace(f"{verb}, after failures", "-v", verb, "pipeline.yaml")
 
 
