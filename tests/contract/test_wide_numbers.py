@@ -101,7 +101,8 @@ def test_from_a_table(world: World, spark: SparkSession, through: str) -> None:
             "CREATE TABLE wide (id UInt256, s Nullable(Int256), long Decimal(76, 10), i Int128, u UInt128) ENGINE = MergeTree ORDER BY id"
         )
         client.command(
-            f"INSERT INTO wide SELECT toUInt256('{TOP}'), toInt256('{LOW}'), toDecimal256('{LONG}', 10), toInt128('{-(2**127)}'), toUInt128('{2**128 - 1}')"
+            f"INSERT INTO wide SELECT toUInt256('{TOP}'), toInt256('{LOW}'), toDecimal256('{LONG}', 10),"
+            f" toInt128('{-(2**127)}'), toUInt128('{2**128 - 1}')"
         )
         client.command("INSERT INTO wide SELECT toUInt256(7), NULL, toDecimal256('0.5', 10), 1, 1")
     text = f"""
