@@ -14,15 +14,15 @@ import typer
 
 from headrace.pipeline.errors import HeadraceError, PipelineFileError, UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.fix import fixed
 from headrace.pipeline.graph import key_of
 from headrace.pipeline.records import Json
 from headrace.pipeline.schema import file_schema
-from headrace.pipeline.settings import Settings, load_settings
 from headrace.screen import err, out, print_json, show_error, show_warning
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from headrace.pipeline.settings import Settings
 
 
 @dataclass(slots=True)
@@ -69,6 +69,8 @@ def validate(paths: Sequence[Path], *, as_json: bool, quick: bool, fix: bool = F
 
 
 def _fix(path: Path) -> None:
+    from headrace.pipeline.fix import fixed
+
     try:
         text = path.read_text(encoding="utf-8")
         after, said = fixed(text, str(path))
@@ -101,8 +103,10 @@ def _look(reports: Iterable[_Report]) -> None:
     sound = [(report, report.file) for report in reports if report.file is not None]
     if not sound:
         return
-    settings = load_settings()
     from headrace.jobs import check
+    from headrace.pipeline.settings import load_settings
+
+    settings = load_settings()
 
     kinds = check.all_node_types(file for _, file in sound)
     with _one_session(settings, kinds) as session:
