@@ -17,6 +17,7 @@ from headrace.jobs.sources import LaneSource, lane_sources
 from headrace.pipeline.advice import missing_keys
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
 from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.graph import key_of
 from headrace.pipeline.records import SinkKey
 from headrace.pipeline.settings import Settings
 from headrace.pipeline.telemetry import event_time_problem
@@ -136,14 +137,13 @@ def _check_sql(file: PipelineFile, spark: SparkSession | None, findings: Finding
 
 
 def _check_event_times(file: PipelineFile, findings: Findings) -> None:
-    for part in ("sources", "transforms", "sinks"):
-        for name, node in getattr(file.model, part).items():
-            if name not in findings.schemas or node.telemetry is None or node.telemetry.event_time is None:
-                continue
-            columns = {column.name: column.type for column in findings.schemas[name]}
-            if problem := event_time_problem(node.telemetry.event_time, columns):
-                problem.node, problem.place = name, file.place(part, name, "telemetry", "event_time", "column")
-                findings.errors.append(problem)
+    for name, node in file.model.nodes().items():
+        if name not in findings.schemas or node.telemetry is None or node.telemetry.event_time is None:
+            continue
+        columns = {column.name: column.type for column in findings.schemas[name]}
+        if problem := event_time_problem(node.telemetry.event_time, columns):
+            problem.node, problem.place = name, file.place_of(name, "telemetry", "event_time", "column")
+            findings.errors.append(problem)
 
 
 def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
@@ -156,8 +156,6 @@ def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | N
 
 
 def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any) -> Callable[[], None]:
-    from headrace.pipeline.graph import key_of
-
     context = SinkContext(SinkKey("", file.name, "main", name), node, settings, schema, spark, {"key": key_of(file.model, name)})
 
     def ask() -> None:
@@ -181,8 +179,7 @@ def _told(file: PipelineFile, name: str, ask: Callable[[], Any], findings: Findi
         if isinstance(told, TransientError):
             findings.unchecked[name] = told.message
             return None
-        part = next(part for part in ("sources", "transforms", "sinks") if name in getattr(file.model, part))
-        told.node, told.place = told.node or name, told.place or file.place(part, name)
+        told.node, told.place = told.node or name, told.place or file.place_of(name)
         problem = told if isinstance(told, UserError) else UserError(told.message, hint=told.hint, node=name, place=told.place)
         if str(problem) not in {str(other) for other in findings.errors}:
             findings.errors.append(problem)

@@ -17,7 +17,7 @@ from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.pipeline import graph, sql
-from headrace.pipeline.errors import PipelineFileError, Place, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 
@@ -71,7 +71,7 @@ class Planner:
             try:
                 self.schemas[name] = _payload(frame)
             except UserError as error:
-                problems.append(UserError(error.message, hint=error.hint, node=name, place=_place(self.file, name, "sql")))
+                problems.append(UserError(error.message, hint=error.hint, node=name, place=self.file.place_of(name, "sql")))
         model = self.file.model
         for name, sink in model.sinks.items():
             if sink.from_ in self.schemas:
@@ -128,11 +128,11 @@ class Planner:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
             said, hint = explained(error, self.file.model.transforms[name].sql)
-            raise SchemaError(said, hint=hint, node=name, place=_place(self.file, name, "sql")) from None
+            raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
-            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=_place(self.file, name, "sql"))
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
         return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
@@ -197,12 +197,7 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         shown = ", ".join(f'"{column}"' for column in missing)
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
         msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
-        yield SchemaError(msg, node=name, place=_place(file, name, "primary_key"))
-
-
-def _place(file: PipelineFile, name: str, key: str) -> Place:
-    kind = next(kind for kind in ("sources", "transforms", "sinks") if name in getattr(file.model, kind))
-    return file.place(kind, name, key)
+        yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
 
 
 def _payload(frame: DataFrame) -> pa.Schema:

@@ -17,7 +17,7 @@ from headrace.pipeline import graph
 from headrace.pipeline.cases import is_test_file
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.nodes import Partitions
+from headrace.pipeline.options import Partitions
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import CONFIG_NAMES, Settings, load_settings
 from headrace.pipeline.windows import window_keys

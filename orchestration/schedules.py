@@ -12,7 +12,7 @@ from headrace.orchestration.books import lane_state
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile
-from headrace.pipeline.nodes import Schedule
+from headrace.pipeline.options import Schedule
 
 
 def pipeline_schedule(

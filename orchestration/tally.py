@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 
 from headrace.jobs.events import EpochDone
-from headrace.pipeline.nodes import Partitions
+from headrace.pipeline.options import Partitions
 from headrace.pipeline.records import Counts, Phase
 from headrace.pipeline.windows import time_windows
 

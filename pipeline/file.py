@@ -44,6 +44,10 @@ class PipelineFile:
         """Where `path` stands in the file; the nearest thing above it if it is not written there."""
         return nearest(self.places, path) or Place(self.path)
 
+    def place_of(self, name: str, *path: str | int) -> Place:
+        """Where a node stands, or what is at `path` in it."""
+        return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
+
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""
         silent: Any = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from headrace.pipeline.nodes import Partitions
+from headrace.pipeline.options import Partitions
 
 WHOLE = ""
 """The key of the one window of a history without partitions."""

@@ -45,6 +45,11 @@ class Scan:
     order: str
     checked: bool
 
+    @property
+    def rows(self) -> pa.Schema:
+        """The payload as it arrives."""
+        return stored(arrow_schema(self.columns))
+
     def where(self, split: Json, bound: Bound) -> str:
         """SQL for the rows of one split. The filter stands on a line of its own: it may end in a comment."""
         found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
@@ -104,7 +109,7 @@ class ClickHouseFetch(SplitFetch):
         """
         bound = Bound()
         if self.query is None:
-            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, stored(arrow_schema(self.scan.columns)))
+            yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows)
             return
         names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
         inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound, ordered=True)})"
@@ -114,13 +119,13 @@ class ClickHouseFetch(SplitFetch):
     def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number."""
         bound, cut = Bound(), split["scope"]["cut"]
-        schema = stored(arrow_schema(self.scan.columns)).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
+        schema = self.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
             extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
             yield from self._checked(split, self.scan.select(split, bound, extra, ordered=False), bound, schema)
             return
         seen = 0
-        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, stored(arrow_schema(self.scan.columns))):
+        for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows):
             part = pa.repeat(pa.scalar(split["ordinal"], pa.int32()), batch.num_rows)
             rows = pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64"))
             seen += batch.num_rows

@@ -7,7 +7,6 @@ identifier: a compare-and-set, also between generations. What it skips it skips 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import replace
@@ -18,6 +17,7 @@ from headrace.connectors.delta.failures import explain, raced
 from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wrap
 from headrace.connectors.delta.rows import appended, keyed, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
+from headrace.connectors.lakes import held_already
 from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record
 
@@ -110,16 +110,10 @@ class DeltaTableSink(Sink):
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
         held = self._mine()
-        if held.record is None:
-            msg = f"the Delta table `{self._path}` holds no record of this sink"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
-        if held.record.epoch == plan.number and _same(held.record, plan):
+        if found := held_already(held.record, plan, what=f"the Delta table `{self._path}`", sink=self._context.key.sink):
             log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)
-            return held.record.counts
-        if held.record.epoch != plan.number - 1:
-            other = " from other positions" if held.record.epoch == plan.number else ""
-            msg = f"the Delta table `{self._path}` holds epoch {held.record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
+            return found.counts
+        assert held.record is not None  # noqa: S101  `held_already` refuses that
         txn = held.txn + 1
         metadata = wrap(self._app, txn, held.record.next(plan, self._generation, Counts()), derive=True)
         try:
@@ -267,8 +261,3 @@ class DeltaTableSink(Sink):
 def _absolute(path: str) -> str:
     """A path of this host without its scheme is made absolute: Delta takes `.a/b` for a name with dots."""
     return path if ":" in path.split("/", 1)[0] else os.path.abspath(path)
-
-
-def _same(record: Record, plan: EpochPlan) -> bool:
-    """Whether the record is of this very epoch, as JSON compares."""
-    return [record.start, record.end, record.pipeline_hash] == json.loads(json.dumps([plan.start, plan.end, plan.pipeline_hash]))

@@ -6,20 +6,18 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.connectors.delta.rows import quoted
+from headrace.connectors.lakes import misfits
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types import spark_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import DataType
 
 _PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _CHECKPOINT_EVERY = "50"
 """Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits anew costs less."""
 _UNSAFE = ("s3", "s3a", "s3n")
-_WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 
 
 def check_location(sink: str, path: str, session: SparkSession) -> None:
@@ -64,36 +62,7 @@ def _names(field: pa.Field) -> Iterator[str]:
 def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
     """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
     table = session.read.format("delta").load(path).schema
-    have = {field.name.lower(): field for field in table}
-    wrong: list[str] = []
-    for column in schema:
-        field = have.get(column.name.lower())
-        wanted = session.sql(f"SELECT CAST(NULL AS {spark_type(column.type)}) AS c").schema[0].dataType
-        if field is None:
-            wrong.append(f"column {quoted(column.name)} ({wanted.simpleString()}) is missing")
-        elif not takes(field.dataType, wanted):
-            wrong.append(f"column {quoted(column.name)} is {field.dataType.simpleString()}, the rows have {wanted.simpleString()}")
-    brought = {name.lower() for name in schema.names}
-    wrong += [
-        f"column {quoted(field.name)} is NOT NULL and no row brings it"
-        for field in table
-        if not field.nullable and field.name.lower() not in brought
-    ]
-    wrong += [f"key column {quoted(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
-    if wrong:
+    wanted = {column.name: spark_type(column.type) for column in schema}
+    if wrong := misfits(session, table, wanted, key):
         msg = f"the Delta table `{path}` cannot take the rows: {'; '.join(wrong)}"
         raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink)
-
-
-def takes(table: DataType, rows: DataType) -> bool:
-    """Whether a table's type holds every value of the rows' type."""
-    from pyspark.sql import types as T  # noqa: N812
-
-    if table == rows or table.simpleString() == rows.simpleString():
-        return True
-    mine, its = _WIDENS.get(rows.simpleString()), _WIDENS.get(table.simpleString())
-    if mine and its:
-        return mine <= its
-    if isinstance(table, T.DecimalType) and isinstance(rows, T.DecimalType):
-        return table.scale >= rows.scale and table.precision - table.scale >= rows.precision - rows.scale
-    return isinstance(table, T.DoubleType) and isinstance(rows, T.FloatType)

@@ -8,7 +8,6 @@ else in between makes it fail, and the epoch is looked at anew.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from dataclasses import replace
@@ -20,6 +19,7 @@ from headrace.connectors.iceberg.catalog import Table
 from headrace.connectors.iceberg.rows import append, counted, merge
 from headrace.connectors.iceberg.state import Held, State
 from headrace.connectors.iceberg.target import check_columns, check_warehouse, create
+from headrace.connectors.lakes import held_already
 from headrace.connectors.rowerrors import explain_failure
 from headrace.connectors.scope import quoted
 from headrace.pipeline.errors import FencedError, InternalError, RecordError, TargetError, TransientError
@@ -182,18 +182,7 @@ class IcebergTableSink(Sink):
 
     def _already(self, state: State, plan: EpochPlan) -> Record | None:
         """The record, if it is of this very epoch. Raises RecordError if the epoch cannot follow it."""
-        record, what = self._record(state), f"the Iceberg table `{self._table.name}`"
-        if record is None:
-            msg = f"{what} holds no record of this sink"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
-        same = [record.start, record.end, record.pipeline_hash] == json.loads(json.dumps([plan.start, plan.end, plan.pipeline_hash]))
-        if record.epoch == plan.number and same:
-            return record
-        if record.epoch != plan.number - 1:
-            other = " from other positions" if record.epoch == plan.number else ""
-            msg = f"{what} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
-        return None
+        return held_already(self._record(state), plan, what=f"the Iceberg table `{self._table.name}`", sink=self._name)
 
     def _rows_at(self, state: State) -> int:
         return self._table.frame(self._spark, state.newest_id).count() if state.newest_id is not None else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headrace.connectors.delta.table import takes
+from headrace.connectors.lakes import misfits
 from headrace.connectors.scope import quoted
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types import spark_type
@@ -58,22 +58,7 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
 
 def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
     """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
-    have = {field.name.lower(): field for field in spark.table(path).schema}
-    wrong: list[str] = []
-    for column in schema:
-        field = have.get(column.name.lower())
-        wanted = spark.sql(f"SELECT CAST(NULL AS {iceberg_type(column.type)}) AS c").schema[0].dataType
-        if field is None:
-            wrong.append(f"column {quoted(column.name)} ({wanted.simpleString()}) is missing")
-        elif not takes(field.dataType, wanted):
-            wrong.append(f"column {quoted(column.name)} is {field.dataType.simpleString()}, the rows have {wanted.simpleString()}")
-    brought = {name.lower() for name in schema.names}
-    wrong += [
-        f"column {quoted(field.name)} is NOT NULL and no row brings it"
-        for name, field in have.items()
-        if not field.nullable and name not in brought
-    ]
-    wrong += [f"key column {quoted(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
-    if wrong:
+    wanted = {column.name: iceberg_type(column.type) for column in schema}
+    if wrong := misfits(spark, spark.table(path).schema, wanted, key):
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"
         raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `table_name`.", node=sink)
