@@ -4,7 +4,8 @@ A source or sink object is cheap configuration: making one opens nothing. The co
 Rows travel as Spark DataFrames (or Arrow, on the direct path) with two columns beside the payload:
 
     _gs_op   string, never null: i, u or d
-    _gs_pos  struct<source: int, part: int, off: bigint, sub: int>, never null: the order that "last one wins" means
+    _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order that "last one wins" means;
+             `sub` tells rows apart that were made of one row (`FAN_OUT`)
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 
 OP = "_gs_op"
 POS = "_gs_pos"
-POS_TYPE = "struct<source: int, part: int, off: bigint, sub: int>"
+POS_TYPE = "struct<source: int, part: int, off: bigint, sub: bigint>"
 HIDDEN = (OP, POS)
+FAN_OUT = 1 << 20
+"""A transform that makes several rows of one numbers them from 0: `sub` becomes `sub * FAN_OUT + number`. Three such transforms fit
+behind each other; more rows of one row, or an overflow of `sub`, are an error."""
 
 
 class Delivery(StrEnum):

@@ -71,7 +71,12 @@ def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
 
     if cut := scope["cut"]:
         part, off = (F.coalesce(F.col(quoted(cut[key])), F.lit(-1)) for key in ("partition_column", "offset_column"))
-    return F.struct(F.lit(ordinal).alias("source"), part.cast("int").alias("part"), off.cast("bigint").alias("off"), F.lit(0).alias("sub"))
+    return F.struct(
+        F.lit(ordinal).alias("source"),
+        part.cast("int").alias("part"),
+        off.cast("bigint").alias("off"),
+        F.lit(0).cast("bigint").alias("sub"),
+    )
 
 
 def offsets_held(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:

@@ -111,7 +111,7 @@ class Assembly:
         self.file = file
         self.settings = settings
         self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
-        self.planner = Planner(file, spark, self.sources)
+        self.planner = Planner(file, spark, self.sources, settings)
 
     @cached_property
     def routes(self) -> Mapping[str, Route]:

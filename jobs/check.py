@@ -67,7 +67,7 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
     sources = lane_sources(file.model.sources, settings)
     try:
         _check_sources(file, sources, spark, findings)
-        _check_sql(file, spark, findings)
+        _check_sql(file, settings, spark, findings)
         _check_event_times(file, findings)
         _check_sinks(file, settings, spark, findings)
     finally:
@@ -119,14 +119,14 @@ def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> It
         yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
 
 
-def _check_sql(file: PipelineFile, spark: SparkSession | None, findings: Findings) -> None:
+def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
     if spark is None:
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
         return
     known = {name: Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
     try:
-        findings.schemas |= Planner(file, spark, known).schemas
+        findings.schemas |= Planner(file, spark, known, settings).schemas
     except PipelineFileError as error:
         findings.errors += error.problems
     except UserError as error:

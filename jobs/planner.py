@@ -16,10 +16,13 @@ from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
 from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,8 +58,10 @@ class Planner:
     PipelineFileError with all of them where there are several.
     """
 
-    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema]) -> None:
+    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings) -> None:
         self.file = file
+        self._settings = settings
+        self._transforms: dict[str, RowTransform] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -108,11 +113,8 @@ class Planner:
         for name in self._order:
             if problems is not None and any(upstream not in found for upstream in graph.inputs_of(self.file.model, name)):
                 continue
-            text = sql.with_hidden(
-                self.file.model.transforms[name].sql, HIDDEN, now=plan.planned_at if plan else None, rename=names, node=name
-            )
             try:
-                found[name] = self._sql(name, text)
+                found[name] = self._frame(name, found, names, plan)
             except UserError as error:
                 if problems is None:
                     raise
@@ -120,6 +122,17 @@ class Planner:
                 continue
             found[name].createOrReplaceTempView(names[name])
         return found
+
+    def _frame(self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+        """A transform's rows over those of its inputs."""
+        node: Any = self.file.model.transforms[name]
+        if node.type == "sql":
+            return self._sql(name, sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name))
+        (upstream,) = node.inputs(name)
+        if name not in self._transforms:
+            context = TransformContext(name, node, self._settings, _payload(found[upstream]), self.spark)
+            self._transforms[name] = open_transform(context)
+        return self._transforms[name].rows(found[upstream], plan)
 
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
@@ -183,7 +196,10 @@ class Planner:
         if name in self.file.model.sinks:
             return self._estimate(self.file.model.sinks[name].from_, readings)
         total = 0
-        for upstream, times in sql.table_uses(self.file.model.transforms[name].sql, node=name).items():
+        node = self.file.model.transforms[name]
+        if node.type != "sql":
+            return None
+        for upstream, times in sql.table_uses(node.sql, node=name).items():
             rows = self._estimate(upstream, readings)
             if rows is None:
                 return None

@@ -125,7 +125,11 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
     at = file.model.sinks[sink].from_
     while at != source:
         found.insert(0, at)
-        inputs = sql.table_uses(file.model.transforms[at].sql, node=at)
+        node = file.model.transforms[at]
+        if node.type != "sql":
+            msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
+            raise UserError(msg)
+        inputs = sql.table_uses(node.sql, node=at)
         if len(inputs) != 1:
             msg = f"transform `{at}` reads {len(inputs)} nodes"
             raise UserError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.pipeline import nodes, sql
+from headrace.pipeline import nodes
 from headrace.pipeline.errors import GuaranteeError, UserError
 from headrace.pipeline.values import PlaceOf, check_values
 
@@ -13,7 +13,7 @@ from headrace.pipeline.values import PlaceOf, check_values
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The nodes that a transform or a sink reads; none for a source. Raises UserError where its SQL cannot be parsed."""
     if name in model.transforms:
-        return sql.tables(model.transforms[name].sql, node=name)
+        return model.transforms[name].inputs(name)
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 

@@ -53,7 +53,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             reasons[name] = reasons[poor]
             continue
         try:
-            text = model.transforms[name].sql
+            text = _sql_of(model, name)
             relations[name] = _named(Reader(name, relations).query(sql.parse(text, node=name), {}, None), name, schemas.get(name))
         except UntoldError as error:
             reasons[name] = f"transform `{name}`: {error}"
@@ -63,6 +63,14 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
         kinds = list(known.values()) if known else _types(text, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
         types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
     return {name: _told(name if name not in model.sinks else model.sinks[name].from_, relations, reasons, types) for name in model.nodes()}
+
+
+def _sql_of(model: PipelineModel, name: str) -> str:
+    node = model.transforms[name]
+    if node.type != "sql":
+        msg = f"what a {node.type} makes of its rows is not in the file"
+        raise UntoldError(msg)
+    return node.sql
 
 
 def _told(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:

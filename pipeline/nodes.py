@@ -16,21 +16,10 @@ from pydantic_core import PydanticCustomError
 
 from headrace.pipeline import elsewhere
 from headrace.pipeline.case_nodes import CaseNode
+from headrace.pipeline.node import FLUSH, PARALLELISM, Node
 from headrace.pipeline.options import Duration, EpochOptions, Partitions, Schedule, StreamOptions
 from headrace.pipeline.strict import Columns, Strict
-from headrace.pipeline.telemetry import Telemetry
-
-
-class Node(Strict):
-    """What all nodes share."""
-
-    primary_key: Columns = Field(
-        default=(),
-        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
-        " their key, and append without one.",
-    )
-    telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
-
+from headrace.pipeline.transforms import TransformNode
 
 WITHOUT_EFFECT = {
     "sources": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
@@ -38,9 +27,6 @@ WITHOUT_EFFECT = {
     "sinks": frozenset({"telemetry", "parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
 }
 """Keys that change no row, by the part of the file: a change of one is no change of the pipeline."""
-
-_PARALLELISM = "Taken for Streamling's files; Spark divides the work by its own settings (`spark.master`)."
-_FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how often they come."
 
 
 class OffsetTable(Strict):
@@ -126,7 +112,7 @@ class FileSource(Node):
     header: bool = Field(default=True, description="csv: whether the first line of each file names its columns.")
     delimiter: str = Field(default=",", description="csv: one character.")
     null_value: str = Field(default="", description="csv: the unquoted field that means null.")
-    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
 
 class KafkaSource(Node):
@@ -155,8 +141,8 @@ class KafkaSource(Node):
     batch_size: PositiveInt | None = Field(
         default=None, description="At most this many messages of this source in one epoch; its share of `epoch.rows` if not given."
     )
-    batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
-    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
+    batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     @model_validator(mode="after")
     def _schema_is_needed(self) -> KafkaSource:
@@ -268,14 +254,6 @@ class HybridSource(Node):
     )
 
 
-class SqlTransform(Node):
-    """A projection, a filter or a union in Spark SQL."""
-
-    type: Literal["sql"] = "sql"
-    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, UNION ALL.")
-    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
-
-
 class SinkNode(Node):
     """What all sinks share."""
 
@@ -284,9 +262,9 @@ class SinkNode(Node):
         default=None,
         description="What the sink can keep if not given. A weaker guarantee than exactly once must be asked for, where the file needs one.",
     )
-    batch_size: PositiveInt | None = Field(default=None, description=_FLUSH)
-    batch_flush_interval: Duration | None = Field(default=None, description=_FLUSH)
-    parallelism: PositiveInt | None = Field(default=None, description=_PARALLELISM)
+    batch_size: PositiveInt | None = Field(default=None, description=FLUSH)
+    batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
     deduplicate: bool = Field(default=True, description="Taken for Streamling's files; the last row of a key always wins.")
 
 
@@ -340,7 +318,6 @@ class BlackholeSink(SinkNode):
 
 
 SourceNode = Annotated[HybridSource | ClickHouseSource | IcebergSource | FileSource | KafkaSource, Field(discriminator="type")]
-TransformNode = Annotated[SqlTransform, Field(discriminator="type")]
 AnySink = Annotated[PostgresSink | DeltaSink | IcebergSink | PrintSink | BlackholeSink, Field(discriminator="type")]
 
 

@@ -135,7 +135,10 @@ class ClickHouseTable(BoundedSource):
 
         frame = reader.read(spark, self._fetch(snapshot, splits, None, columns))
         place = F.struct(
-            F.lit(self.ordinal).alias("source"), F.col(reader.PART).alias("part"), F.col(reader.OFF).alias("off"), F.lit(0).alias("sub")
+            F.lit(self.ordinal).alias("source"),
+            F.col(reader.PART).alias("part"),
+            F.col(reader.OFF).alias("off"),
+            F.lit(0).cast("bigint").alias("sub"),
         )
         return frame.select("*", F.lit("i").alias(OP), place.alias(POS)).drop(reader.PART, reader.OFF)
 

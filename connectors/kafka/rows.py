@@ -117,7 +117,7 @@ class Decoder:
             F.lit(ordinal).cast("int").alias("source"),
             F.col(_OF_MESSAGE + "partition").alias("part"),
             F.col(_OF_MESSAGE + "offset").alias("off"),
-            F.lit(0).cast("int").alias("sub"),
+            F.lit(0).cast("bigint").alias("sub"),
         )
         extra = [
             F.col(_OF_MESSAGE + name).alias(to)

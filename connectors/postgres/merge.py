@@ -19,7 +19,7 @@ OP = "_gs_op"
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
 """The four fields of `_gs_pos`, flat."""
 ATTEMPT = "_gs_attempt"
-STAGE_TYPES = {OP: "TEXT", "_gs_source": "INTEGER", "_gs_part": "INTEGER", "_gs_off": "BIGINT", "_gs_sub": "INTEGER"}
+STAGE_TYPES = {OP: "TEXT", "_gs_source": "INTEGER", "_gs_part": "INTEGER", "_gs_off": "BIGINT", "_gs_sub": "BIGINT"}
 
 
 @dataclass(frozen=True, slots=True)

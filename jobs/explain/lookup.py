@@ -123,7 +123,7 @@ class Lookup:
         except ServiceError as error:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
             return
-        planner = Planner(self.file, session, {name: Known(payload) for name, payload in found.payloads.items()})
+        planner = Planner(self.file, session, {name: Known(payload) for name, payload in found.payloads.items()}, self._settings)
         found.nodes |= planner.schemas
         found.plan = planner.plan_text() if spark_plan else ""
 

@@ -25,7 +25,7 @@ from headrace.pipeline.wide import is_wide, stored
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-POS_TYPE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int32())])
+POS_TYPE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,9 +69,9 @@ class Bench:
         from pyspark.sql import SparkSession
 
         if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
-            return Stages(SparkSession.Builder().getOrCreate())
+            return Stages(SparkSession.Builder().getOrCreate(), self._settings)
         self._started = start_session(small(self._settings), ())
-        return Stages(self._started)
+        return Stages(self._started, self._settings)
 
     def start(self) -> None:
         """Starts Spark now, which else the first test does. Raises ServiceError without Java or jars."""

@@ -14,6 +14,7 @@ from headrace.pipeline import graph, nodes
 from headrace.pipeline.case_rows import Rows
 from headrace.pipeline.cases import Case
 from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 class Stages:
     """Planners on one session, made once for all tests that know the same columns."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark
+        self._settings = settings
         self._made: dict[tuple[str, ...], Planner] = {}
 
     def stage(self, case: Case, given: Mapping[str, Rows]) -> tuple[Planner, dict[str, pa.Schema]]:
@@ -57,7 +59,7 @@ class Stages:
         known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
         if known not in self._made:
             sources = {name: GivenSource(roots[name]) for name in model.sources}
-            made = self._made[known] = Planner(replace(file, model=model), self._spark, sources)
+            made = self._made[known] = Planner(replace(file, model=model), self._spark, sources, self._settings)
             made.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
         return self._made[known]
 

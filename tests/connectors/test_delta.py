@@ -456,7 +456,7 @@ def test_types_come_back_as_they_went_in(table: Any, key: tuple[str, ...], large
     values = [{"id": 1} | {name: value for name, (_, value) in TYPES.items()}, {"id": 2} | dict.fromkeys(TYPES)]
     data = pa.Table.from_pylist(values, schema=schema)
     rows = t.spark.createDataFrame(data, from_arrow_schema(schema, prefer_timestamp_ntz=True))
-    pos = f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0) {POS}"
+    pos = f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}"
     frame = Frame(rows.selectExpr("*", f"'i' {OP}", pos), schema, key, None if large else 2, t.spark)
     sink = t.joined()
     sink.write(plan(1), frame)
@@ -511,7 +511,7 @@ def test_large_epochs_leave_the_driver_path(table: Any) -> None:
     t = table("id")
     sink = t.joined()
     n = DRIVER_ROWS + 1
-    rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0) {POS}")
+    rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}")
     assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), n, t.spark)) == Counts(n, n, 0, 0)
 
 

@@ -131,7 +131,7 @@ def frame(
     table = pa.Table.from_pylist([dict(row) for row in listed], schema=schema)
     table = table.append_column("n", pa.array(range(len(listed)), pa.int64())).append_column(OP, pa.array(list(ops), pa.string()))
     made: DataFrame = spark.createDataFrame(table if listed else [], from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
-    place = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).alias("sub"))
+    place = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).cast("bigint").alias("sub"))
     made = made.withColumn(POS, place).select(*[f"`{name}`" for name in schema.names], OP, POS).repartition(2)
     return Frame(made, schema, key, len(listed) if estimate is None else estimate, spark)
 

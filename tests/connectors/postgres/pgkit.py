@@ -77,7 +77,7 @@ class Bench:
     ) -> Frame:
         """Rows as (op, *payload), in order; `estimate` picks the path: 0 the driver's, a large number the staged one."""
         places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(rows))]
-        place = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int32())])
+        place = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
         columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate([pa.string(), *schema.types])]
         names = [*schema.names, "_gs_op", "_gs_pos"]
         table = pa.table([*columns[1:], columns[0], pa.array(places, place)], names=names)

@@ -283,7 +283,9 @@ def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:
         f.col("id"),
         f.concat(f.lit("v"), f.col("id")).alias("v"),
         f.lit("i").alias("_gs_op"),
-        f.struct(f.lit(0).alias("source"), f.lit(0).alias("part"), f.col("id").alias("off"), f.lit(0).alias("sub")).alias("_gs_pos"),
+        f.struct(f.lit(0).alias("source"), f.lit(0).alias("part"), f.col("id").alias("off"), f.lit(0).cast("bigint").alias("sub")).alias(
+            "_gs_pos"
+        ),
     )
     assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == Counts(10_000, 10_000, 0, 0)
     assert sink.write(plan(2), Frame(rows, SCHEMA, ("id",), None, bench.spark)) == Counts(10_000, 0, 10_000, 0)

@@ -1,0 +1,41 @@
+"""The contract of transforms that are no SQL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class TransformContext:
+    """What a transform is made of: the node `name` as the file has it, and the payload columns that it reads, as Arrow."""
+
+    name: str
+    node: Any
+    settings: Settings
+    schema: pa.Schema
+    spark: SparkSession
+
+
+class RowTransform(ABC):
+    """One node of a compiled pipeline that reads one other node. Made once per planner; opens nothing.
+
+    It sees and gives the hidden columns `_gs_op` and `_gs_pos` beside the payload. Several rows made of one are numbered in
+    `_gs_pos.sub` (`connectors.base.FAN_OUT`), so that "last one wins" means the same in every run.
+    """
+
+    def __init__(self, context: TransformContext) -> None:
+        """Keeps the context. Raises UserError where the node cannot work on these columns."""
+        self._context = context
+
+    @abstractmethod
+    def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
+        """The node's rows, lazily. Without a plan only the columns are asked for, over no rows."""

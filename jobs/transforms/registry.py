@@ -1,0 +1,22 @@
+"""Which class does the work of which `type` of transform. Modules are imported when first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.pipeline.errors import UserError
+
+_TRANSFORMS: dict[str, str] = {}
+_NEEDS = "pip install 'headrace[transforms]'"
+
+
+def open_transform(context: TransformContext) -> RowTransform:
+    """The transform of a node. Raises UserError where a package is missing, or where the node does not fit the columns."""
+    module, name = _TRANSFORMS[context.node.type].split(":")
+    try:
+        kind = getattr(import_module(f"headrace.jobs.transforms.{module}"), name)
+    except ImportError as error:
+        msg = f"type `{context.node.type}` needs the package `{error.name}`"
+        raise UserError(msg, hint=_NEEDS, node=context.name) from error
+    return kind(context)

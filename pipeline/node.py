@@ -1,0 +1,22 @@
+"""What the nodes of a pipeline file share."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.pipeline.strict import Columns, Strict
+from headrace.pipeline.telemetry import Telemetry
+
+PARALLELISM = "Taken for Streamling's files; Spark divides the work by its own settings (`spark.master`)."
+FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how often they come."
+
+
+class Node(Strict):
+    """What all nodes share."""
+
+    primary_key: Columns = Field(
+        default=(),
+        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
+        " their key, and append without one.",
+    )
+    telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
