@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from lane_world import World
+from lane_world import World, clickhouse_database, filled_world, postgres_database
 
 from headrace import services as local
 from headrace.services import Services
@@ -74,38 +74,22 @@ def fresh_home() -> Iterator[Path]:
 @pytest.fixture
 def pg(services: Services) -> Iterator[str]:
     """The conninfo of a Postgres database that only this test has."""
-    import psycopg
-    from psycopg import sql
-
-    name = f"test_{secrets.token_hex(4)}"
-    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield services.postgres.conninfo(name)
-    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with postgres_database(services) as conninfo:
+        yield conninfo
 
 
 @pytest.fixture
 def ch_db(services: Services) -> Iterator[str]:
     """The name of a ClickHouse database that only this test has; `services.clickhouse.client_arguments(database=…)` leads to it."""
-    import clickhouse_connect
-
-    name = f"test_{secrets.token_hex(4)}"
-    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
-        client.command(f"CREATE DATABASE {name}")
-    yield name
-    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
-        client.command(f"DROP DATABASE {name}")
+    with clickhouse_database(services) as name:
+        yield name
 
 
 @pytest.fixture
 def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[World]:
     """A pipeline with history, a topic and two sinks, all of this test alone; its file is written."""
-    made = World(services, tmp_path, ch_db, pg)
-    made.fill()
-    made.write_file()
-    yield made
-    made.close()
+    with filled_world(services, tmp_path, ch_db, pg) as made:
+        yield made
 
 
 def _wait_for_topic(admin: AdminClient, name: str) -> None:

@@ -240,6 +240,38 @@ class World:
             return connection.execute(sql.SQL("SELECT count(*) FROM target")).fetchall()[0][0]
 
 
+@contextmanager
+def postgres_database(services: Services) -> Iterator[str]:
+    """The conninfo of a Postgres database that is made here, and dropped at the end."""
+    name = f"test_{secrets.token_hex(4)}"
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield services.postgres.conninfo(name)
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@contextmanager
+def clickhouse_database(services: Services) -> Iterator[str]:
+    """The name of a ClickHouse database that is made here, and dropped at the end."""
+    name = f"test_{secrets.token_hex(4)}"
+    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
+        client.command(f"CREATE DATABASE {name}")
+    yield name
+    with clickhouse_connect.get_client(**services.clickhouse.client_arguments()) as client:
+        client.command(f"DROP DATABASE {name}")
+
+
+@contextmanager
+def filled_world(services: Services, folder: Path, database: str, conninfo: str) -> Iterator[World]:
+    """A world with its data and its pipeline file; what it started is ended."""
+    made = World(services, folder, database, conninfo)
+    made.fill()
+    made.write_file()
+    yield made
+    made.close()
+
+
 def offset_of(key: int) -> int | None:
     """The offset on partition 0 that a history row came from."""
     return key - (HISTORY - FROM_TOPIC) if key >= HISTORY - FROM_TOPIC else None
