@@ -63,6 +63,8 @@ class SinkCapabilities:
     """Knows how many rows were inserted, updated and deleted."""
     direct: bool = False
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
+    without_spark: bool = False
+    """`check` needs no session; None will do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class _Forgetful(Sink):
     """What print and blackhole share. The record lives as long as the object."""
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True
+        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True, without_spark=True
     )
 
     def __init__(self, context: SinkContext) -> None:

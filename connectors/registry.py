@@ -64,6 +64,12 @@ def source_class_of(kind: str) -> type[BoundedSource | UnboundedSource] | None:
     return _load(_BOUNDED | _UNBOUNDED, kind) if kind in _BOUNDED or kind in _UNBOUNDED else None
 
 
+def without_spark(kind: str) -> bool:
+    """Whether sources and sinks of a `type` can be checked without a session."""
+    tables = [table for table in (_BOUNDED, _UNBOUNDED, _SINKS) if kind in table]
+    return all(_load(table, kind).capabilities.without_spark for table in tables)
+
+
 def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     """What a node is outside: one entry per physical thing (a hybrid source has several), without opening a connection.
 

@@ -44,9 +44,9 @@ class Findings:
 
 
 def needs_spark(file: PipelineFile) -> bool:
-    """Whether something in a file can only be checked by Spark: SQL, files, an Iceberg or a Delta table."""
+    """Whether something in a file can only be checked by Spark: transforms, filters, or what a connector has no other means for."""
     filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
-    return bool(file.model.transforms) or bool(node_types(file) & {"iceberg", "delta", "file"}) or any(filtered)
+    return bool(file.model.transforms) or any(filtered) or not all(map(registry.without_spark, node_types(file)))
 
 
 def _stream(source: Any) -> Any:

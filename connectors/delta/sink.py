@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
 from headrace.connectors.delta.failures import explain, raced
 from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wrap
-from headrace.connectors.delta.rows import appended, keyed, merge
+from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
+from headrace.connectors.lake_rows import appended, keyed
 from headrace.connectors.lakes import held_already
 from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record
@@ -201,14 +202,14 @@ class DeltaTableSink(Sink):
         if not frame.key:
             self._append(appended(sink, frame), txn, metadata)
             return
-        conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata}
         source = keyed(sink, frame, session)
-        for key, value in {**conf, **source.conf}.items():
+        conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata, **conf_for(source)}
+        for key, value in conf.items():
             session.conf.set(key, value)
         try:
             merge(session, self._path, source, frame)
         finally:
-            for key in {**conf, **source.conf}:
+            for key in conf:
                 session.conf.unset(key)
             session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 

@@ -9,7 +9,7 @@ from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.base import OP, Frame
-from headrace.connectors.delta.rows import Source
+from headrace.connectors.lake_rows import Source
 from headrace.connectors.scope import quoted
 from headrace.pipeline.records import Counts
 

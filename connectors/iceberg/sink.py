@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.connectors.delta.rows import appended, keyed
 from headrace.connectors.iceberg.catalog import Table
 from headrace.connectors.iceberg.rows import append, counted, merge
 from headrace.connectors.iceberg.state import Held, State
 from headrace.connectors.iceberg.target import check_columns, check_warehouse, create
+from headrace.connectors.lake_rows import appended, keyed
 from headrace.connectors.lakes import held_already
 from headrace.connectors.rowerrors import explain_failure
 from headrace.connectors.scope import quoted

@@ -47,7 +47,7 @@ _SMALL = 20_000
 class KafkaStream(UnboundedSource):
     """One topic. Exact: the same range gives the same rows again, and only rows of committed transactions."""
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False, without_spark=True)
 
     def __init__(self, name: str, node: KafkaSource, settings: Settings, ordinal: int = 0) -> None:
         self._name = name

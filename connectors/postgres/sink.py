@@ -36,6 +36,7 @@ class PostgresSink(DirectSink):
         fences=True,
         counts_changes=True,
         direct=True,
+        without_spark=True,
     )
 
     def __init__(self, context: SinkContext) -> None:

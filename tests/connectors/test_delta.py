@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.delta.failures import explain
-from headrace.connectors.delta.rows import DRIVER_ROWS
+from headrace.connectors.lake_rows import DRIVER_ROWS
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
 from headrace.pipeline.nodes import DeltaSink
 from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey

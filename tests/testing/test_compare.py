@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.delta.rows import last_by_key
+from headrace.connectors.lake_rows import last_by_key
 from headrace.jobs.testing.compare import compare, same
 from headrace.jobs.testing.given import POS_TYPE
 from headrace.jobs.testing.held import held

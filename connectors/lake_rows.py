@@ -1,4 +1,4 @@
-"""From a frame to what Delta commits: the last row of each key, and the MERGE that applies it."""
+"""What goes into a table of files: the payload, or the last row of each key."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pyarrow import types as kinds
 
 from headrace.connectors.base import OP, POS, Frame
 from headrace.connectors.rowerrors import row_error
+from headrace.connectors.scope import quoted
 from headrace.pipeline.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,9 +31,10 @@ class Source:
     """What MERGE takes: one row per key, payload columns and `_gs_op`."""
 
     rows: DataFrame
-    conf: Mapping[str, str]
+    local: bool
+    """Whether the rows are in the driver, where reading them twice costs nothing."""
     bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Smallest and largest value of key columns, where known: Delta skips files by them."""
+    """Smallest and largest value of key columns, where known: a table's files are skipped by them."""
 
 
 def appended(sink: str, frame: Frame) -> DataFrame:
@@ -52,11 +54,8 @@ def keyed(sink: str, frame: Frame, session: SparkSession) -> Source:
     if frame.estimate is not None and frame.estimate <= DRIVER_ROWS:
         last = last_by_key(sink, frame.rows.select(*map(quoted, names), POS).toArrow(), frame.key)
         rows = session.createDataFrame(last.select(names), frame.rows.select(*map(quoted, names)).schema)
-        return Source(rows, {"spark.databricks.delta.merge.materializeSource": "none"}, _bounds(last, frame.key))
-    return Source(
-        _last_by_key_spark(sink, frame, names),
-        {"spark.databricks.delta.merge.materializeSource": "auto", "spark.sql.adaptive.enabled": "true"},
-    )
+        return Source(rows, local=True, bounds=_bounds(last, frame.key))
+    return Source(_last_by_key_spark(sink, frame, names), local=False)
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...]) -> pa.Table:
@@ -102,25 +101,3 @@ def _has_literal(kind: pa.DataType) -> bool:
     """Whether Spark takes the type's Python value for what it is."""
     plain = kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)
     return plain or (isinstance(kind, pa.TimestampType) and kind.tz is not None)
-
-
-def merge(session: SparkSession, path: str, source: Source, frame: Frame) -> None:
-    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing."""
-    from delta.tables import DeltaTable
-    from pyspark.sql import functions as F  # noqa: N812
-
-    condition = F.lit(True)
-    for name in frame.key:
-        condition = condition & (F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}"))
-    for name, (low, high) in source.bounds.items():
-        condition = condition & F.col(f"t.{quoted(name)}").between(F.lit(low), F.lit(high))
-    values: dict[str, str | Column] = {quoted(name): F.col(f"s.{quoted(name)}") for name in frame.schema.names}
-    deleted = F.col(f"s.{OP}") == "d"
-    merging = DeltaTable.forPath(session, path).alias("t").merge(source.rows.alias("s"), condition)
-    merging.whenMatchedDelete(deleted).whenMatchedUpdate(set=values).whenNotMatchedInsert(~deleted, values).execute()
-
-
-def quoted(name: str) -> str:
-    """A column name as Spark's SQL takes any."""
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"
