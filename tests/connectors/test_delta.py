@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from lake_kit import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -27,48 +28,23 @@ from headrace.connectors.delta.failures import explain
 from headrace.connectors.lake_rows import DRIVER_ROWS
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
 from headrace.pipeline.nodes import DeltaSink
-from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.records import Counts, Record
 from headrace.pipeline.settings import Settings
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-KEY = SinkKey("uuid-1", "flights", "main", "lake")
 
-
-def position(number: int) -> dict[str, Any]:
-    return {"src": {"stream": {"offsets": {"0": number}}}}
-
-
-def plan(number: int) -> EpochPlan:
-    return EpochPlan(number, Phase.LIVE, position(number - 1), position(number), "hash", datetime.now(UTC))
-
-
-class Table:
+class Table(LakeTable):
     """One Delta table and the sinks that write it."""
 
+    kind = DeltaTableSink
+
     def __init__(self, spark: SparkSession, path: Path, key: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> None:
-        self.spark, self.path, self.key, self.schema = spark, str(path), key, schema
+        super().__init__(spark, key, schema)
+        self.path = str(path)
 
-    def sink(self, identity: SinkKey = KEY) -> DeltaTableSink:
-        node = DeltaSink.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
-        return DeltaTableSink(SinkContext(identity, node, Settings(), self.schema, self.spark, {"key": self.key}))
-
-    def prepared(self, generation: int = 1, identity: SinkKey = KEY) -> DeltaTableSink:
-        sink = self.sink(identity)
-        sink.prepare(self.schema, generation)
-        return sink
-
-    def joined(self, generation: int = 1, epoch: int = 0) -> DeltaTableSink:
-        sink = self.prepared(generation)
-        sink.join(Record.joined(KEY, generation, epoch, position(epoch), "hash", None))
-        return sink
-
-    def frame(self, *rows: tuple[Any, ...], large: bool = False) -> Frame:
-        """Rows are (id, name, operation); the order is that of the arguments."""
-        data = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
-        found = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
-        return Frame(found, self.schema, self.key, None if large else len(rows), self.spark)
+    def node(self) -> DeltaSink:
+        return DeltaSink.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.path).collect())
@@ -291,7 +267,8 @@ def test_row_that_a_constraint_refuses(table: Any, key: tuple[str, ...]) -> None
 
 
 _VICTIM = """
-import sys, time
+import sys
+sys.path.append("tests/kit")
 from pathlib import Path
 from headrace.jobs.session import start_session
 from headrace.pipeline.settings import Settings, SparkSettings

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from lake_kit import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
+from headrace.connectors.base import OP, POS, SinkContext
 from headrace.connectors.iceberg import IcebergTableSink
 from headrace.connectors.iceberg.catalog import Table as Catalog
 from headrace.connectors.iceberg.state import State
@@ -34,51 +34,25 @@ from headrace.pipeline.errors import (
     TransientError,
 )
 from headrace.pipeline.nodes import IcebergSink
-from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.records import Counts, Record
 from headrace.pipeline.settings import Settings
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
-KEY = SinkKey("uuid-1", "flights", "main", "lake")
 
-
-def position(number: int) -> dict[str, Any]:
-    return {"src": {"stream": {"offsets": {"0": number}}}}
-
-
-def plan(number: int) -> EpochPlan:
-    return EpochPlan(number, Phase.LIVE, position(number - 1), position(number), "hash", datetime.now(UTC))
-
-
-class Table:
+class Table(LakeTable):
     """One Iceberg table and the sinks that write it."""
 
+    kind = IcebergTableSink
+
     def __init__(self, spark: SparkSession, warehouse: Path, key: tuple[str, ...] = ("id",), schema: pa.Schema = SCHEMA) -> None:
-        self.spark, self.warehouse, self.key, self.schema = spark, str(warehouse), key, schema
+        super().__init__(spark, key, schema)
+        self.warehouse = str(warehouse)
         self.catalog = Catalog(self.warehouse, "n.flights", "test")
 
-    def sink(self, identity: SinkKey = KEY) -> IcebergTableSink:
-        node = IcebergSink.model_validate(
-            {"from": "x", "table_name": "n.flights", "warehouse": self.warehouse, "primary_key": list(self.key)}
-        )
-        return IcebergTableSink(SinkContext(identity, node, Settings(), self.schema, self.spark, {"key": self.key}))
-
-    def prepared(self, generation: int = 1, identity: SinkKey = KEY) -> IcebergTableSink:
-        sink = self.sink(identity)
-        sink.prepare(self.schema, generation)
-        return sink
-
-    def joined(self, generation: int = 1, epoch: int = 0) -> IcebergTableSink:
-        sink = self.prepared(generation)
-        sink.join(Record.joined(KEY, generation, epoch, position(epoch), "hash", None))
-        return sink
-
-    def frame(self, *rows: tuple[Any, ...], large: bool = False) -> Frame:
-        """Rows are (id, name, operation); the order is that of the arguments."""
-        data = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
-        found = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
-        return Frame(found, self.schema, self.key, None if large else len(rows), self.spark)
+    def node(self) -> IcebergSink:
+        given = {"from": "x", "table_name": "n.flights", "warehouse": self.warehouse, "primary_key": list(self.key)}
+        return IcebergSink.model_validate(given)
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.catalog.frame(self.spark, None).collect())
@@ -279,7 +253,8 @@ def test_a_change_without_rows_between_check_and_commit(table: Any, gate: Gate) 
 
 
 _VICTIM = """
-import sys, time
+import sys
+sys.path.append("tests/kit")
 from pathlib import Path
 from headrace.connectors.iceberg.state import State
 from headrace.jobs.session import start_session
