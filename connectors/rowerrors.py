@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
-from headrace.pipeline.errors import DataError, HeadraceError, LaneError, RetentionError
+from headrace.pipeline import errors
+from headrace.pipeline.errors import DataError, HeadraceError, RetentionError
 from headrace.pipeline.records import Json
 
 if TYPE_CHECKING:
@@ -34,17 +35,18 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
 
 
 def task_error(error: HeadraceError) -> RuntimeError:
-    """What a Python task raises so that `explain_failure` finds the error, a DataError or a LaneError, with its hint and node."""
-    found = {"node": error.node, "what": error.message, "hint": error.hint, "lane": isinstance(error, LaneError)}
+    """What a Python task raises so that `explain_failure` finds the error, of the same class, with its hint and node."""
+    found = {"node": error.node, "what": error.message, "hint": error.hint, "kind": type(error).__name__}
     return RuntimeError(_MARK + json.dumps(found))
 
 
 def explain_failure(error: BaseException) -> HeadraceError | None:
     """The error that a failed Spark action means to people, None if it is not about rows or offsets.
 
-    DataError for a row that `row_error` refused, what a task raised by `task_error`, RetentionError where Kafka lost offsets while they were read.
+    DataError for a row that `row_error` refused, the error that a task raised by `task_error`, RetentionError where Kafka lost
+    offsets while they were read.
     """
-    for text in _texts(error):
+    for text in every_text(error):
         if (at := text.find(_MARK)) >= 0:
             found, _ = json.JSONDecoder().raw_decode(text, at + len(_MARK))
             return _data_error(found)
@@ -55,9 +57,9 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     return None
 
 
-def _data_error(found: Json) -> DataError | LaneError:
-    if found.get("lane"):
-        return LaneError(found["what"], hint=found["hint"], node=found["node"])
+def _data_error(found: Json) -> HeadraceError:
+    if kind := found.get("kind"):
+        return getattr(errors, kind, DataError)(found["what"], hint=found["hint"], node=found["node"])
     facts = dict(found.get("facts", {}))
     payload, columns = facts.pop("payload", None), facts.pop("columns", None)
     where = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -118,7 +120,7 @@ def _kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _texts(error: BaseException) -> Iterator[str]:
+def every_text(error: BaseException) -> Iterator[str]:
     """Everything that the exception and its causes say, in Python and in the JVM."""
     seen: set[int] = set()
     at: BaseException | None = error

@@ -188,11 +188,14 @@ def replay(
     from_epoch: Annotated[
         int | None, typer.Option("--from", min=1, help="The first epoch to write again; the one behind what the sink holds if not given.")
     ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute staged rows anew where they are gone; they may differ from other sinks'.")
+    ] = False,
 ) -> None:
     """Write epochs to one sink again, as they were planned."""
     from headrace.commands.repair import replay as work
 
-    work(file, sink, from_epoch)
+    work(file, sink, from_epoch, recompute=recompute)
 
 
 @app.command()

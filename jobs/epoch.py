@@ -11,8 +11,11 @@ from headrace.connectors.base import DirectSink, Frame, Sink, SplitFetch
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.history import pieces_of
 from headrace.jobs.planner import Planner
+from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
 from headrace.jobs.sources import LaneSource, Reading
+from headrace.jobs.staging import LaneStages, Staging
+from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.records import Counts, EpochPlan, Phase
 
@@ -24,24 +27,46 @@ class EpochWriter:
     """Writes epochs by one compiled pipeline: its sources, its planner, its sinks."""
 
     def __init__(
-        self, planner: Planner, sources: Mapping[str, LaneSource], sinks: Mapping[str, Sink], ways: Mapping[str, Route] | None = None
+        self,
+        planner: Planner,
+        sources: Mapping[str, LaneSource],
+        sinks: Mapping[str, Sink],
+        ways: Mapping[str, Route] | None = None,
+        stages: LaneStages | None = None,
     ) -> None:
         self._planner = planner
         self._routes = ways or {}
         self._sources = sources
         self._sinks = sinks
+        self._stages = stages
         self.steps: dict[str, float] = {}
 
-    def write(self, plan: EpochPlan, pending: Sequence[str]) -> dict[str, Counts]:
+    def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
+        """What keeps the rows of impure nodes for this epoch; None where there are none.
+
+        Raises RecordError where sinks hold rows of the epoch that could only be computed anew.
+        """
+        model = self._planner.file.model
+        impure = impure_nodes(model)
+        if self._stages is None or not impure:
+            return None
+        bound = [name for name in model.sinks if name not in pending]
+        stages = self._stages.of(plan, self._planner.file.hash)
+        found = Staging(stages, lambda name: graph.inputs_of(model, name), list(impure), bound)
+        found.check(pending, replayed=replayed, recompute=self._stages.recompute)
+        return found
+
+    def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, Counts]:
         """Writes the epoch to the pending sinks, side by side, and returns what each acknowledged.
 
-        Raises the first error as a HeadraceError that names the node; what other sinks wrote by then stays, and their
-        records say so.
+        `replayed` says that the epoch is committed and written again. Raises the first error as a HeadraceError that names the
+        node; what other sinks wrote by then stays, and their records say so.
         """
         started = time.monotonic()
         try:
+            staging = self.staging(plan, pending, replayed=replayed)
             readings = self._readings(plan)
-            with self._planner.frames(plan, readings, pending) as frames:
+            with self._planner.frames(plan, readings, pending, staging) as frames:
                 self.steps["plan"] = time.monotonic() - started
                 return self._side_by_side(plan, frames)
         except HeadraceError:

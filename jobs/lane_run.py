@@ -20,6 +20,7 @@ from headrace.jobs.epoch import EpochWriter
 from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChanged, PhaseFigures, RunResult, WindowDone
 from headrace.jobs.history import Step
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
+from headrace.jobs.staging import LaneStages
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
 from headrace.pipeline.file import PipelineFile, from_compiled
@@ -105,6 +106,8 @@ class LaneRun:
                 repair=self._repair,
             )
             stack.callback(self.lane.close)
+            lease = self.lane.lease
+            self._stages = LaneStages(self.settings, lease.pipeline, lease.lane, lease.generation)
             ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)})
             done = threading.Event()
             stack.callback(done.set)
@@ -170,18 +173,24 @@ class LaneRun:
         self._execute(backlog)
 
     def rewrite(self, sink: str, first: int | None) -> None:
-        """Writes committed epochs again into one sink; see `replay`. Raises LaneError when stopped in between."""
+        """Writes committed epochs again into one sink; see `replay`.
+
+        Raises LaneError when stopped in between, RecordError, before anything is written, where staged rows of one of them are gone.
+        """
+
+        def check(pending: Pending) -> None:
+            self._writer(pending).staging(pending.plan, pending.sinks, replayed=True)
 
         def write(pending: Pending) -> Mapping[str, Counts]:
             if self._stop.is_set():
                 msg = f"stopped before epoch {pending.plan.number} was written again"
                 raise LaneError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
             started = time.monotonic()
-            counts = self._write(pending)
+            counts = self._write(pending, replayed=True)
             self._committed(pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
             return counts
 
-        self.lane.replay(sink, write, first)
+        self.lane.replay(sink, write, first, check)
 
     def _execute(self, backlog: Callable[[Position], int | None] | None) -> None:
         """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
@@ -208,17 +217,23 @@ class LaneRun:
                 self.wait(pause)
                 pause = min(pause * 2, 15.0)
 
-    def _write(self, pending: Pending) -> Mapping[str, Counts]:
+    def _writer(self, pending: Pending) -> EpochWriter:
         assembly = self.assembly_of(self._version(pending.compiled))
+        assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
+        routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
+        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages)
+
+    def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
+        writer = self._writer(pending)
         self.lane.check()
-        writer = EpochWriter(assembly.planner, assembly.sources, sinks, assembly.routes if pending.plan.phase is Phase.HISTORY else None)
         self._steps = writer.steps
-        return writer.write(pending.plan, pending.sinks)
+        return writer.write(pending.plan, pending.sinks, replayed=replayed)
 
     def _committed(
         self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: Callable[[Position], int | None] | None
     ) -> None:
+        self._stages.sweep(self.lane.committed)
         self.epochs += 1
         self._first = self._first or plan.number
         self.last_seconds = steps["total"]

@@ -7,7 +7,7 @@ every SELECT by `pipeline.sql`; a sink never sees a row without them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,6 +16,7 @@ from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
+from headrace.jobs.staging import Staging
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
@@ -52,7 +53,8 @@ class Known:
 class Planner:
     """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
 
-    Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`.
+    Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`. `pipeline` is the
+    UUID from the ledger, once a run has set it.
 
     Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources; a
     PipelineFileError with all of them where there are several.
@@ -60,6 +62,7 @@ class Planner:
 
     def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings) -> None:
         self.file = file
+        self.pipeline = ""
         self._settings = settings
         self._transforms: dict[str, RowTransform] = {}
         self.spark = spark.newSession()
@@ -100,11 +103,16 @@ class Planner:
         return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
 
     def _views(
-        self, readings: Mapping[str, Reading], plan: EpochPlan | None, problems: list[UserError] | None = None
+        self,
+        readings: Mapping[str, Reading],
+        plan: EpochPlan | None,
+        problems: list[UserError] | None = None,
+        staged: Mapping[str, Callable[[str, DataFrame], Reading]] | None = None,
     ) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
 
-        With `problems`, mistakes are put there, and what reads a node without a frame gets none itself.
+        With `problems`, mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are
+        computed here and now, and stand for what was kept of them.
         """
         found = {name: reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
@@ -120,6 +128,8 @@ class Planner:
                     raise
                 problems.append(error)
                 continue
+            if staged and name in staged:
+                found[name] = staged[name](name, found[name]).frame
             found[name].createOrReplaceTempView(names[name])
         return found
 
@@ -130,7 +140,15 @@ class Planner:
             return self._sql(name, sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name))
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            context = TransformContext(name, node, self._settings, _payload(found[upstream]), self.spark)
+            context = TransformContext(
+                name,
+                node,
+                self._settings,
+                _payload(found[upstream]),
+                self.spark,
+                key=graph.key_of(self.file.model, name),
+                pipeline=lambda: self.pipeline,
+            )
             self._transforms[name] = open_transform(context)
         return self._transforms[name].rows(found[upstream], plan)
 
@@ -162,25 +180,30 @@ class Planner:
         return {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
 
     @contextmanager
-    def frames(self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str]) -> Iterator[dict[str, Frame]]:
+    def frames(
+        self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str], staging: Staging | None = None
+    ) -> Iterator[dict[str, Frame]]:
         """One frame per sink for this epoch. Sources without a reading have no rows in it.
 
-        A node that several of these sinks read is persisted at the latest shared point and given back afterwards.
+        With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
+        node that several of these sinks read is persisted at the latest shared point and given back afterwards.
         """
         every = self._every(readings)
-        views = self._views(every, plan)
+        wanted = staging.wanted(sinks) if staging else ()
+        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None)
+        counts = staging.rows if staging else {}
         model = self.file.model
         shared = {
             model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
-        persisted = {name: views[name].persist() for name in shared if readings}
+        persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
         try:
             yield {
                 sink: Frame(
                     rows=persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_]),
                     schema=self.schemas[sink],
                     key=self.keys[sink],
-                    estimate=self._estimate(sink, every),
+                    estimate=self._estimate(sink, every, counts),
                     spark=self.spark,
                 )
                 for sink in sinks
@@ -189,18 +212,20 @@ class Planner:
             for frame in persisted.values():
                 frame.unpersist(blocking=False)
 
-    def _estimate(self, name: str, readings: Mapping[str, Reading]) -> int | None:
+    def _estimate(self, name: str, readings: Mapping[str, Reading], staged: Mapping[str, int]) -> int | None:
         """An upper bound of a node's rows: what its sources read, times the ways that lead to it (a per-row transform adds none)."""
+        if name in staged:
+            return staged[name]
         if name in readings:
             return readings[name].rows
         if name in self.file.model.sinks:
-            return self._estimate(self.file.model.sinks[name].from_, readings)
+            return self._estimate(self.file.model.sinks[name].from_, readings, staged)
         total = 0
         node = self.file.model.transforms[name]
         if node.type != "sql":
             return None
         for upstream, times in sql.table_uses(node.sql, node=name).items():
-            rows = self._estimate(upstream, readings)
+            rows = self._estimate(upstream, readings, staged)
             if rows is None:
                 return None
             total += rows * times

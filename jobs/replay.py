@@ -27,20 +27,24 @@ def replay(
     *,
     sink: str,
     from_epoch: int | None = None,
+    recompute: bool = False,
     listener: Listener | None = None,
     stop: threading.Event | None = None,
     spark: SparkSession | None = None,
 ) -> RunResult:
     """Writes epochs again into one sink, from `from_epoch` (by default: from what the sink holds) to the last committed one.
 
-    Each epoch is read and computed by the plan and the file that it was first written with, so its rows are the same rows.
+    Each epoch is read and computed by the plan and the file that it was first written with, so its rows are the same rows; those
+    of impure nodes come from their stage. `recompute` allows to compute them anew where the stage is gone.
     Stopping in between is safe; the sink then stands at a lower epoch and replay is offered again.
 
     Raises:
         LeaseHeldError: the pipeline is running.
-        RecordError: the ledger has not the epochs, or rows would be written twice at a sink without a key.
+        RecordError: the ledger has not the epochs, staged rows are gone, or rows would be written twice at a sink without a key.
     """
     _known(file, sink)
+    if recompute:
+        settings = settings.model_copy(update={"staging": settings.staging.model_copy(update={"recompute": True})})
     with _lane(file, settings, sink, "replay", listener, stop, spark) as lane_run:
         lane_run.rewrite(sink, from_epoch)
         return lane_run.result(caught_up=False)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors import registry
 from headrace.jobs.direct import translate
 from headrace.jobs.planner import Planner
+from headrace.jobs.purity import impure_behind
 from headrace.jobs.sources import LaneSource
 from headrace.pipeline import graph, sql
 from headrace.pipeline.errors import UserError
@@ -78,6 +79,8 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, LaneSource], sink: str) 
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:
         return f"a {file.model.sinks[sink].type} sink takes rows from Spark only"
+    if staged := impure_behind(file.model, sink):
+        return f"the rows of `{staged[0]}` are staged first"
     if len(names) != 1:
         return f"it reads {len(names)} sources"
     if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:

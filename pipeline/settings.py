@@ -98,6 +98,22 @@ class IcebergSettings(Section):
     warehouse: str | None = None
 
 
+class StagingSettings(Section):
+    """Where the rows of nodes lie that may give others when they are computed again (calls of a service, for instance)."""
+
+    path: Path | None = Field(
+        default=None,
+        description="A folder; `staging` below `home` if not given. Runs on several hosts, and Spark's workers there, need one that all share.",
+    )
+    keep_epochs: int = Field(
+        default=20, ge=0, description="For how many committed epochs staged rows are kept, so that a replay writes the same ones."
+    )
+    recompute: bool = Field(
+        default=False,
+        description="Whether rows of an epoch whose stage is gone may be computed anew although a sink holds the former ones.",
+    )
+
+
 class SparkSettings(Section):
     """How Spark is started. `conf` overrides everything that Headrace sets, save what its guarantees rest on."""
 
@@ -132,6 +148,7 @@ class Settings(BaseSettings):
         default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
     )
     iceberg: IcebergSettings = IcebergSettings()
+    staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
 
     def postgres_for(self, sink: str) -> PostgresConnection:

@@ -12,7 +12,7 @@ from headrace.processes import Stopper
 from headrace.screen import count, err, out
 
 
-def replay(path: Path, sink: str, from_epoch: int | None) -> None:
+def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = False) -> None:
     """Writes the epochs from `from_epoch` on to one sink again, as they were planned. The other sinks are not touched."""
     file = load_pipeline(path)
     settings = load_settings()
@@ -21,7 +21,7 @@ def replay(path: Path, sink: str, from_epoch: int | None) -> None:
 
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
         result = stopper.call(
-            lambda: work(file, settings, sink=sink, from_epoch=from_epoch, listener=listener, stop=stopper.event),
+            lambda: work(file, settings, sink=sink, from_epoch=from_epoch, recompute=recompute, listener=listener, stop=stopper.event),
         )
     if not result.epochs:
         out().print(f"{file.name}: nothing to write again, {sink} holds epoch {result.last_epoch} already")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransformContext:
-    """What a transform is made of: the node `name` as the file has it, and the payload columns that it reads, as Arrow."""
+    """What a transform is made of: the node `name` as the file has it, and the payload columns that it reads, as Arrow.
+
+    `key` is the node's own or inherited key. `pipeline` gives the pipeline's UUID while epochs are written, else an empty text.
+    """
 
     name: str
     node: Any
     settings: Settings
     schema: pa.Schema
     spark: SparkSession
+    key: tuple[str, ...] = ()
+    pipeline: Callable[[], str] = str
 
 
 class RowTransform(ABC):

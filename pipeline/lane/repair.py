@@ -16,7 +16,13 @@ from headrace.pipeline.records import Counts, Json, Position, Record
 class Repairs(OpenLane):
     """Replay and adopt. A lane whose sinks disagree opens only with their names in `repair`."""
 
-    def replay(self, sink: str, write: Callable[[Pending], Mapping[str, Counts]], first: int | None = None) -> range:
+    def replay(
+        self,
+        sink: str,
+        write: Callable[[Pending], Mapping[str, Counts]],
+        first: int | None = None,
+        check: Callable[[Pending], None] | None = None,
+    ) -> range:
         """Writes epochs again into one sink, by their stored plans, up to the last committed; returns which.
 
         Without `first` the sink goes on from what it holds, or from where it joined if its record is missing. With it, epochs
@@ -25,7 +31,8 @@ class Repairs(OpenLane):
         stands at a lower epoch than the ledger and replay is offered again. Where the stored file of an epoch did not have
         this sink yet, `Pending.compiled` is today's.
 
-        Raises RecordError when the ledger no longer has the epochs, or the sink holds something that they do not lead to.
+        `check` is asked of every epoch before anything is changed; what it raises passes through. Raises RecordError when the
+        ledger no longer has the epochs, or the sink holds something that they do not lead to.
         """
         self.check()
         row, finding = self._replayable(sink)
@@ -35,6 +42,9 @@ class Repairs(OpenLane):
             msg = f"epochs from {first} on are to be replayed, and the last one is {self._state.committed}"
             raise RecordError(msg, node=sink)
         rows = self._stored(sink, start)
+        if check is not None:
+            for epoch in rows:
+                check(self._again(sink, epoch))
         sets_back = held is None or start != held + 1
         before = self._end_of(start - 1) if sets_back else None
         if sets_back:
@@ -48,13 +58,15 @@ class Repairs(OpenLane):
         self._writing = True
         for epoch in rows:
             self.check()
-            known = sink in epoch.counts
-            body = self.ledger.compiled(epoch.plan.pipeline_hash) if known else self.compiled
-            write(Pending(epoch.plan, body, (sink,)))
+            write(self._again(sink, epoch))
         self._writing = False
         self.ledger.set_sink(self.lease, sink, "joined", joined, {"replayed": len(rows)})
         self._mended(sink)
         return range(start, self._state.committed + 1)
+
+    def _again(self, sink: str, epoch: EpochRow) -> Pending:
+        body = self.ledger.compiled(epoch.plan.pipeline_hash) if sink in epoch.counts else self.compiled
+        return Pending(epoch.plan, body, (sink,))
 
     def adopt(self, sink: str) -> None:
         """Takes what a sink's target holds as right for the last committed epoch: it joins anew, with today's rows as baseline.

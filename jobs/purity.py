@@ -1,0 +1,43 @@
+"""Which nodes may give other rows when they are computed again: their rows are staged before a sink sees any."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from headrace.pipeline import graph, sql
+from headrace.pipeline.nodes import PipelineModel
+
+_LOOKUP = re.compile(r"\bdynamic_table_check\s*\(", re.IGNORECASE)
+
+
+def impure_nodes(model: PipelineModel) -> dict[str, str]:
+    """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
+    found = {name: _why(model.transforms[name]) for name in graph.in_order(model)}
+    return {name: why for name, why in found.items() if why}
+
+
+def impure_behind(model: PipelineModel, name: str) -> list[str]:
+    """The impure nodes that the rows of a node come through, itself among them."""
+    wanted = _upstream(model, name)
+    return [node for node in impure_nodes(model) if node in wanted]
+
+
+def _why(node: Any) -> str:
+    """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made."""
+    marked = getattr(node, "deterministic", None)
+    if node.type == "handler":
+        return "it asks a service, which may answer otherwise the next time"
+    if node.type == "python" and marked is not True:
+        return "its code may give other rows the next time (it is not marked `deterministic: true`)"
+    if node.type == "script" and marked is False:
+        return "it is marked `deterministic: false`"
+    if node.type == "sql" and _LOOKUP.search(node.sql):
+        return "it looks into a dynamic table, which changes"
+    if node.type == "sql" and (calls := sql.impure(node.sql)):
+        return f"`{calls[0]}` gives another value each time"
+    return ""
+
+
+def _upstream(model: PipelineModel, name: str) -> set[str]:
+    return {name}.union(*(_upstream(model, other) for other in graph.inputs_of(model, name)))

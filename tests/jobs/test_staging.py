@@ -1,0 +1,183 @@
+"""Rows of impure nodes on durable storage: whole or not there, the first manifest counts, nothing else is ever read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.connectors.base import POS_TYPE
+from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.jobs.staging import EpochStages, LaneStages, Staging
+from headrace.pipeline.errors import LaneError, RecordError, UserError
+from headrace.pipeline.records import EpochPlan, Phase
+from headrace.pipeline.settings import Settings, StagingSettings
+from headrace.pipeline.wide import UINT256
+
+pytestmark = pytest.mark.spark
+
+UUID = "0a6c1d2e-0000-4000-8000-000000000001"
+
+
+def plan(number: int = 7, planned: int = 0) -> EpochPlan:
+    return EpochPlan(number, Phase.LIVE, {"s": {"a": 1}}, {"s": {"a": 2}}, "hash", datetime(2026, 1, 1, 0, 0, planned, tzinfo=UTC))
+
+
+def lane(path: Path, generation: int = 1, keep: int = 2) -> LaneStages:
+    return LaneStages(Settings(home=path, staging=StagingSettings(keep_epochs=keep)), UUID, "main", generation)
+
+
+def stages(path: Path, generation: int = 1, number: int = 7) -> EpochStages:
+    return lane(path, generation).of(plan(number), "hash")
+
+
+@pytest.fixture
+def random_rows(spark: SparkSession) -> Any:
+    """Rows that are others each time they are computed."""
+    frame = spark.range(0, 20, 1, 3).selectExpr(
+        "id", "reflect('java.util.UUID', 'randomUUID') AS `a name, with (odd) chars.`", "TIMESTAMP'0001-01-01 00:00:00.123456' AS old"
+    )
+    return frame.selectExpr("*", "'i' AS _gs_op", f"CAST(struct(0, 0, id, 0) AS {POS_TYPE}) AS _gs_pos")
+
+
+def rows_of(frame: Any) -> list[dict[str, Any]]:
+    return sorted(frame.toArrow().to_pylist(), key=lambda row: row["id"])
+
+
+def test_staged_rows_are_the_same_in_every_process(tmp_path: Path, random_rows: Any) -> None:
+    made = stages(tmp_path).make("node", random_rows)
+    first = stages(tmp_path).read("node", random_rows)
+    second = stages(tmp_path, generation=2).read("node", random_rows)
+    assert rows_of(first.frame) == rows_of(second.frame) != rows_of(random_rows)
+    assert (made.rows, first.rows) == (20, 20)
+    assert first.frame.columns == random_rows.columns
+    assert [field.dataType for field in first.frame.schema] == [field.dataType for field in random_rows.schema]
+
+
+def test_a_wide_number_keeps_its_type(tmp_path: Path, spark: SparkSession) -> None:
+    schema = pa.schema([("n", UINT256)])
+    frame = spark.createDataFrame([(str(2**255),)], spark_schema(schema))
+    stages(tmp_path).make("node", frame)
+    found = stages(tmp_path).read("node", frame).frame
+    assert arrow_schema(found.schema) == schema
+    assert found.collect()[0].n == str(2**255)
+
+
+def test_no_rows_are_a_stage_too(tmp_path: Path, random_rows: Any) -> None:
+    none = random_rows.where("id < 0")
+    assert stages(tmp_path).make("node", none).rows == 0
+    assert stages(tmp_path).read("node", none).frame.count() == 0
+
+
+def test_an_attempt_without_a_manifest_is_never_read_and_goes(tmp_path: Path, random_rows: Any) -> None:
+    stage = stages(tmp_path)
+    dead = stage.folder / "node" / "g1-dead"
+    random_rows.write.parquet(f"file://{dead}")
+    assert stage.held("node") is None
+    kept = stages(tmp_path, generation=2).make("node", random_rows)
+    assert kept.attempt.startswith("g2-")
+    assert {path.name for path in dead.parent.iterdir()} == {"manifest.json", kept.attempt}
+
+
+def test_of_two_writers_the_first_manifest_counts(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late, early = stages(tmp_path, generation=1), stages(tmp_path, generation=2)
+    link = os.link
+    overtaken: list[Any] = []
+
+    def overtake(source: Any, target: Any) -> None:
+        if not overtaken:
+            overtaken.append(None)
+            overtaken.append(early.make("node", random_rows))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", overtake)
+    assert late.make("node", random_rows) == overtaken[1]
+    assert late.held("node") == overtaken[1]
+    assert overtaken[1].generation == 2
+
+
+def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:
+    lane(tmp_path).of(plan(planned=1), "hash").make("node", random_rows)
+    assert lane(tmp_path).of(plan(planned=2), "hash").held("node") is None
+    assert lane(tmp_path).of(plan(planned=1), "another").held("node") is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda part: part.unlink(), "no bytes"),
+        (lambda part: part.write_bytes(b"PAR1"), "4 bytes"),
+        (lambda part: (part.parent.parent / "manifest.json").write_text('{"format": 9}'), "has format 9"),
+        (lambda part: (part.parent.parent / "manifest.json").write_text("{"), "cannot be read"),
+    ],
+)
+def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], said: str) -> None:
+    made = stages(tmp_path).make("node", random_rows)
+    damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
+    with pytest.raises(LaneError, match=said):
+        stages(tmp_path).held("node")
+
+
+def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: Any) -> None:
+    stages(tmp_path).make("node", random_rows)
+    (stages(tmp_path).folder / "node").rename(stages(tmp_path).folder / "other")
+    with pytest.raises(LaneError, match="another epoch or node"):
+        stages(tmp_path).held("other")
+
+
+def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, random_rows: Any) -> None:
+    (tmp_path / "staging").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="cannot be staged in") as told:
+        stages(tmp_path).make("node", random_rows)
+    assert "staging.path" in told.value.hint
+    assert told.value.node == "node"
+
+
+def test_a_failing_node_leaves_nothing_behind(tmp_path: Path, random_rows: Any) -> None:
+    with pytest.raises(UserError, match=r"(?i)division by zero"):
+        stages(tmp_path).make("node", random_rows.selectExpr("1 / (id - 3) AS x"))
+    assert list((stages(tmp_path).folder / "node").iterdir()) == []
+
+
+def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
+    found = lane(tmp_path, keep=2)
+    for number in range(1, 6):
+        found.of(plan(number), "hash").folder.mkdir(parents=True)
+    found.sweep(4)
+    left = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "staging" / UUID / "main").iterdir())
+    assert left == [3, 4, 5]
+    lane(tmp_path, keep=0).sweep(5)
+    assert not list((tmp_path / "staging" / UUID / "main").iterdir())
+
+
+INPUTS = {"sink": ("plain",), "plain": ("second",), "second": ("first",), "first": ("source",), "early": ("first",), "source": ()}
+
+
+def staging(path: Path, bound: tuple[str, ...] = ()) -> Staging:
+    return Staging(stages(path), lambda name: INPUTS[name], ["first", "second"], bound)
+
+
+def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_rows: Any) -> None:
+    assert staging(tmp_path).wanted(["sink"]) == {"first", "second"}
+    stages(tmp_path).make("second", random_rows)
+    assert staging(tmp_path).wanted(["sink"]) == {"second"}
+    assert staging(tmp_path).wanted(["sink", "early"]) == {"first", "second"}
+
+
+def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_rows: Any) -> None:
+    staging(tmp_path).check(["sink"], replayed=False, recompute=False)
+    with pytest.raises(RecordError, match="staged rows of epoch 7 are gone, and sink early holds"):
+        staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
+    with pytest.raises(RecordError, match="--recompute"):
+        staging(tmp_path).check(["sink"], replayed=True, recompute=False)
+    staging(tmp_path, ("early",)).check(["sink"], replayed=True, recompute=True)
+    stages(tmp_path).make("second", random_rows)
+    staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
+    assert json.loads((stages(tmp_path).folder / "second" / "manifest.json").read_text())["node"] == "second"
