@@ -64,11 +64,12 @@ class Manifest:
     @classmethod
     def from_json(cls, data: Json) -> Manifest:
         """The inverse. Raises ValueError for a format that this version does not know."""
-        known = dict(data)
+        known: Json = dict(data)
         if (found := known.pop("format", None)) != FORMAT:
             msg = f"it has format {found}, this Headrace knows {FORMAT}"
             raise ValueError(msg)
-        return cls(**known | {"files": tuple((name, size) for name, size in known["files"])})
+        known["files"] = tuple((name, size) for name, size in known["files"])
+        return cls(**known)
 
 
 class LaneStages:

@@ -21,6 +21,7 @@ from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
 from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
+from headrace.pipeline.variables import keep_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,13 @@ class PipelineFile:
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
     def compiled(self) -> Json:
-        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""
-        silent: Any = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}
+        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
+
+        Texts that may carry secrets (`pipeline.variables`) are as the file has them.
+        """
+        silent: Any = {
+            part: {name: set(nodes.without_effect(part, node.type)) for name, node in getattr(self.model, part).items()} for part in PARTS
+        }
         return self.model.model_dump(
             mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
         )
@@ -98,6 +104,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
             tree.value[part] = {}
     problems += check_shape(tree)
     problems += check_cases(tree, tree.value)
+    keep_late(tree.value, tree.written)
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:

@@ -7,6 +7,7 @@ Environment names are `HEADRACE__A__B`. `STREAMLING__A__B` is read too, below th
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -147,6 +148,10 @@ class Settings(BaseSettings):
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
         default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
     )
+    http_secret_header: dict[str, str] = Field(
+        default_factory=dict, description="Headers that nodes name by `secret_name`: the header's name, by the secret's."
+    )
+    http_secret_value: dict[str, Secret] = Field(default_factory=dict, repr=False, description="The values of these headers.")
     iceberg: IcebergSettings = IcebergSettings()
     staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
@@ -156,6 +161,17 @@ class Settings(BaseSettings):
         name = "_".join(part for part in "".join(c if c.isalnum() else " " for c in sink.lower()).split())
         base = self.postgres_sink.model_dump()
         return PostgresConnection.model_validate(base | self.postgres_sink_connections.get(name, {}))
+
+    def http_secret(self, name: str) -> tuple[str, str]:
+        """Name and value of the header that a node calls `secret_name`. Raises SettingsError that names the missing variable."""
+        key = "_".join(part for part in re.split(r"[^a-z0-9]+", name.lower()) if part)
+        header, value = self.http_secret_header.get(key), self.http_secret_value.get(key)
+        for missing, setting in ((header, "http_secret_header"), (value, "http_secret_value")):
+            if not missing:
+                msg = f"the secret `{name}` has no `{setting}.{key}`"
+                hint = f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the setting in config.yaml."
+                raise SettingsError(msg, hint=hint)
+        return str(header), value.get_secret_value() if value else ""
 
     @classmethod
     def settings_customise_sources(

@@ -16,7 +16,7 @@ _LEDGER = "The ledger's tables lie in the schema `headrace`."
 _TABLES = "There are no dynamic tables yet."
 _METRICS = "`headrace status` and the log say how far a pipeline is."
 _PAGES = "`headrace ui` serves pages and says where a pipeline stands."
-_HTTP = "There is no transform or sink that calls a service over HTTP yet."
+_HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file."
 _SINK = "There is no such sink yet."
 
 _POSTGRES: Mapping[str, str] = {
@@ -44,8 +44,6 @@ IGNORED: Mapping[str, str] = {
     "backpressure_event_threshold_ms": _METRICS,
     "dynamic_table_backend": _TABLES,
     "external_http_handler": _HTTP,
-    "http_secret_header": _HTTP,
-    "http_secret_value": _HTTP,
     "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
     "plugin": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,

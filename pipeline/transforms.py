@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt
 
 from headrace.pipeline import sql
+from headrace.pipeline.handler import HandlerTransform
 from headrace.pipeline.node import PARALLELISM, Node
 
 
@@ -22,4 +23,4 @@ class SqlTransform(Node):
         return sql.tables(self.sql, node=node)
 
 
-TransformNode = Annotated[SqlTransform, Field(discriminator="type")]
+TransformNode = Annotated[SqlTransform | HandlerTransform, Field(discriminator="type")]

@@ -7,7 +7,7 @@ from importlib import import_module
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import UserError
 
-_TRANSFORMS: dict[str, str] = {}
+_TRANSFORMS: dict[str, str] = {"handler": "handler.rows:HandlerRows"}
 _NEEDS = "pip install 'headrace[transforms]'"
 
 
