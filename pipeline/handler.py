@@ -54,7 +54,7 @@ class HandlerTransform(Node):
 
     type: Literal["handler"] = "handler"
     from_: str = Field(alias="from", description="The node whose rows are sent.")
-    url: str = Field(description="Where to POST. `${VAR}` is looked up when a run needs it, and is in no plan, ledger or message.")
+    url: str = Field(description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan, ledger or message.")
     headers: dict[str, str] = Field(
         default_factory=dict, description="Further headers of every request; `${VAR}` as in `url`. Content-Type is application/json."
     )

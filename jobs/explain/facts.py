@@ -54,7 +54,7 @@ class Node:
     """One node of the pipeline.
 
     `kind` is source, transform or sink. `key_from` are the nodes that declare the key. `complete` says whether `columns` are all;
-    `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source.
+    `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source or a transform.
     """
 
     name: str

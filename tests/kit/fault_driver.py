@@ -23,6 +23,7 @@ from headrace.jobs.epoch import EpochWriter
 from headrace.jobs.events import Until
 from headrace.jobs.run import run
 from headrace.jobs.sources import LaneSource
+from headrace.jobs.staging import EpochStages
 from headrace.jobs.stream import Stream
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file import load_pipeline
@@ -36,6 +37,8 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "sinks-written": (Ledger, "commit", "before"),
     "committed": (Ledger, "commit", "after"),
     "handoff": (Stream, "begin", "after"),
+    "staging": (EpochStages, "_complete", "before"),
+    "staged": (EpochStages, "make", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 
