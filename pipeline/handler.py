@@ -144,7 +144,9 @@ def shown_url(url: str) -> str:
         return "(a URL that cannot be read)"
     host = parts.netloc.rpartition("@")[2]
     path = "/".join("***" if len(piece) >= _LONG else piece for piece in parts.path.split("/"))
-    shown = f"{parts.scheme}://{'***@' if '@' in parts.netloc else ''}{host}{path}{'?***' if parts.query else ''}"
+    shown = (
+        f"{f'{parts.scheme}://' if parts.scheme else ''}{'***@' if '@' in parts.netloc else ''}{host}{path}{'?***' if parts.query else ''}"
+    )
     for mark, written in marks:
         shown = shown.replace(mark, re.sub(r":-[^}]*", "", written))
     return shown

@@ -201,7 +201,8 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
         "STATE_BACKEND__BACKEND_TYPE": "Sqlite",
         "KAFKA_SOURCE__SECURITY_PROTOCOL": "ssl",
         "KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC": "60",
-        "HTTP_SECRET_VALUE__KEY": "hidden-word",
+        "HTTP_SECRET_HEADER__MY_KEY": "X-Key",
+        "HTTP_SECRET_VALUE__MY_KEY": "hidden-word",
         "RECORD_BATCH_SIZE": "10",
         "PLUGIN__MYSQL_SINK__PASSWORD": "hidden-word",
         "KAFKA_SOURCE__OF_ANOTHER_RELEASE": "x",
@@ -213,9 +214,10 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
     settings = load_settings()
     assert settings.postgres_sink.password.get_secret_value() == "pg-word"
     assert (settings.state_backend.backend_type, settings.kafka_source.security_protocol) == ("sqlite", "SSL")
+    assert settings.http_secret("My-Key") == ("X-Key", "hidden-word")
+    assert "hidden-word" not in repr(settings)
     said = {record.getMessage().split(" ignored")[0] for record in caplog.records}
     assert said == {
-        "setting=http_secret_value place=STREAMLING__HTTP_SECRET_VALUE__KEY",
         "setting=kafka_source.consumer_fetch_timeout_sec place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC",
         "setting=plugin place=STREAMLING__PLUGIN__MYSQL_SINK__PASSWORD",
         "setting=record_batch_size place=STREAMLING__RECORD_BATCH_SIZE",
