@@ -8,6 +8,7 @@ from typing import Any
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, UserError
 from headrace.pipeline.graph import key_of, upstream_sources
+from headrace.pipeline.table_checks import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
 """Sinks that a key makes upsert and delete."""
@@ -21,6 +22,7 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iter
                 if key != "deduplicate" or not node.deduplicate:
                     hint = _description(node, key)
                     yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
+    yield from table_warnings(model, place)
     yield from missing_keys(model, place)
 
 
