@@ -7,7 +7,7 @@ import re
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
 
-_CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (.*)")
+_CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _LOST = (
     "ConnectException",
     "Connection refused",
@@ -36,7 +36,7 @@ def as_headrace_error(error: BaseException, node: str = "") -> HeadraceError:
         from headrace.pipeline import errors
 
         kind = getattr(errors, found[1], UserError)
-        return kind(found[2].strip(), node=node)
+        return kind(found[3].strip(), node=found[2] or node)
     condition = getattr(error, "getCondition", lambda: None)()
     if condition and _is_data(condition):
         said = getattr(error, "getMessage", lambda: text)() or text

@@ -21,6 +21,7 @@ from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChange
 from headrace.jobs.history import Step
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.jobs.staging import LaneStages
+from headrace.jobs.tables.opening import EVENT
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
 from headrace.pipeline.file import PipelineFile, from_compiled
@@ -143,7 +144,12 @@ class LaneRun:
         return self.file if found.hash == self.file.hash else found
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
-        return self.assembly_of(self._version(compiled)).open_sinks(uuid, LANE, self._ledger)
+        assembly = self.assembly_of(self._version(compiled))
+        assembly.open_tables(uuid, LANE, self._ledger, self._note_table)
+        return assembly.open_sinks(uuid, LANE, self._ledger)
+
+    def _note_table(self, table: str, epoch: int) -> None:
+        self._ledger.event(self.lane.lease, EVENT, {"table": table, "epoch": epoch})
 
     def _initial(self) -> Position:
         token = uuid4().hex[:12]

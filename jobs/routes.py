@@ -132,6 +132,9 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
+        if asked := graph.asks(file.model, at):
+            msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
+            raise UserError(msg)
         inputs = sql.table_uses(node.sql, node=at)
         if len(inputs) != 1:
             msg = f"transform `{at}` reads {len(inputs)} nodes"

@@ -9,6 +9,7 @@ from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, UserError
 from headrace.pipeline.graph import key_of, upstream_sources
 from headrace.pipeline.handler import handler_words
+from headrace.pipeline.table_checks import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
 """Sinks that a key makes upsert and delete."""
@@ -25,6 +26,7 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iter
     for name, node in model.transforms.items():
         for keys, word in handler_words(node) if node.type == "handler" else ():
             yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
+    yield from table_warnings(model, place)
     yield from missing_keys(model, place)
 
 

@@ -20,6 +20,7 @@ from headrace.pipeline.graph import check_model
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
+from headrace.pipeline.table_checks import check_tables
 from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
 from headrace.pipeline.variables import keep_late
 
@@ -112,7 +113,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         raise PipelineFileError(in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places, texts=tree.texts)
     if not problems:
-        problems += check_model(model, found.place)
+        problems += check_tables(model, found.place) or check_model(model, found.place)
     if problems:
         raise PipelineFileError(in_order(problems, tree))
     return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))

@@ -60,6 +60,24 @@ class PostgresConnection(Section):
         return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
 
 
+class TableConnection(PostgresConnection):
+    """The Postgres server of dynamic tables, and how they are read there."""
+
+    cache_enabled: bool = Field(default=False, description="Whether tables with a `time_column` are kept by the pipeline.")
+    cache_refresh_debounce_ms: int = Field(default=1000, ge=0, description="How often at most a cache reads what is new.")
+    dt_schema_name: str | None = Field(default=None, description="The schema of tables that name none; `public` if not given.")
+
+
+class TableBackend(Section):
+    """Where dynamic tables lie."""
+
+    path: Path | None = Field(default=None, description="The folder of tables in memory, on this host; `tables` below `home` if not given.")
+    max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
+    postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
+        default_factory=dict, repr=False, description="Overrides of postgres_sink for dynamic tables, and how they are read."
+    )
+
+
 class ClickHouseConnection(Section):
     """One ClickHouse server, by its HTTP interface."""
 
@@ -152,6 +170,7 @@ class Settings(BaseSettings):
         default_factory=dict, description="Headers that nodes name by `secret_name`: the header's name, by the secret's."
     )
     http_secret_value: dict[str, Secret] = Field(default_factory=dict, repr=False, description="The values of these headers.")
+    dynamic_table_backend: TableBackend = TableBackend()
     iceberg: IcebergSettings = IcebergSettings()
     staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
@@ -172,6 +191,10 @@ class Settings(BaseSettings):
                 hint = f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the setting in config.yaml."
                 raise SettingsError(msg, hint=hint)
         return str(header), value.get_secret_value() if value else ""
+
+    def postgres_for_tables(self) -> TableConnection:
+        """The connection of dynamic tables: their section over the general block."""
+        return TableConnection.model_validate(self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres)
 
     @classmethod
     def settings_customise_sources(
@@ -229,11 +252,15 @@ def _wrong(lines: list[str]) -> SettingsError:
 
 
 def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
-    """What is wrong with connections of single sinks; else it would show when the sink is opened, hours later perhaps."""
+    """What is wrong with connections of single sinks and of dynamic tables; else it would show when the sink is opened, hours later perhaps."""
     lines = []
     for name in settings.postgres_sink_connections:
         try:
             settings.postgres_for(name)
         except ValidationError as error:
             lines += in_words(error, Settings, layers, ("postgres_sink_connections", name))
+    try:
+        settings.postgres_for_tables()
+    except ValidationError as error:
+        lines += in_words(error, Settings, layers, ("dynamic_table_backend", "postgres"))
     return lines

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
+from headrace.connectors.postgres.values import Where
 from headrace.jobs.explain.facts import Guarantee, Part, Target
 from headrace.jobs.purity import impure_behind, impure_nodes
 from headrace.jobs.routes import Route
@@ -15,6 +16,7 @@ from headrace.pipeline.durations import spell_duration
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.transforms import DynamicTable
 
 _PINNED = "pinned: every split reads the same rows whenever it is read"
 _LOOSE = "not pinned: it must not change until every epoch of it is written"
@@ -53,6 +55,15 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     if model.job_mode and positions.has_stream(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)
+
+
+def table_notes(node: DynamicTable, settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Where a dynamic table's values lie, and who may change them."""
+    if node.in_memory:
+        return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
+    where = Where.of(node, settings.postgres_for_tables())
+    read = f"kept here, and read on by `{where.time_column}`" if where.cache else "asked in batches, epoch by epoch"
+    return (("values", f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too; {read}"),)
 
 
 def handoff(node: Any) -> str:
