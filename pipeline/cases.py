@@ -70,7 +70,9 @@ class Case:
         if (*path, 0) not in self.places or said is None:
             return None
         values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(said)]
-        places = {(at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places}
+        places: dict[tuple[str | int, ...], Place] = {
+            (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
+        }
         return Rows(values, self.place(part, node), places)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from headrace.pipeline import sql
 from headrace.pipeline.handler import HandlerTransform
@@ -36,6 +36,16 @@ def _backend(value: object) -> object:
     return found
 
 
+def _named(value: str) -> str:
+    if not value.strip():
+        msg = "it is empty"
+        raise ValueError(msg)
+    return value
+
+
+_Name = Annotated[str, AfterValidator(_named)]
+
+
 class DynamicTable(Strict):
     """A set of texts beside the stream: filled by SQL or by others, asked with `dynamic_table_check`."""
 
@@ -45,15 +55,13 @@ class DynamicTable(Strict):
     backend_type: Annotated[Literal["InMemory", "Postgres"], BeforeValidator(_backend)] = Field(
         description="`InMemory`: values of this pipeline alone, kept across restarts. `Postgres`: a table that others may write as well."
     )
-    backend_entity_name: str = Field(min_length=1, description="The set's name; for Postgres `table` or `schema.table`.")
+    backend_entity_name: _Name = Field(description="The set's name; for Postgres `table` or `schema.table`.")
     sql: str | None = Field(
         default=None, description="What fills it: one text column of one source or transform, with or without WHERE. Nothing if not given."
     )
     schema_: str | None = Field(default=None, alias="schema", description="Postgres: the table's schema; from the name, else `public`.")
-    column: str = Field(default="value", min_length=1, description="Postgres: the column of the values, a text.")
-    time_column: str | None = Field(
-        default=None, min_length=1, description="Postgres: the column that says when a value came; `cache` needs it."
-    )
+    column: _Name = Field(default="value", description="Postgres: the column of the values, a text.")
+    time_column: _Name | None = Field(default=None, description="Postgres: the column that says when a value came; `cache` needs it.")
     cache: bool | None = Field(
         default=None, description="Postgres: keep the values here and read what is new; the setting `cache_enabled` if not given."
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.jobs.failures import as_headrace_error
 from headrace.pipeline.errors import SchemaError
@@ -16,6 +16,9 @@ from headrace.pipeline.tables import FUNCTION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+pc: Any = pyarrow.compute  # its functions are made at import, which pyright cannot see
 
 
 class Lookup(ABC):
@@ -100,24 +103,24 @@ def _any(lookup: Lookup, lists: pa.Array) -> pa.Array:
 
 def check_arguments(frame: DataFrame, node: str) -> None:
     """Raises SchemaError where a call in an analysed frame is given something else than a text or a list of texts."""
-    plans: list[object] = [frame._jdf.queryExecution().analyzed()]  # noqa: SLF001  pyspark shows no analysed plan
+    plans: list[Any] = [cast("Any", frame)._jdf.queryExecution().analyzed()]  # noqa: SLF001  pyspark shows no analysed plan
     while plans:
         plan = plans.pop()
-        plans += _items(plan.children())  # type: ignore[attr-defined]
-        expressions = _items(plan.expressions())  # type: ignore[attr-defined]
+        plans += _items(plan.children())
+        expressions = _items(plan.expressions())
         while expressions:
             found = expressions.pop()
-            inner = _items(found.children())  # type: ignore[attr-defined]
+            inner = _items(found.children())
             expressions += inner
-            if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:  # type: ignore[attr-defined]
-                kind: str = inner[1].dataType().catalogString()  # type: ignore[attr-defined]
+            if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
+                kind: str = inner[1].dataType().catalogString()
                 if kind not in ("string", "array<string>", "void", "array<void>"):
                     msg = f"{FUNCTION} takes a text or a list of texts, and is given {kind}"
                     raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)
 
 
-def _items(seq: object) -> list[object]:
-    return [seq.apply(index) for index in range(seq.size())]  # type: ignore[attr-defined]
+def _items(seq: Any) -> list[Any]:
+    return [seq.apply(index) for index in range(seq.size())]
 
 
 def distinct_texts(frame: DataFrame, node: str) -> pa.Array:

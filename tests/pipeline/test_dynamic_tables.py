@@ -56,8 +56,8 @@ def test_lineage_leads_through_a_check_and_into_the_table():
 
 @pytest.mark.parametrize("said", ["InMemory", "in_memory", "IN-MEMORY", "in memory", "inmemory"])
 def test_a_backend_is_read_without_case_and_signs(said):
-    assert parsed(TABLE.replace("InMemory", f"'{said}'")).model.transforms["known"].backend_type == "InMemory"
-    assert parsed(TABLE.replace("InMemory", "post-GRES")).model.transforms["known"].backend_type == "Postgres"
+    assert graph.tables(parsed(TABLE.replace("InMemory", f"'{said}'")).model)["known"].backend_type == "InMemory"
+    assert graph.tables(parsed(TABLE.replace("InMemory", "post-GRES")).model)["known"].backend_type == "Postgres"
 
 
 def test_another_backend_is_refused_in_streamlings_words():

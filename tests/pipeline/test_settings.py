@@ -184,7 +184,9 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     assert settings.postgres_for("Orders-PG").password.get_secret_value() == "one-word"
     assert settings.clickhouse_source.password.get_secret_value() == "ch-word"
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 20
+    assert (settings.dynamic_table_backend.max_batch_size, settings.postgres_for_tables().host) == (10, "db")
+    assert settings.postgres_for_tables().password.get_secret_value() == "other"
+    assert len(said) == 19
     assert (
         "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval: 5s}` in the pipeline file."
         in said
@@ -238,7 +240,7 @@ def test_what_is_ignored_says_what_there_is_instead() -> None:
     for name, instead in IGNORED.items():
         assert instead.endswith("."), name
         section, _, key = name.rpartition(".")
-        assert section in ("", "state_backend.postgres") or section in fields, name
+        assert section in ("", "state_backend.postgres", "dynamic_table_backend.postgres") or section in fields, name
         assert key not in fields or section, f"{name} is a setting"
 
 

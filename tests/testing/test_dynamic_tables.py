@@ -135,7 +135,7 @@ def test_a_table_is_filled_with_texts(run: Run) -> None:
 def test_a_list_is_for_a_table_only(run: Run) -> None:
     from headrace.pipeline.errors import PipelineFileError
 
-    with pytest.raises(PipelineFileError, match="`given.moves` is a list, and only a dynamic table has values without columns"):
+    with pytest.raises(PipelineFileError, match=r"`given.moves` is a list, and only a dynamic table has values without columns"):
         checked(run, "SELECT id FROM moves", "seen: {rows: []}", given="moves: [1]")
 
 
