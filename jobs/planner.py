@@ -197,7 +197,7 @@ class Planner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said, hint = explained(error, getattr(self.file.model.transforms[name], "sql", ""))
+            said, hint = explained(error, self.file.model.transforms[name].sql or "")
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
