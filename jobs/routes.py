@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
 from headrace.jobs.direct import translate
@@ -100,7 +100,8 @@ def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, 
         raise UserError(msg)
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
-        query = _translated(f"transform `{name}`", file.model.transforms[name].sql, upstream, _known(columns.nodes, upstream), query)
+        node: Any = file.model.transforms[name]
+        query = _translated(f"transform `{name}`", node.sql, upstream, _known(columns.nodes, upstream), query)
         upstream = name
     want = _known(columns.payloads, source.name)
     if have is None:
