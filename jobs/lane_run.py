@@ -24,7 +24,7 @@ from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
-from headrace.pipeline.file import PipelineFile, from_compiled
+from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
 from headrace.pipeline.settings import Settings
@@ -77,6 +77,7 @@ class LaneRun:
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, Assembly] = {}
+        self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
@@ -140,8 +141,11 @@ class LaneRun:
         return self._assemblies[file.hash]
 
     def _version(self, compiled: Json) -> PipelineFile:
-        found = from_compiled(compiled, self.file.path)
-        return self.file if found.hash == self.file.hash else found
+        stored = hash_of(compiled)
+        if stored not in self._versions:
+            found = from_compiled(compiled, self.file.path)
+            self._versions[stored] = self.file if found.hash == self.file.hash else found
+        return self._versions[stored]
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
         assembly = self.assembly_of(self._version(compiled))
@@ -228,7 +232,7 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages)
+        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled))
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)

@@ -164,7 +164,8 @@ def test_secrets_reach_the_service_and_nothing_else(spark: SparkSession, web: Se
     headers = web.asked[0].headers
     assert (headers["x-key"], headers["authorization"]) == ("canary-2", "Bearer canary-1")
     assert web.asked[0].path == "/rows?token=canary-1"
-    shown = [str(made.file.compiled()), nodes["after"]._jdf.queryExecution().toString(), made.plan_text(), repr(made.file)]
+    frame: Any = nodes["after"]
+    shown = [str(made.file.compiled()), frame._jdf.queryExecution().toString(), made.plan_text(), repr(made.file)]
     assert not [text for text in shown if "canary" in text]
 
 
@@ -173,6 +174,11 @@ def test_secrets_that_are_not_there_are_told(spark: SparkSession, web: Service) 
     with pytest.raises(UserError, match=r"`my-key` has no `http_secret_header\.my_key`") as told:
         made.nodes(reading(made, []), plan(1))
     assert "HEADRACE__HTTP_SECRET_HEADER__MY_KEY" in told.value.hint
+    settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "word\n"}}
+    made = planner(spark, web.url, more="secret_name: k", **settings)
+    with pytest.raises(UserError, match="the header `X-Key` has a control character in it") as told:
+        made.nodes(reading(made, []), plan(1))
+    assert "word" not in str(told.value)
     settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "v"}}
     made = planner(spark, web.url, more="secret_name: k, headers: {x-key: v}", **settings)
     with pytest.raises(UserError, match="cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"):
