@@ -24,7 +24,7 @@ from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
-from headrace.pipeline.file import PipelineFile, from_compiled
+from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
 from headrace.pipeline.settings import Settings
@@ -228,7 +228,7 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages)
+        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled))
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)

@@ -65,7 +65,12 @@ class PipelineFile:
     @property
     def hash(self) -> str:
         """Of `compiled()`, 16 hex digits."""
-        return hashlib.sha256(json.dumps(self.compiled(), sort_keys=True).encode()).hexdigest()[:16]
+        return hash_of(self.compiled())
+
+
+def hash_of(body: Json) -> str:
+    """The hash of a compiled pipeline as it is stored, whatever release wrote it."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_compiled(body: Json, path: str = "<ledger>") -> PipelineFile:

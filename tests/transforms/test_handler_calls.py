@@ -135,7 +135,7 @@ def test_what_may_pass_is_tried_again(quick: None, fault: Any) -> None:
 
 
 def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+    waits: list[Any] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, timeout=None: waits.append(timeout) or False)
     with served(faults=[(429, b"", {"Retry-After": "7"})]) as web:
         calls.Caller(task(web).service).ask(calls.Batch(batch(1), b"[]", "k"), threading.Event(), Tally())

@@ -164,7 +164,8 @@ def test_secrets_reach_the_service_and_nothing_else(spark: SparkSession, web: Se
     headers = web.asked[0].headers
     assert (headers["x-key"], headers["authorization"]) == ("canary-2", "Bearer canary-1")
     assert web.asked[0].path == "/rows?token=canary-1"
-    shown = [str(made.file.compiled()), nodes["after"]._jdf.queryExecution().toString(), made.plan_text(), repr(made.file)]
+    frame: Any = nodes["after"]
+    shown = [str(made.file.compiled()), frame._jdf.queryExecution().toString(), made.plan_text(), repr(made.file)]
     assert not [text for text in shown if "canary" in text]
 
 

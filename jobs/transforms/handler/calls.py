@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.jobs.transforms.handler.breaker import Breaker
 from headrace.jobs.transforms.handler.decode import Answer, AnswerError, Decoder, excerpt
@@ -30,6 +30,7 @@ from headrace.pipeline.errors import DataError, HeadraceError, TransientError, U
 if TYPE_CHECKING:
     import httpx
 
+pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 TEXT, OP, POS, KEYS = 0, 1, 2, 3
 """Where a task's columns stand: the row's JSON, the operation, the position, then the columns of the key."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0

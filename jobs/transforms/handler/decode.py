@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
 from headrace.connectors.base import OP
 from headrace.pipeline.wide import WideInteger, is_wide, pattern
 
+pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 _EXCERPT = 200
 _DIGITS = 100
 _NAMES = {bool: "a boolean", int: "a number", Decimal: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}

@@ -12,15 +12,17 @@ the staged rows orders them the same way. Which request row's position it is mad
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from pyarrow import types as kinds
 
 from headrace.connectors.base import FAN_OUT
 from headrace.jobs.transforms.handler.decode import AnswerError
 
+pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 POSITION = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
 
 
