@@ -10,13 +10,14 @@ PORT = 8099
 
 
 class Scores(BaseHTTPRequestHandler):
-    """Takes an array of rows and gives it back, each with a `score` more."""
+    """Takes a row or an array of them, and gives an array back, each with a `score` more."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         """One request."""
-        rows = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        rows = asked if isinstance(asked, list) else [asked]
         body = json.dumps([{**row, "score": (row["id"] % 10) / 10} for row in rows]).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

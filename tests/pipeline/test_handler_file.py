@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.jobs.purity import impure_behind, impure_nodes
@@ -73,7 +75,9 @@ def test_a_url_that_is_none_is_told_and_not_shown(url: str, said: str) -> None:
 
 
 def test_names_of_arrow_are_taken() -> None:
-    model = parsed('schema_override: {a: LargeUtf8, b: "Timestamp(Microsecond, Some(\\"UTC\\"))", c: "Decimal128(10, 2)", d: null}').model
+    model: Any = parsed(
+        'schema_override: {a: LargeUtf8, b: "Timestamp(Microsecond, Some(\\"UTC\\"))", c: "Decimal128(10, 2)", d: null}'
+    ).model
     assert model.transforms["ask"].schema_override == {"a": "utf8", "b": "timestamp", "c": "Decimal128(10, 2)", "d": None}
 
 
@@ -82,7 +86,7 @@ def test_variables_stay_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ASK_SIZE", "7")
     text = FILE.replace("https://host/rows", "https://host/rows?key=${ASK_TOKEN}")
     file = parse_pipeline(text.replace("MORE", "headers: {X-Key: 'k ${ASK_TOKEN}'}, batch_size: '${ASK_SIZE}'"))
-    node = file.model.transforms["ask"]
+    node: Any = file.model.transforms["ask"]
     assert (node.headers["X-Key"], node.batch_size) == ("k ${ASK_TOKEN}", 7)
     assert "canary" not in str(file.compiled())
     assert filled(node.url) == "https://host/rows?key=canary"
@@ -134,6 +138,6 @@ def test_who_is_impure_and_who_reads_it() -> None:
 
 @pytest.mark.parametrize(("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")])
 def test_half_a_secret_is_told(header: str, value: str, said: str) -> None:
-    settings = Settings(http_secret_header={"k": header} if header else {}, http_secret_value={"k": value} if value else {})
+    settings = Settings.model_validate({"http_secret_header": {"k": header}, "http_secret_value": {"k": value}})
     with pytest.raises(SettingsError, match=said):
         settings.http_secret("K")

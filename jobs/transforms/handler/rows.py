@@ -64,12 +64,12 @@ class HandlerRows(RowTransform):
         from pyspark.sql import functions as F  # noqa: N812
 
         size = 1 if self._node.one_row_per_request else self._node.batch_size
-        total = rows_of(plan)
-        tasks = self._node.parallelism if total is None else min(self._node.parallelism, max(1, -(-total // size)))
+        order = ("c2", "c0")  # rows of a union may stand at one place
+        tasks = min(self._node.parallelism, max(1, -(-rows_of(plan) // size)))
         if tasks == 1:
-            return rows.coalesce(1).sortWithinPartitions("c2")
+            return rows.coalesce(1).sortWithinPartitions(*order)
         block = F.floor(F.col("c2.off") / F.lit(max(size, 100)))
-        return rows.repartition(tasks, F.col("c2.source"), F.col("c2.part"), block).sortWithinPartitions("c2")
+        return rows.repartition(tasks, F.col("c2.source"), F.col("c2.part"), block).sortWithinPartitions(*order)
 
     def _task(self, plan: EpochPlan) -> HandlerTask:
         node, name = self._node, self._context.name
@@ -157,7 +157,7 @@ def answered(name: str, node: HandlerTransform, asked: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def rows_of(plan: EpochPlan) -> int | None:
+def rows_of(plan: EpochPlan) -> int:
     """An upper bound of the rows that an epoch reads, by its plan alone: the same whenever and wherever it is computed."""
     if plan.phase is Phase.HISTORY:
         return sum(piece["split"].get("rows", 0) for piece in plan.splits)
@@ -166,7 +166,7 @@ def rows_of(plan: EpochPlan) -> int | None:
         start = plan.start.get(name, {})
         before, after = start.get("stream", start.get("fence")), end.get("stream")
         if after is not None and before is not None:
-            total += positions.distance(before, after) or 0
+            total += positions.distance(before, after)
     return total
 
 
