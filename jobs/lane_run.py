@@ -77,6 +77,7 @@ class LaneRun:
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, Assembly] = {}
+        self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
@@ -140,8 +141,11 @@ class LaneRun:
         return self._assemblies[file.hash]
 
     def _version(self, compiled: Json) -> PipelineFile:
-        found = from_compiled(compiled, self.file.path)
-        return self.file if found.hash == self.file.hash else found
+        stored = hash_of(compiled)
+        if stored not in self._versions:
+            found = from_compiled(compiled, self.file.path)
+            self._versions[stored] = self.file if found.hash == self.file.hash else found
+        return self._versions[stored]
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
         assembly = self.assembly_of(self._version(compiled))

@@ -92,11 +92,13 @@ class LaneStages:
 
     def sweep(self, committed: int) -> None:
         """Removes the stages of epochs before the last `staging.keep_epochs` committed ones. What cannot be removed is logged, and left."""
-        if not self._folder.is_dir():
+        try:
+            past = [folder for folder, number in self._epochs() if number <= committed - self._keep] if self._folder.is_dir() else []
+        except OSError as error:
+            log.warning("stages were not swept: path=%s error=%s", self._folder, error.strerror)
             return
-        for folder, number in self._epochs():
-            if number <= committed - self._keep:
-                _remove(folder)
+        for folder in past:
+            _remove(folder)
 
     def _epochs(self) -> Iterator[tuple[Path, int]]:
         for folder in self._folder.iterdir():

@@ -99,13 +99,13 @@ class HandlerTransform(Node):
 
 def handler_problems(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """What is wrong with the values of a handler, each with the keys that lead to it."""
-    if said := _url_problem(node.url):
+    if said := url_problem(node.url):
         yield ("url",), UserError(f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.")
     for name, value in node.headers.items():
         if not _HEADER.fullmatch(name):
             yield ("headers", name), UserError(f"`{name}` cannot be a header's name", hint="Letters, digits and dashes, such as X-Api-Key.")
-        elif any(ord(char) < 32 or ord(char) == 127 for char in value):
-            yield ("headers", name), UserError(f"the header `{name}` has a control character in it", hint="Write it on one line.")
+        elif said := header_problem(value):
+            yield ("headers", name), UserError(f"the header `{name}` {said}", hint="Write it on one line, in ASCII.")
         elif name.lower() in ("idempotency-key", "content-length", "host"):
             yield ("headers", name), UserError(f"the header `{name}` is set by Headrace itself", hint="Remove it.")
     for column, kind in node.schema_override.items():
@@ -152,7 +152,14 @@ def shown_url(url: str) -> str:
     return shown
 
 
-def _url_problem(url: str) -> str:
+def header_problem(value: str) -> str:
+    """What is wrong with a header's value, without showing it."""
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        return "has a control character in it"
+    return "" if value.isascii() else "has a letter in it that is not ASCII"
+
+
+def url_problem(url: str) -> str:
     """What is wrong with a URL, without showing it; variables may stand for any part."""
     if VARIABLE.match(url):
         return ""

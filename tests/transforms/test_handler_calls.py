@@ -143,7 +143,8 @@ def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [("3", 3), ("0.5", 0.5), ("-1", 0), ("soon", None), ("", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)]
+    ("said", "seconds"),
+    [("3", 3), ("0.5", 0.5), ("-1", 0), ("inf", 3600), ("nan", 0), ("soon", None), ("", None), ("Wed, 21 Oct 2015 07:28:00 GMT", 0)],
 )
 def test_retry_after_by_number_and_by_date(said: str, seconds: float | None) -> None:
     assert calls._retry_after(said) == seconds
@@ -221,6 +222,17 @@ def test_a_breaker_by_its_clock() -> None:
     assert not breaker.open
     assert breaker.enter(None, stop)
     assert breaker.times_opened == 1
+
+
+def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as web:
+        caller = calls.Caller(task(web, break_after=1, break_for=0.0).service)
+    caller.breaker.failed()
+    monkeypatch.setattr(caller, "_once", lambda *_, **__: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            caller.ask(calls.Batch(batch(1), b"[]", "k"), threading.Event(), Tally())
+    caller.close()
 
 
 def test_no_more_requests_at_a_time_than_allowed() -> None:

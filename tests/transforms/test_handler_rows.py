@@ -174,6 +174,11 @@ def test_secrets_that_are_not_there_are_told(spark: SparkSession, web: Service) 
     with pytest.raises(UserError, match=r"`my-key` has no `http_secret_header\.my_key`") as told:
         made.nodes(reading(made, []), plan(1))
     assert "HEADRACE__HTTP_SECRET_HEADER__MY_KEY" in told.value.hint
+    settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "word\n"}}
+    made = planner(spark, web.url, more="secret_name: k", **settings)
+    with pytest.raises(UserError, match="the header `X-Key` has a control character in it") as told:
+        made.nodes(reading(made, []), plan(1))
+    assert "word" not in str(told.value)
     settings = {"http_secret_header": {"k": "X-Key"}, "http_secret_value": {"k": "v"}}
     made = planner(spark, web.url, more="secret_name: k, headers: {x-key: v}", **settings)
     with pytest.raises(UserError, match="cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"):

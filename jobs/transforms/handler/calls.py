@@ -34,6 +34,8 @@ pc: Any = pyarrow.compute  # its functions are made at run time, where no type c
 TEXT, OP, POS, KEYS = 0, 1, 2, 3
 """Where a task's columns stand: the row's JSON, the operation, the position, then the columns of the key."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
+_LONGEST = 3600.0
+"""Seconds that a service is left alone at most, whatever it asks for."""
 _KEPT = 4
 _AGAIN = (408, 429)
 
@@ -95,7 +97,13 @@ class Caller:
             if not self.breaker.enter(deadline, stop):
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
-            body, last, wait = self._once(batch, tally, retry=attempt > 1)
+            try:
+                body, last, wait = self._once(batch, tally, retry=attempt > 1)
+            except HeadraceError:
+                raise
+            except BaseException:
+                self.breaker.failed()  # whatever it was: others must not wait for this probe
+                raise
             if body is not None:
                 return body
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
@@ -317,13 +325,13 @@ def _retry_after(value: str | None) -> float | None:
     if not value:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return None
+    return min(max(0.0, seconds), _LONGEST)
 
 
 def _said(error: Exception) -> str:

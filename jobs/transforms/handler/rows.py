@@ -18,7 +18,7 @@ from headrace.jobs.transforms.handler.encode import row_json
 from headrace.jobs.transforms.handler.figures import counter
 from headrace.pipeline import positions
 from headrace.pipeline.errors import SchemaError, SettingsError, UserError
-from headrace.pipeline.handler import HandlerTransform, override_types, shown_url
+from headrace.pipeline.handler import HandlerTransform, header_problem, override_types, shown_url, url_problem
 from headrace.pipeline.records import EpochPlan, Phase
 from headrace.pipeline.variables import VARIABLE, filled
 
@@ -92,6 +92,13 @@ class HandlerRows(RowTransform):
             secrets.append(value)
         if not any(key.lower() == "content-type" for key in headers):
             headers["Content-Type"] = "application/json"
+        for key, value in headers.items():
+            if said := header_problem(value):
+                msg = f"the header `{key}` {said}"
+                raise UserError(msg, hint="See the variable or the setting that it comes from.", node=name)
+        if said := url_problem(url):
+            msg = f"`url` {said}"
+            raise UserError(msg, hint="See the variables in it.", node=name)
         return Service(
             node=name,
             url=url,
