@@ -197,7 +197,8 @@ class Planner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said, hint = explained(error, self.file.model.transforms[name].sql or "")
+            node: Any = self.file.model.transforms[name]
+            said, hint = explained(error, node.sql)
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
