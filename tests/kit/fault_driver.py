@@ -25,6 +25,8 @@ from headrace.jobs.run import run
 from headrace.jobs.sources import LaneSource
 from headrace.jobs.staging import EpochStages
 from headrace.jobs.stream import Stream
+from headrace.jobs.tables.memory import MemoryTable
+from headrace.jobs.tables.outside import OutsideTable
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file import load_pipeline
 from headrace.pipeline.ledger import Ledger
@@ -39,6 +41,9 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "handoff": (Stream, "begin", "after"),
     "staging": (EpochStages, "_complete", "before"),
     "staged": (EpochStages, "make", "after"),
+    "memory-filling": (MemoryTable, "fill", "before"),
+    "memory-filled": (MemoryTable, "fill", "after"),
+    "outside-filled": (OutsideTable, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 
