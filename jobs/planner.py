@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
-from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
+from headrace.jobs.functions import provide
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -182,7 +183,9 @@ class Planner:
     def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
         """What a node's SQL gives, with the hidden columns."""
         node: Any = self.file.model.transforms[name]
-        frame = self._sql(name, sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name))
+        text = sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+        provide(self.spark, text, name)
+        frame = self._sql(name, text, [self.spark.table(views[upstream]) for upstream in node.inputs(name)])
         if plan is None and graph.asks(self.file.model, name):
             try:
                 check_arguments(frame, name)
@@ -191,7 +194,7 @@ class Planner:
                 raise
         return frame
 
-    def _sql(self, name: str, text: str) -> DataFrame:
+    def _sql(self, name: str, text: str, inputs: Sequence[DataFrame]) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
         try:
@@ -204,7 +207,8 @@ class Planner:
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
+        kinds = sql.wide_outputs(self.file.model.transforms[name].sql, wide_columns(inputs), node=name)
+        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
         """Spark's own plans of the transforms, over sources without rows."""

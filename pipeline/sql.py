@@ -6,17 +6,19 @@ distinct need state across rows; they are refused with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
 
+from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.wide import WideInteger
 
 
 class HeadraceSpark(Spark):
@@ -26,6 +28,12 @@ class HeadraceSpark(Spark):
         """A doubled quote inside a literal is one quote."""
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+
+    class Parser(Spark.Parser):
+        """The names of our own functions stay as they are written."""
+
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = functions.left_alone(Spark.Parser.FUNCTIONS)
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = functions.with_clauses(Spark.Parser.FUNCTION_PARSERS)
 
 
 DIALECT = HeadraceSpark
@@ -115,13 +123,20 @@ def _table_name(table: exp.Table) -> str:
 
 
 def with_hidden(
-    text: str, hidden: Sequence[str], *, now: datetime | None = None, rename: dict[str, str] | None = None, node: str = ""
+    text: str,
+    hidden: Sequence[str],
+    *,
+    now: datetime | None = None,
+    rename: dict[str, str] | None = None,
+    node: str = "",
+    dialect: str = "spark",
 ) -> str:
-    """The statement with the hidden columns carried through every SELECT, clocks fixed, and tables renamed.
+    """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
     `now` is the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
     """
     found = parse(text, node=node)
+    functions.expand(found, dialect=dialect, node=node, now=now)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
     for select in _row_selects(found):
         present = {column.alias_or_name for column in select.expressions}
@@ -139,6 +154,11 @@ def with_hidden(
     return found.sql(dialect=DIALECT)
 
 
+def wide_outputs(text: str, columns: Mapping[str, WideInteger], *, node: str = "", dialect: str = "spark") -> dict[str, WideInteger]:
+    """The output columns, in lower case, that are 256-bit integers and no plain columns of the inputs."""
+    return functions.wide_outputs(parse(text, node=node), dict(columns), dialect)
+
+
 def _row_selects(query: exp.Query) -> Iterator[exp.Select]:
     """The SELECTs whose rows are rows of the result (all, since joins and subqueries in WHERE are refused)."""
     yield from query.find_all(exp.Select)
@@ -152,7 +172,7 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
         name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
         if isinstance(call, exp.CurrentTimestamp) or name in ("now", "localtimestamp"):
             call.replace(moment.copy())
-        elif isinstance(call, exp.CurrentDate) or name in ("today", "curdate"):
+        elif isinstance(call, exp.CurrentDate) or name == "curdate":
             call.replace(day.copy())
 
 
