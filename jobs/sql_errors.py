@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import HIDDEN
+from headrace.pipeline.functions import offered
 from headrace.pipeline.problems import meant
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
     if kind is None or not wrong:
         return _plain(error), f"--- SQL ---\n{text.strip()}"
     name = wrong.split(".")[-1]
-    offered = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
-    near = list(dict.fromkeys(last for one in offered if (last := one.split("`.`")[-1].strip("`")) and last not in HIDDEN))
+    if kind == "function":
+        return f"there is no function `{wrong}`{meant(name.lower(), offered())}", _where(text, name)
+    proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
+    near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and last not in HIDDEN))
     return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\nThere are: {', '.join(near)}." if near else "")
 
 

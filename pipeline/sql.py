@@ -32,7 +32,7 @@ class HeadraceSpark(Spark):
     class Parser(Spark.Parser):
         """The names of our own functions stay as they are written."""
 
-        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = functions.left_alone(Spark.Parser.FUNCTIONS)
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {**Spark.Parser.FUNCTIONS, **functions.parsed_names("spark")}
         FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = functions.with_clauses(Spark.Parser.FUNCTION_PARSERS)
 
 
@@ -123,20 +123,19 @@ def _table_name(table: exp.Table) -> str:
 
 
 def with_hidden(
-    text: str,
+    text: str | exp.Query,
     hidden: Sequence[str],
     *,
     now: datetime | None = None,
     rename: dict[str, str] | None = None,
     node: str = "",
-    dialect: str = "spark",
 ) -> str:
     """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
     `now` is the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
     """
-    found = parse(text, node=node)
-    functions.expand(found, dialect=dialect, node=node, now=now)
+    found = parse(text, node=node) if isinstance(text, str) else text.copy()
+    functions.expand(found, node=node, now=now)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
     for select in _row_selects(found):
         present = {column.alias_or_name for column in select.expressions}
@@ -154,9 +153,9 @@ def with_hidden(
     return found.sql(dialect=DIALECT)
 
 
-def wide_outputs(text: str, columns: Mapping[str, WideInteger], *, node: str = "", dialect: str = "spark") -> dict[str, WideInteger]:
+def wide_outputs(text: str, columns: Mapping[str, WideInteger], *, node: str = "") -> dict[str, WideInteger]:
     """The output columns, in lower case, that are 256-bit integers and no plain columns of the inputs."""
-    return functions.wide_outputs(parse(text, node=node), dict(columns), dialect)
+    return functions.wide_outputs(parse(text, node=node), dict(columns))
 
 
 def _row_selects(query: exp.Query) -> Iterator[exp.Select]:

@@ -50,7 +50,9 @@ def column_of(cells: Bytes, kept: Any, kind: pa.DataType, valid: Any = None) -> 
     offsets = np.zeros(len(cells) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
-    return pa.Array.from_buffers(kind, len(cells), [nulls, pa.py_buffer(offsets.tobytes()), pa.py_buffer(np.ascontiguousarray(data).tobytes())])
+    return pa.Array.from_buffers(
+        kind, len(cells), [nulls, pa.py_buffer(offsets.tobytes()), pa.py_buffer(np.ascontiguousarray(data).tobytes())]
+    )
 
 
 def is_valid(column: pa.Array) -> Any:

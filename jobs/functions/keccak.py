@@ -100,7 +100,9 @@ def keccak256(value: pa.Array) -> pa.Array:
     if pa.types.is_binary(value.type):
         hashed = digests(data)
     else:
-        coded = np.asarray(pc.match_substring_regex(data.cast(pa.string()), "^0x([0-9a-fA-F]{2})*$").to_numpy(zero_copy_only=False), dtype=bool)
+        coded = np.asarray(
+            pc.match_substring_regex(data.cast(pa.string()), "^0x([0-9a-fA-F]{2})*$").to_numpy(zero_copy_only=False), dtype=bool
+        )
         hashed = np.empty((len(data), 32), dtype=np.uint8)
         for chosen, of_hex in ((coded, True), (~coded, False)):
             if chosen.any():

@@ -53,7 +53,10 @@ def _numbers(name: str, column: Any, kind: WideInteger) -> list[_Number]:
         return [nothing if value is None else value for value in column.to_pylist()]
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         column = pc.cast(column, pa.string())
-    return [nothing if value is None else int(value) if value.isdecimal() and value.isascii() else _of_text(name, value) for value in column.to_pylist()]
+    return [
+        nothing if value is None else int(value) if value.isdecimal() and value.isascii() else _of_text(name, value)
+        for value in column.to_pylist()
+    ]
 
 
 def _of_text(name: str, value: str) -> _Number:

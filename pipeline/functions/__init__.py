@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.functions.expand import expand, function_of, wide_outputs
-from headrace.pipeline.functions.registry import ARROW, ERROR, Call, Function, Group, Where, distinct, functions, named, register, written
-from headrace.pipeline.functions.syntax import left_alone, with_clauses
+from headrace.pipeline.functions.expand import expand, function_of, tell_apart, wide_outputs
+from headrace.pipeline.functions.registry import (
+    ARROW,
+    ERROR,
+    Call,
+    Function,
+    Group,
+    Where,
+    distinct,
+    functions,
+    named,
+    offered,
+    parsed_names,
+    register,
+)
+from headrace.pipeline.functions.syntax import with_clauses
 
 __all__ = [
     "ARROW",
@@ -17,10 +30,11 @@ __all__ = [
     "expand",
     "function_of",
     "functions",
-    "left_alone",
     "named",
+    "offered",
+    "parsed_names",
     "register",
+    "tell_apart",
     "wide_outputs",
     "with_clauses",
-    "written",
 ]

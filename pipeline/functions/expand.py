@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from sqlglot import exp
 
-from headrace.pipeline.functions.registry import Call, Function, check_count, named
+from headrace.pipeline.functions.clock import NUMBERS
+from headrace.pipeline.functions.registry import Call, Function, check_count, named, shown
 from headrace.pipeline.functions.templates import expand_call
 from headrace.pipeline.functions.wide import wide_result
 from headrace.pipeline.wide import WideInteger
@@ -15,25 +17,25 @@ _BARE = ("current_time",)
 """Functions that may be called without brackets. A column of that name is reached by quoting it."""
 
 
-def expand(query: exp.Query, *, dialect: str = "spark", node: str = "", now: datetime | None = None) -> None:
+def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> None:
     """Replaces every call of a function of the registry, the inner ones first. `now` is the epoch's planned time.
 
     Raises UserError, with the node, for a wrong number of arguments or an argument that the function cannot take.
     """
-    calls = [part for part in query.walk() if function_of(part, dialect) is not None]
+    calls = [part for part in query.walk() if function_of(part) is not None]
     for place, part in reversed(list(enumerate(calls))):
-        function = function_of(part, dialect)
+        function = function_of(part)
         assert function is not None  # noqa: S101  it was just asked
         name, args, options = _call(part)
-        call = Call(name, tuple(args), options, node, place, now)
+        call = Call(shown(name), tuple(args), options, node, place, now)
         check_count(function, call)
         part.replace(expand_call(function, call))
 
 
-def function_of(node: exp.Expr, dialect: str = "spark") -> Function | None:
+def function_of(node: exp.Expr) -> Function | None:
     """The function that an expression is a call of, None for everything else."""
     name, args, _ = _call(node)
-    return named(name, dialect, len(args)) if name else None
+    return named(name, len(args)) if name else None
 
 
 def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
@@ -42,7 +44,9 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
         args = [arg for arg in node.expressions if not isinstance(arg, exp.Kwarg)]
         return node.name, args, {arg.this.name: arg.expression for arg in node.expressions if isinstance(arg, exp.Kwarg)}
     if isinstance(node, exp.JSONObject):
-        parts = [part for pair in node.expressions for part in ((pair.this, pair.expression) if isinstance(pair, exp.JSONKeyValue) else (pair,))]
+        parts = [
+            part for pair in node.expressions for part in ((pair.this, pair.expression) if isinstance(pair, exp.JSONKeyValue) else (pair,))
+        ]
         absent = "ABSENT" in str(node.args.get("null_handling") or "").upper()
         return "json_object_absent_on_null" if absent else "json_object", parts, {}
     if isinstance(node, exp.Is) and isinstance(node.expression, exp.JSON):
@@ -53,13 +57,21 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
     return "", [], {}
 
 
-def wide_outputs(query: exp.Query, columns: dict[str, WideInteger], dialect: str = "spark") -> dict[str, WideInteger]:
+def wide_outputs(query: exp.Query, columns: dict[str, WideInteger]) -> dict[str, WideInteger]:
     """The output columns, in lower case, that are computed 256-bit integers. `columns` are those of the inputs, in lower case."""
     first = query.find(exp.Select)
 
     def result_of(node: exp.Expr) -> str | None:
-        function = function_of(node, dialect)
+        function = function_of(node)
         return function.result if function else None
 
     found = {one.alias_or_name.lower(): wide_result(one, columns, result_of) for one in (first.expressions if first else [])}
     return {name: kind for name, kind in found.items() if kind is not None and name}
+
+
+def tell_apart(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
+    """Where a SELECT makes several rows of one: ids in it follow from the number of the row as well."""
+    if numbers:
+        told = [exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark")) for number in numbers]
+        for mark in [one for one in select.find_all(exp.Literal) if one.meta.get(NUMBERS)]:
+            mark.replace(exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(":"), *told]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from importlib import import_module
+from typing import Any
 
 from sqlglot import exp
 
@@ -17,7 +18,7 @@ class Group(StrEnum):
     """The heading below which a function stands on the page of functions."""
 
     STRINGS = "strings"
-    JSON = "JSON"
+    JSON = "JSON in text"
     ARRAYS = "arrays"
     BYTES = "hashes and bytes"
     WIDE = "256-bit integers"
@@ -96,12 +97,16 @@ class Function:
         return "Arrow" if self.arrow else "expression"
 
 
+OTHERS = "datafusion"
+"""The dialect in which names of Spark's mean what the registry says."""
+_PREFIX = "hr_df_"
+"""What stands before such a name once a statement of that dialect is parsed: from there on it is no name of Spark's."""
 ERROR = "!"
 """What the text of an Arrow function begins with where the row is an error."""
 ARROW = "hr_fn_"
 """What the name of an Arrow function begins with inside of Spark."""
 
-_MODULES = ("clock", "strings", "json", "arrays", "bytes", "wide")
+_MODULES = ("clock", "strings", "patterns", "json", "json_made", "arrays", "bytes", "wide")
 _found: dict[str, Function] = {}
 _loaded: list[str] = []
 
@@ -112,7 +117,8 @@ def register(function: Function) -> None:
     For plugins: `register(Function(name="twice", signature="twice(int)", group=Group.PLUGIN, sql="_1 * 2", ...))`.
     """
     for name in (function.name, *function.aliases):
-        _found[name.lower()] = function
+        key = name.lower()
+        _found[_PREFIX + key if function.where is Where.DATAFUSION else key] = function
 
 
 def _load() -> None:
@@ -138,19 +144,106 @@ def distinct() -> Iterable[Function]:
     return dict.fromkeys(map(id, functions().values())) and {id(one): one for one in functions().values()}.values()
 
 
-def named(name: str, dialect: str = "spark", arguments: int = 0) -> Function | None:
-    """The function that a name means in a dialect, None where it is Spark's own or there is none."""
+def named(name: str, arguments: int = 0) -> Function | None:
+    """The function that a name means once a statement is parsed, None where it is Spark's own or there is none."""
     found = functions().get(name.lower())
-    if found is None or found.where is Where.SPARK:
-        return None
-    if found.where is Where.DATAFUSION and dialect != "datafusion" and not (found.only_from and arguments >= found.only_from):
-        return None
+    if found is None and (found := functions().get(_PREFIX + name.lower())) is not None:
+        return found if found.only_from and arguments >= found.only_from else None
+    return None if found is None or found.where is Where.SPARK else found
+
+
+def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
+    """For the `FUNCTIONS` of a dialect's parser: our own names in capitals, and what keeps their calls as they are written."""
+    found = {}
+    for key, function in functions().items():
+        name = key.removeprefix(_PREFIX)
+        if function.where is Where.EVERYWHERE or (function.where is Where.DATAFUSION and dialect == OTHERS):
+            found[name.upper()] = _builder(key if dialect == OTHERS else name)
+        elif function.only_from and dialect == "spark":
+            found[name.upper()] = _builder(name)
     return found
 
 
-def written() -> frozenset[str]:
-    """The names, in upper case, that a parser must leave as they are written."""
-    return frozenset(name.upper() for name, function in functions().items() if function.where is not Where.SPARK)
+def _builder(name: str) -> Callable[[list[Any]], exp.Expr]:
+    return lambda args: exp.Anonymous(this=name, expressions=args)
+
+
+def shown(name: str) -> str:
+    """A function's name as the user writes it."""
+    return name.lower().removeprefix(_PREFIX)
+
+
+def offered() -> tuple[str, ...]:
+    """The names of all functions, and of those of Spark's that are called most."""
+    return (*dict.fromkeys(map(shown, functions())), *_SPARKS)
+
+
+_SPARKS = [
+    "abs",
+    "array",
+    "array_contains",
+    "cast",
+    "ceil",
+    "coalesce",
+    "concat",
+    "concat_ws",
+    "date_format",
+    "date_trunc",
+    "element_at",
+    "explode",
+    "filter",
+    "floor",
+    "from_json",
+    "from_unixtime",
+    "get_json_object",
+    "greatest",
+    "if",
+    "ifnull",
+    "initcap",
+    "least",
+    "left",
+    "length",
+    "lower",
+    "lpad",
+    "ltrim",
+    "map",
+    "md5",
+    "named_struct",
+    "nullif",
+    "nvl",
+    "replace",
+    "reverse",
+    "right",
+    "round",
+    "rpad",
+    "rtrim",
+    "sha2",
+    "size",
+    "struct",
+    "substr",
+    "substring",
+    "substring_index",
+    "timestamp_micros",
+    "timestamp_millis",
+    "timestamp_seconds",
+    "to_date",
+    "to_json",
+    "to_timestamp",
+    "to_timestamp_ntz",
+    "transform",
+    "trim",
+    "try_add",
+    "try_cast",
+    "try_divide",
+    "try_element_at",
+    "try_to_timestamp",
+    "unbase64",
+    "unix_millis",
+    "unix_timestamp",
+    "upper",
+    "xxhash64",
+    "year",
+]
 
 
 def check_count(function: Function, call: Call) -> None:
@@ -159,5 +252,5 @@ def check_count(function: Function, call: Call) -> None:
     if count < function.least or (function.most is not None and count > function.most):
         most = "or more" if function.most is None else f"to {function.most}"
         wanted = f"{function.least}" if function.least == function.most else f"{function.least} {most}"
-        msg = f"`{call.name}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
+        msg = f"`{shown(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
         raise UserError(msg, hint=f"It is called as {function.signature}.", node=call.node)

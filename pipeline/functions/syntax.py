@@ -1,4 +1,4 @@
-"""What the parsers of statements need: names that stay as they are written, and the clauses of the SQL standard's JSON functions."""
+"""What the parsers of statements need: the clauses of the SQL standard's JSON functions."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import Any
 from sqlglot import exp
 from sqlglot.tokens import TokenType
 
-from headrace.pipeline.functions.registry import written
-
 _BEHAVIOURS = ("NULL", "ERROR", "DEFAULT", "EMPTY", "TRUE", "FALSE", "UNKNOWN")
-
-
-def left_alone(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """A parser's `FUNCTIONS` without the names of our own functions."""
-    ours = written()
-    return {name: build for name, build in known.items() if name not in ours}
 
 
 def with_clauses(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -38,7 +30,9 @@ def _parser(name: str) -> Callable[[Any], exp.Expr]:
         if "absent" in options:
             return exp.Anonymous(this=f"{name}_absent_on_null", expressions=args)
         options.pop("null", None)
-        return exp.Anonymous(this=name, expressions=[*args, *(exp.Kwarg(this=exp.var(key), expression=one) for key, one in options.items())])
+        return exp.Anonymous(
+            this=name, expressions=[*args, *(exp.Kwarg(this=exp.var(key), expression=one) for key, one in options.items())]
+        )
 
     return parse
 

@@ -68,7 +68,9 @@ def expand_call(function: Function, call: Call) -> exp.Expr:
 def _arrow(function: Function, call: Call) -> exp.Expr:
     """A call of an Arrow function. An error inside of another one's argument goes on through it, and is raised outside."""
     args = [arg.meta.get(INNER, arg) for arg in call.args]
-    extra = [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]] if len(args) < (function.most or 0) else []
+    extra = (
+        [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]] if len(args) < (function.most or 0) else []
+    )
     inner = exp.Anonymous(this=ARROW + function.name, expressions=[arg.copy() for arg in (*args, *extra)])
     if function.returns != "string":
         return inner

@@ -138,11 +138,14 @@ def _compare(call: Call) -> exp.Expr:
     if signed:
         below = f"CAST({_ABOVE.format(a=b, b=a)} AS INT)"
         m, n = minus.format("_1"), minus.format("_2")
-        found = (
-            f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1 WHEN {n} THEN 1 ELSE {found} END"
-        )
-    what = fill("concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE CAST(_1 AS STRING) END, '` is no whole number')", call.args,
-                name=exp.Literal.string(call.name.lower()), digits=exp.Literal.string(digits))  # fmt: skip
+        found = f"CASE WHEN {a} = '' AND {b} = '' THEN 0 WHEN {m} AND {n} THEN {below} WHEN {m} THEN -1 WHEN {n} THEN 1 ELSE {found} END"
+    said = "concat(_name, ': `', CASE WHEN CAST(_1 AS STRING) RLIKE _digits THEN CAST(_2 AS STRING) ELSE CAST(_1 AS STRING) END, _tail)"
+    texts = {
+        "name": exp.Literal.string(call.name),
+        "digits": exp.Literal.string(digits),
+        "tail": exp.Literal.string("` is no whole number"),
+    }
+    what = fill(said, call.args, **texts)
     return fill(
         "CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN NOT (CAST(_1 AS STRING) RLIKE _digits AND CAST(_2 AS STRING) RLIKE _digits)"
         f" THEN CAST(_raise AS INT) ELSE {found} END",
@@ -155,17 +158,31 @@ def _compare(call: Call) -> exp.Expr:
 def _texts() -> Iterator[Function]:
     for kind, name, low in (("uint256", "u256", "0"), ("int256", "i256", "-5")):
         yield Function(
-            name=f"{name}_to_string", signature=f"{name}_to_string({kind})", group=Group.WIDE, result="text", sql="CAST(_1 AS STRING)",
+            name=f"{name}_to_string",
+            signature=f"{name}_to_string({kind})",
+            group=Group.WIDE,
+            result="text",
+            sql="CAST(_1 AS STRING)",
             meaning="Its decimal digits, as plain text.",
             examples=((f"{name}_to_string({name}_add('{low}', '2'))", str(int(low) + 2)), (f"{name}_to_string(NULL)", "NULL")),
-        )  # fmt: skip
+        )
         yield Function(
-            name=f"{name}_compare", signature=f"{name}_compare({kind}, {kind})", group=Group.WIDE, result="int", sql=_compare, least=2, most=2,
-            meaning="-1, 0 or 1: the first is less than, equal to or greater than the second; NULL if one of them is. Comparison operators beside a column of this type become it.",
-            examples=((f"{name}_compare('10', '9')", "1"), (f"{name}_compare('{low}', '00')", str((int(low) > 0) - (int(low) < 0))),
-                      (f"{name}_compare('7', 7)", "0"), (f"{name}_compare(NULL, '1')", "NULL")),
+            name=f"{name}_compare",
+            signature=f"{name}_compare({kind}, {kind})",
+            group=Group.WIDE,
+            result="int",
+            sql=_compare,
+            least=2,
+            most=2,
+            meaning="-1, 0 or 1: the first is less than, equal to or greater than the second. NULL if one of them is.",
+            examples=(
+                (f"{name}_compare('10', '9')", "1"),
+                (f"{name}_compare('{low}', '00')", str((int(low) > 0) - (int(low) < 0))),
+                (f"{name}_compare('7', 7)", "0"),
+                (f"{name}_compare(NULL, '1')", "NULL"),
+            ),
             errors=((f"{name}_compare('x', '1')", f"{name}_compare: `x` is no whole number"),),
-        )  # fmt: skip
+        )
 
 
 FUNCTIONS = (
@@ -178,7 +195,8 @@ FUNCTIONS = (
         meaning="The low 64 bits of 0 to 2^64 - 1 as a signed number, and negative ones as they are; NULL for what has no room.",
         result="bigint",
         sql=(
-            "CASE WHEN try_cast(_1 AS DECIMAL(38, 0)) BETWEEN -9223372036854775808 AND 9223372036854775807 THEN CAST(try_cast(_1 AS DECIMAL(38, 0)) AS BIGINT)"
+            "CASE WHEN try_cast(_1 AS DECIMAL(38, 0)) BETWEEN -9223372036854775808 AND 9223372036854775807"
+            " THEN CAST(try_cast(_1 AS DECIMAL(38, 0)) AS BIGINT)"
             " WHEN try_cast(_1 AS DECIMAL(38, 0)) BETWEEN 9223372036854775808 AND 18446744073709551615"
             " THEN CAST(try_cast(_1 AS DECIMAL(38, 0)) - 18446744073709551616 AS BIGINT) END"
         ),
