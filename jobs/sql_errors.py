@@ -32,7 +32,8 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
         return _plain(error), f"--- SQL ---\n{text.strip()}"
     name = wrong.split(".")[-1]
     if kind == "function":
-        return f"there is no function `{wrong}`{meant(name.lower(), offered())}", _where(text, name)
+        written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), offered())}", _where(text, name)
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
     near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and last not in HIDDEN))
     return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\nThere are: {', '.join(near)}." if near else "")

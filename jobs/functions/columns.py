@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
+
+pc: Any = pyarrow.compute
+"""Its functions are made when it is loaded: no checker of types knows them."""
 
 Bytes = Any
 """A numpy array of uint8: one row of it per row of the column."""

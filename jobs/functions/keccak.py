@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.jobs.functions.columns import as_binary, column_of, flat, is_valid, lengths, matrix
+
+pc: Any = pyarrow.compute
+"""Its functions are made when it is loaded: no checker of types knows them."""
 
 _RATE = 136
 _AT_ONCE = 512

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.pipeline.functions.registry import ERROR
 from headrace.pipeline.wide import INT256, UINT256, WideInteger
+
+pc: Any = pyarrow.compute
+"""Its functions are made when it is loaded: no checker of types knows them."""
 
 _WHOLE = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|([0-9]+))(?:\.0*)?\s*", re.ASCII)
 _BYTES = 32

@@ -63,7 +63,7 @@ def _json_exists(call: Call) -> exp.Expr:
     """NULL for NULL; what cannot be read is false, unless a clause says otherwise."""
     found = _exists(call)
     said = call.options.get("on_error")
-    word = text_of(said).upper() if said is not None and text_of(said) else "FALSE"
+    word = ((text_of(said) if said is not None else None) or "FALSE").upper()
     if word == "FALSE":
         return fill("CASE WHEN _1 IS NOT NULL THEN _2 END", [call.args[0], found])
     otherwise = {

@@ -141,7 +141,7 @@ def functions() -> Mapping[str, Function]:
 
 def distinct() -> Iterable[Function]:
     """Every function once."""
-    return dict.fromkeys(map(id, functions().values())) and {id(one): one for one in functions().values()}.values()
+    return {id(one): one for one in functions().values()}.values()
 
 
 def named(name: str, arguments: int = 0) -> Function | None:
@@ -178,72 +178,14 @@ def offered() -> tuple[str, ...]:
     return (*dict.fromkeys(map(shown, functions())), *_SPARKS)
 
 
-_SPARKS = [
-    "abs",
-    "array",
-    "array_contains",
-    "cast",
-    "ceil",
-    "coalesce",
-    "concat",
-    "concat_ws",
-    "date_format",
-    "date_trunc",
-    "element_at",
-    "explode",
-    "filter",
-    "floor",
-    "from_json",
-    "from_unixtime",
-    "get_json_object",
-    "greatest",
-    "if",
-    "ifnull",
-    "initcap",
-    "least",
-    "left",
-    "length",
-    "lower",
-    "lpad",
-    "ltrim",
-    "map",
-    "md5",
-    "named_struct",
-    "nullif",
-    "nvl",
-    "replace",
-    "reverse",
-    "right",
-    "round",
-    "rpad",
-    "rtrim",
-    "sha2",
-    "size",
-    "struct",
-    "substr",
-    "substring",
-    "substring_index",
-    "timestamp_micros",
-    "timestamp_millis",
-    "timestamp_seconds",
-    "to_date",
-    "to_json",
-    "to_timestamp",
-    "to_timestamp_ntz",
-    "transform",
-    "trim",
-    "try_add",
-    "try_cast",
-    "try_divide",
-    "try_element_at",
-    "try_to_timestamp",
-    "unbase64",
-    "unix_millis",
-    "unix_timestamp",
-    "upper",
-    "xxhash64",
-    "year",
-]
+_SPARKS = (
+    "abs", "array", "array_contains", "cast", "ceil", "coalesce", "concat", "concat_ws", "date_format", "date_trunc", "element_at",
+    "explode", "filter", "floor", "from_json", "from_unixtime", "get_json_object", "greatest", "if", "ifnull", "initcap", "least",
+    "left", "length", "lower", "lpad", "ltrim", "map", "md5", "named_struct", "nullif", "nvl", "replace", "reverse", "right", "round",
+    "rpad", "rtrim", "sha2", "size", "struct", "substr", "substring", "substring_index", "timestamp_micros", "timestamp_millis",
+    "timestamp_seconds", "to_date", "to_json", "to_timestamp", "to_timestamp_ntz", "transform", "trim", "try_add", "try_cast",
+    "try_divide", "try_element_at", "try_to_timestamp", "unbase64", "unix_millis", "unix_timestamp", "upper", "xxhash64", "year",
+)  # fmt: skip
 
 
 def check_count(function: Function, call: Call) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import sqlglot
 from sqlglot import exp
@@ -13,7 +14,9 @@ from sqlglot.dialects.spark import Spark
 
 from headrace.pipeline.errors import ROW_ERROR, UserError
 from headrace.pipeline.functions.registry import ARROW, ERROR, Call, Function
+from headrace.pipeline.wide import INT256, UINT256
 
+_WHOLE = re.compile(r"-?[0-9]{1,100}")
 _KEPT = ("CAST", "TRY_CAST")
 _SIMPLE = (exp.Column, exp.Literal, exp.Func, exp.Paren, exp.Null, exp.Boolean, exp.Dot, exp.Bracket, exp.Neg)
 INNER = "headrace_inner"
@@ -34,7 +37,7 @@ class _Template(Spark):
 
 @lru_cache(maxsize=1024)
 def _parsed(template: str) -> exp.Expr:
-    return sqlglot.parse_one(f"SELECT {template}", dialect=_Template).selects[0]
+    return cast("exp.Select", sqlglot.parse_one(f"SELECT {template}", dialect=_Template)).selects[0]
 
 
 def fill(template: str, args: Sequence[exp.Expr], **named: exp.Expr) -> exp.Expr:
@@ -67,6 +70,8 @@ def expand_call(function: Function, call: Call) -> exp.Expr:
 
 def _arrow(function: Function, call: Call) -> exp.Expr:
     """A call of an Arrow function. An error inside of another one's argument goes on through it, and is raised outside."""
+    if (known := _known_number(function, call)) is not None:
+        return known
     args = [arg.meta.get(INNER, arg) for arg in call.args]
     extra = (
         [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]] if len(args) < (function.most or 0) else []
@@ -79,6 +84,19 @@ def _arrow(function: Function, call: Call) -> exp.Expr:
     if not function.cast:
         found.meta[INNER] = inner
     return found
+
+
+def _known_number(function: Function, call: Call) -> exp.Expr | None:
+    """The digits of a whole number that is written out and has room; None leaves everything else to the rows."""
+    kind = {"to_u256": UINT256, "to_i256": INT256}.get(function.name)
+    if kind is None:
+        return None
+    arg = call.args[0].unnest()
+    literal = arg.this if isinstance(arg, exp.Neg) else arg
+    said = f"{'-' if literal is not arg else ''}{literal.name}" if isinstance(literal, exp.Literal) else ""
+    if not _WHOLE.fullmatch(said) or not kind.lowest <= int(said) <= kind.highest:
+        return None
+    return exp.Literal.string(str(int(said)))
 
 
 def with_failures(found: exp.Expr, node: str) -> exp.Expr:

@@ -13,6 +13,7 @@ from headrace.pipeline import functions, sql
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import Function, Group, expand, parsed_names, register, tell_apart
 from headrace.pipeline.functions.registry import _found
+from headrace.pipeline.wide import UINT256
 
 NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
 
@@ -54,6 +55,15 @@ def test_names_mean_the_same_in_small_and_capital_letters() -> None:
     assert expanded("U256_Add(a, b)") == expanded("u256_add(a, b)")
 
 
+@pytest.mark.parametrize(
+    ("call", "said"), [("to_u256('007')", "'7'"), ("to_u256(5)", "'5'"), ("to_i256(-5)", "'-5'"), ("to_i256('-0')", "'0'")]
+)
+def test_numbers_that_are_written_out_are_no_calls(call: str, said: str) -> None:
+    assert expanded(call) == f"SELECT {said} FROM t"
+    assert "HR_FN_TO_U256" in expanded(f"to_u256('{2**256}')")
+    assert "HR_FN_TO_U256" in expanded("to_u256(-1)")
+
+
 def test_nested_arithmetic_is_checked_once() -> None:
     assert expanded("u256_add(u256_mul(a, b), u256_sub(c, d))").count("RAISE_ERROR") == 1
 
@@ -63,7 +73,7 @@ def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
 
 
 def test_output_columns_that_are_wide() -> None:
-    columns = {"w": functions.wide.UINT256}
+    columns = {"w": UINT256}
     found = sql.wide_outputs(
         "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a)) AS p, coalesce(w, to_u256(a)) AS k,"
         " coalesce(w, a) AS no, u256_to_string(a) AS text, CASE WHEN x THEN to_u256(a) ELSE to_i256(b) END AS mixed FROM t",

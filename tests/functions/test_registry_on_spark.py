@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 import sqlglot
@@ -19,6 +19,7 @@ from headrace.pipeline.functions import Function, Group, Where, distinct, parsed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from sqlglot import exp
 
 pytestmark = pytest.mark.spark
 NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
@@ -38,7 +39,7 @@ class _DataFusion(sql.DIALECT):
 def _text(function: Function, call: str) -> str:
     dialect = _DataFusion if function.where is Where.DATAFUSION else sql.DIALECT
     query = sqlglot.parse_one(f"SELECT CAST({call} AS STRING) AS v FROM one", dialect=dialect)
-    return sql.with_hidden(query, (), now=NOW, node="shown")
+    return sql.with_hidden(cast("exp.Query", query), (), now=NOW, node="shown")
 
 
 @pytest.fixture(scope="module")
