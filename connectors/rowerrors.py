@@ -18,7 +18,6 @@ from headrace.pipeline.records import Json
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-
 _DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
