@@ -197,17 +197,17 @@ class Planner:
     def _sql(self, name: str, text: str, inputs: Sequence[DataFrame]) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
+        node: Any = self.file.model.transforms[name]
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            node: Any = self.file.model.transforms[name]
             said, hint = explained(error, node.sql)
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        kinds = sql.wide_outputs(self.file.model.transforms[name].sql, wide_columns(inputs), node=name)
+        kinds = sql.wide_outputs(node.sql, wide_columns(inputs), node=name)
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:

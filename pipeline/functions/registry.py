@@ -175,7 +175,7 @@ def shown(name: str) -> str:
 
 def offered() -> tuple[str, ...]:
     """The names of all functions, and of those of Spark's that are called most."""
-    return (*dict.fromkeys(map(shown, functions())), *_SPARKS)
+    return (*dict.fromkeys(map(shown, functions())), "dynamic_table_check", *_SPARKS)
 
 
 _SPARKS = (

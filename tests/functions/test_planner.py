@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.planner import Known, Planner
@@ -51,7 +52,7 @@ def run(spark: SparkSession) -> Callable[..., tuple[Planner, DataFrame]]:
         planner = Planner(parse_pipeline(FILE.format(calc=calc, after=after)), spark, {"src": Known(PAYLOAD)}, Settings())
         from pyspark.sql.types import StructType
 
-        hidden = StructType.fromDDL("_gs_op string, _gs_pos struct<source: int, part: int, off: bigint, sub: bigint>")
+        hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
         rows = planner.spark.createDataFrame(ROWS, StructType([*spark_schema(PAYLOAD).fields, *hidden.fields]))
         return planner, planner.nodes({"src": Reading(rows, len(ROWS))}, _plan(now))["after"]
 
