@@ -15,8 +15,8 @@ from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.jobs.staging import LaneStages, Staging
-from headrace.pipeline import graph
 from headrace.jobs.watch.eyes import NoEyes
+from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.log_lines import carried, said_by
 from headrace.pipeline.records import Counts, EpochPlan, Phase
@@ -73,8 +73,9 @@ class EpochWriter:
             self.steps["read"] = time.monotonic() - started
             look = self._eyes.each([name for name in pending if not self._direct(plan, name)])
             with self._planner.frames(plan, readings, pending, staging, look) as frames:
-                self.steps["stage"] = staging.seconds if staging else 0.0
-                self.steps["plan"] = time.monotonic() - started - self.steps["read"] - self.steps["stage"]
+                if staging is not None:
+                    self.steps["stage"] = staging.seconds
+                self.steps["plan"] = time.monotonic() - started - self.steps["read"] - self.steps.get("stage", 0.0)
                 return self._side_by_side(plan, frames)
         except HeadraceError:
             raise

@@ -19,6 +19,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -253,6 +254,8 @@ class Staging:
         self._impure = impure
         self._bound = bound
         self.rows: dict[str, int] = {}
+        self.seconds = 0.0
+        """What computing and keeping them took."""
 
     def wanted(self, sinks: Sequence[str]) -> set[str]:
         """The impure nodes whose rows these sinks take from a stage. What lies behind a complete stage is not needed again."""
@@ -300,9 +303,11 @@ class Staging:
 
     def staged(self, name: str, frame: DataFrame) -> Reading:
         """A node's rows from its stage, which is made first where there is none."""
+        started = time.monotonic()
         if self._stages.held(name) is None:
             self._stages.make(name, frame)
         found = self._stages.read(name, frame)
+        self.seconds += time.monotonic() - started
         self.rows[name] = found.rows or 0
         return found
 
