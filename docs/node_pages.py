@@ -120,7 +120,7 @@ for common tasks: [cookbook](../cookbook.md). `headrace validate --schema` write
 """
 
 
-_TELEMETRY = "What `telemetry` of any node may say. It is checked, and not sent anywhere yet."
+_TELEMETRY = "What `telemetry` of any node may say, for [its metrics](../observe.md). It changes no row."
 
 
 def _available(part: str) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.jobs.watch.eyes import Each
+
 
 class HasSchema(Protocol):
     """What the planner asks a source for."""
@@ -117,14 +119,16 @@ class Planner:
         plan: EpochPlan | None,
         problems: list[UserError] | None = None,
         staged: Mapping[str, Callable[[str, DataFrame], Reading]] | None = None,
+        each: Each | None = None,
     ) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
 
         Dynamic tables are filled with what an epoch brings before those transforms that ask them are planned. With `problems`,
         mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are computed here and now, and
-        stand for what was kept of them.
+        stand for what was kept of them. `each` is handed every frame of a transform, and of a source that has rows, and gives the
+        one to use.
         """
-        found = {name: reading.frame for name, reading in readings.items()}
+        found = {name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
         for name, frame in found.items():
             frame.createOrReplaceTempView(names[name])
@@ -141,8 +145,9 @@ class Planner:
                     raise
                 problems.append(error)
                 continue
-            if staged and name in staged:
-                found[name] = staged[name](name, found[name]).frame
+            kept = staged.get(name) if staged else None
+            found[name] = kept(name, found[name]).frame if kept else found[name]
+            found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
             found[name].createOrReplaceTempView(names[name])
         return found
 
@@ -225,7 +230,12 @@ class Planner:
 
     @contextmanager
     def frames(
-        self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str], staging: Staging | None = None
+        self,
+        plan: EpochPlan,
+        readings: Mapping[str, Reading],
+        sinks: Sequence[str],
+        staging: Staging | None = None,
+        each: Each | None = None,
     ) -> Iterator[dict[str, Frame]]:
         """One frame per sink for this epoch. Sources without a reading have no rows in it.
 
@@ -235,7 +245,7 @@ class Planner:
         every = self._every(readings)
         filled = [name for name, table in self.tables.items() if table.wants(plan)]
         wanted = staging.wanted([*sinks, *filled]) if staging else ()
-        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None)
+        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None, each=each)
         counts = staging.rows if staging else {}
         model = self.file.model
         shared = {

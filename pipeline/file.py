@@ -56,7 +56,10 @@ class PipelineFile:
         Texts that may carry secrets (`pipeline.variables`) are as the file has them.
         """
         silent: Any = {
-            part: {name: set(nodes.without_effect(part, node.type)) for name, node in getattr(self.model, part).items()} for part in PARTS
+            part: {
+                name: set(nodes.without_effect(part, node.type) | nodes.WITHOUT_ROWS) for name, node in getattr(self.model, part).items()
+            }
+            for part in PARTS
         }
         return self.model.model_dump(
             mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
