@@ -88,7 +88,7 @@ def _rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:
         if answer.status != http.HTTPStatus.OK:
             said = _said(answer)
             msg = f"the run answers {answer.status}: {said.get('message', answer.reason)}"
-            raise LaneError(msg, hint=f"It has the nodes {', '.join(said['nodes'])}." if said.get("nodes") else None)
+            raise LaneError(msg, hint=f"It has the nodes {', '.join(said['nodes'])}." if said.get("nodes") else "")
         if connection.sock is not None:
             connection.sock.settimeout(_SILENCE_SECONDS)
         yield from _events(answer)

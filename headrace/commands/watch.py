@@ -105,16 +105,26 @@ def age(seconds: float | None) -> str:
     return f"{seconds:.0f} s"
 
 
+def short(number: float | None) -> str:
+    """12345 as `12,345`, 1234567 as `1.23 M`: six characters at most."""
+    if number is None:
+        return "-"
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if number >= size:
+            return f"{number / min(size, 1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{number:,.0f}"
+
+
 def table(views: list[View]) -> Group:
     """The screen: a line per pipeline, and below it what went wrong last."""
     found = Table(box=None, padding=(0, 1), pad_edge=False)
-    found.add_column("pipeline", overflow="ellipsis", no_wrap=True, min_width=8, max_width=20)
+    found.add_column("pipeline", overflow="ellipsis", no_wrap=True, min_width=8, max_width=15)
     found.add_column("phase", no_wrap=True)
     for name in ("epoch", "rows/s", "behind", "age"):
         found.add_column(name, justify="right", no_wrap=True)
-    found.add_column("holder", overflow="ellipsis", no_wrap=True, max_width=22)
+    found.add_column("holder", overflow="ellipsis", no_wrap=True, max_width=17)
     for view in views:
-        rate, behind = "-" if view.rate is None else f"{view.rate:,.0f}", "-" if view.behind is None else count(view.behind)
+        rate, behind = short(view.rate), short(view.behind)
         style = "red" if view.error else "dim" if view.phase == "stopped" else ""
         found.add_row(view.name, view.phase, str(view.epoch), rate, behind, age(view.age), view.holder, style=style)
     errors = [Text(f"{view.name}: {view.error}", style="red", overflow="ellipsis", no_wrap=True) for view in views if view.error]
@@ -129,10 +139,9 @@ def plain(views: list[View]) -> list[str]:
     for view in views:
         rate = "" if view.rate is None else f", {view.rate:,.0f} rows/s"
         behind = "" if view.behind is None else f", {count(view.behind)} behind"
+        last = "" if view.age is None else f", last commit {age(view.age)} ago"
         said = f", error: {view.error}" if view.error else ""
-        lines.append(
-            f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{behind}, last commit {age(view.age)} ago, {view.holder}{said}"
-        )
+        lines.append(f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{behind}{last}, {view.holder}{said}")
     return lines or [f"{at} nothing has been started yet: the ledger is empty"]
 
 

@@ -43,7 +43,8 @@ class Observed:
         while self.waiting:
             for node in list(self.waiting):
                 observation, askers = self.waiting[node]
-                row = observation._jo.getRowOrEmpty()  # noqa: SLF001  `get` would wait for ever where no query reads the node
+                told: Any = observation._jo  # noqa: SLF001  `get` would wait for ever where no query reads the node
+                row = told.getRowOrEmpty()
                 if row.isDefined():
                     found[node] = _figures(row.get(), askers)
                     del self.waiting[node]

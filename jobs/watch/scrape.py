@@ -46,6 +46,7 @@ def _family(metric: Any) -> Metric:
 
     kind = "counter" if isinstance(metric.data, Sum) else "histogram" if isinstance(metric.data, Histogram) else "gauge"
     found = Metric(metric.name.removesuffix(_TOTAL) if kind == "counter" else metric.name, metric.description or "", kind)
+    point: Any
     for point in metric.data.data_points:
         labels = {key: str(value) for key, value in sorted(point.attributes.items())}
         if kind == "histogram":
