@@ -252,6 +252,9 @@ class Planner:
             model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
         persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
+        if each is not None:
+            for frame in persisted.values():
+                each.share(frame)
         try:
             yield {
                 sink: Frame(

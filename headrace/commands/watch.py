@@ -48,6 +48,7 @@ class _Seen:
     since: float
     came: deque[tuple[float, int]] = field(default_factory=deque)
     last: datetime | None = None
+    phase: str = ""
 
 
 class Watcher:
@@ -70,7 +71,7 @@ class Watcher:
             if row.committed_at is None:
                 open_row = row
                 continue
-            seen.epoch, seen.last = row.plan.number, row.committed_at
+            seen.epoch, seen.last, seen.phase = row.plan.number, row.committed_at, str(row.plan.phase)
             if not first:
                 seen.came.append((now, max((counts.rows for counts in row.counts.values()), default=0)))
         while seen.came and seen.came[0][0] < now - _SPAN_SECONDS:
@@ -79,7 +80,7 @@ class Watcher:
         running = lane.holder is not None
         return View(
             name=lane.name if lane.lane == "main" else f"{lane.name}/{lane.lane}",
-            phase=str(lane.progress.get("phase") or "starting").replace("_", " ") if running else "stopped",
+            phase=(seen.phase or "starting").replace("_", " ") if running else "stopped",
             epoch=lane.committed,
             rate=sum(number for _, number in seen.came) / spent if running and spent > 0 else None,
             behind=lane.progress.get("backlog") if running else None,

@@ -10,11 +10,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.observe import NodeFigures, Observed, asked_times, fed, observed
@@ -26,6 +26,7 @@ from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.log_lines import carried
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase
 from headrace.pipeline.settings import Settings, is_url
+from headrace.pipeline.telemetry import EventTime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,8 +35,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Each = Callable[[str, "DataFrame"], "DataFrame"]
-"""Is handed every source's and transform's frame of an epoch as it is made, and gives the one to use."""
+
+class Each(Protocol):
+    """Sees the frames of one epoch as they are made."""
+
+    def __call__(self, name: str, frame: DataFrame) -> DataFrame:
+        """Is handed every transform's frame, and every source's that has rows; gives the one to use."""
+        ...
+
+    def share(self, frame: DataFrame) -> None:
+        """A frame was persisted, for several sinks."""
+        ...
+
 
 _FIGURES_WITHIN = 2.0
 _CLOSE_SECONDS = 3.0
@@ -114,6 +125,27 @@ class _Epoch:
     at_millis: float = field(default_factory=lambda: time.time() * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at."""
+
+    seen: Observed
+    counted: Collection[str]
+    kept: Collection[str]
+    times: Mapping[str, Mapping[str, EventTime]]
+
+    def __call__(self, name: str, frame: DataFrame) -> DataFrame:
+        if name in self.kept:
+            self.seen.frames[name] = frame
+        if name not in self.counted:
+            return frame
+        frame, self.seen.waiting[name] = observed(frame, self.times.get(name, {}))
+        return frame
+
+    def share(self, frame: DataFrame) -> None:
+        self.seen.share(frame)
+
+
 class Eyes(NoEyes):
     """Metrics, and the endpoint where settings name a port or want rows to be looked at."""
 
@@ -175,15 +207,7 @@ class Eyes(NoEyes):
         by_rows = fed(self._model, [name for name in sinks if name in self._model.sinks])
         wanted = self._sampler.wanted() if self._sampler else frozenset[str]()
 
-        def look(name: str, frame: DataFrame) -> DataFrame:
-            if name in wanted:
-                seen.frames[name] = frame
-            if name not in by_rows:
-                return frame
-            frame, seen.waiting[name] = observed(frame, self._times.get(name, {}))
-            return frame
-
-        return look
+        return _Look(seen, by_rows, wanted, self._times)
 
     @_calmly
     def planned(self, plan: EpochPlan) -> None:

@@ -1,7 +1,9 @@
 """Rows and event times per node and epoch, told by Spark while it computes the epoch: no second pass over the data.
 
-Spark counts what passes a node in the first query that reads it. A task that is tried again may be counted twice, and a query that
-stops early (a print sink with little to show) counts less: these are figures for people. What sinks write is counted by the sinks.
+Spark counts what passes a node in the first query that reads it. Rows that several sinks share are computed once, by whichever
+query comes first to a piece of them, and the first query to end does not know what the others counted: what was counted for shared
+rows is asked for at the end. A task that is tried again may be counted twice, and a query that stops early counts less: these are
+figures for people. What sinks write is counted by the sinks.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ class NodeFigures:
     rows: int
     latest: Mapping[str, int]
 
+    def or_more(self, other: NodeFigures | None) -> NodeFigures:
+        """Of two queries' words the larger: none counts rows that are not there, and one may not have seen all."""
+        if other is None:
+            return self
+        askers = {**self.latest, **other.latest}
+        latest = {asker: max(at for at in (self.latest.get(asker), other.latest.get(asker)) if at is not None) for asker in askers}
+        return NodeFigures(max(self.rows, other.rows), latest)
+
 
 @dataclass(slots=True)
 class Observed:
@@ -35,23 +45,47 @@ class Observed:
 
     waiting: dict[str, tuple[Observation, tuple[str, ...]]] = field(default_factory=dict)
     frames: dict[str, DataFrame] = field(default_factory=dict)
+    shared: list[Any] = field(default_factory=list)
+
+    def share(self, frame: DataFrame) -> None:
+        """Rows that were just persisted, for several queries. Plans a query over them that never runs, since it leads to their counts."""
+        rows: Any = frame.select("*")._jdf  # noqa: SLF001
+        execution = rows.queryExecution()
+        execution.executedPlan()  # now: when the rows are given back, a query is planned without them
+        self.shared.append(execution)
 
     def figures(self, within: float) -> dict[str, NodeFigures]:
-        """What is known after `within` seconds at most; Spark tells it a moment after a query has ended, or never if none read a node."""
-        found: dict[str, NodeFigures] = {}
+        """What is known after `within` seconds at most; Spark tells it a moment after a query has ended, or never if none read a node.
+
+        To be called once, when all queries of the epoch have ended.
+        """
+        found = self._of_shared()
         deadline = time.monotonic() + within
         while self.waiting:
             for node in list(self.waiting):
                 observation, askers = self.waiting[node]
-                told: Any = observation._jo  # noqa: SLF001  `get` would wait for ever where no query reads the node
-                row = told.getRowOrEmpty()
+                row = _jvm(observation).getRowOrEmpty()  # `get` would wait for ever where no query reads the node
                 if row.isDefined():
-                    found[node] = _figures(row.get(), askers)
+                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
                     del self.waiting[node]
             if not self.waiting or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_SECONDS)
         return found
+
+    def _of_shared(self) -> dict[str, NodeFigures]:
+        found: dict[str, NodeFigures] = {}
+        for execution in self.shared:
+            told = execution.observedMetrics()
+            for node, (observation, askers) in self.waiting.items():
+                row = told.get(_jvm(observation).name())
+                if row.isDefined():
+                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
+        return found
+
+
+def _jvm(observation: Observation) -> Any:
+    return observation._jo  # noqa: SLF001
 
 
 def _figures(row: Any, askers: tuple[str, ...]) -> NodeFigures:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
+from otlpkit import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.jobs.watch.eyes import Eyes, NoEyes, open_eyes
@@ -53,40 +51,6 @@ def meters() -> Iterator[Meters]:
     made = Meters(MetricsSettings(global_tags="stage:test, team:data"), "shop")
     yield made
     made.close()
-
-
-class Collector(ThreadingHTTPServer):
-    """Takes OTLP over HTTP, and keeps what it was sent."""
-
-    def __init__(self) -> None:
-        self.got: list[Any] = []
-        self.headers: list[dict[str, str]] = []
-        self.arrived = threading.Event()
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(handler) -> None:  # noqa: N805
-                import gzip
-
-                from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-
-                body = handler.rfile.read(int(handler.headers["Content-Length"]))
-                if handler.headers.get("Content-Encoding") == "gzip":
-                    body = gzip.decompress(body)
-                self.got.append((handler.path, ExportMetricsServiceRequest.FromString(body)))
-                self.headers.append(dict(handler.headers.items()))
-                handler.send_response(200)
-                handler.end_headers()
-                self.arrived.set()
-
-            def log_message(handler, *_: Any) -> None:  # noqa: N805
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
     lane.commit(100)
     lane.says(phase="catching_up", backlog=12_345)
     (view,) = watcher.look()
-    assert (view.phase, view.epoch, view.rate, view.behind, view.holder, view.error) == ("catching up", 3, 200.0, 12_345, "cli 7@box", "")
+    assert (view.phase, view.epoch, view.rate, view.behind, view.holder, view.error) == ("live", 3, 200.0, 12_345, "cli 7@box", "")
     assert view.age is not None
     now[0] += 20
     assert watcher.look()[0].rate == 0.0
@@ -128,5 +128,5 @@ def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
     lines = [process.stdout.readline() for _ in range(2)]
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert all("shop: starting, epoch 1" in line for line in lines)
+    assert all("shop: live, epoch 1" in line for line in lines)
     assert (process.returncode, errors) == (0, "")
