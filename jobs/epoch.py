@@ -15,8 +15,8 @@ from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.jobs.staging import LaneStages, Staging
-from headrace.pipeline import graph
 from headrace.jobs.watch.eyes import NoEyes
+from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.log_lines import carried, said_by
 from headrace.pipeline.records import Counts, EpochPlan, Phase

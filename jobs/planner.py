@@ -237,7 +237,7 @@ class Planner:
         staging: Staging | None = None,
         each: Each | None = None,
     ) -> Iterator[dict[str, Frame]]:
-        """One frame per sink for this epoch. Sources without a reading have no rows in it.
+        """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
 
         With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
         node that several of these sinks read is persisted at the latest shared point and given back afterwards.

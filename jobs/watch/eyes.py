@@ -16,14 +16,16 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ParamSpec, Protocol
 
+from headrace.jobs.purity import impure_nodes
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.observe import NodeFigures, Observed, asked_times, fed, observed
 from headrace.jobs.watch.samples import Samples
-from headrace.jobs.watch.sampling import Sampler, asking
+from headrace.jobs.watch.sampling import Sampler
 from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError, InternalError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.log_lines import carried
+from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase
 from headrace.pipeline.settings import Settings, is_url
 from headrace.pipeline.telemetry import EventTime
@@ -39,8 +41,8 @@ log = logging.getLogger(__name__)
 class Each(Protocol):
     """Sees the frames of one epoch as they are made."""
 
-    def __call__(self, name: str, frame: DataFrame) -> DataFrame:
-        """Is handed every transform's frame, and every source's that has rows; gives the one to use."""
+    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
+        """Is handed every transform's frame, and every source's that has rows; gives the one to use. `staged` rows were kept on disk."""
         ...
 
     def share(self, frame: DataFrame) -> None:
@@ -79,9 +81,6 @@ class NoEyes:
 
     def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
         """What streams have beyond the lane, by source and partition."""
-
-    def http(self, node: str, outcome: str, status_class: str, latencies: Sequence[float], retries: int = 0) -> None:
-        """Requests of a handler that ended alike, with their milliseconds; and how many of them were repetitions."""
 
     def close(self) -> None:
         """Says what is left to say, within seconds."""
@@ -127,15 +126,23 @@ class _Epoch:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at."""
+    """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at.
+
+    Rows that come from the outside world (`impure`) are looked at where they were staged, and only there: nobody is asked again.
+    """
 
     seen: Observed
+    model: PipelineModel
     counted: Collection[str]
     kept: Collection[str]
+    impure: Collection[str]
     times: Mapping[str, Mapping[str, EventTime]]
+    asking: set[str] = field(default_factory=set)
 
-    def __call__(self, name: str, frame: DataFrame) -> DataFrame:
-        if name in self.kept:
+    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
+        if not staged and (name in self.impure or self.asking.intersection(graph.inputs_of(self.model, name))):
+            self.asking.add(name)
+        if name in self.kept and name not in self.asking:
             self.seen.frames[name] = frame
         if name not in self.counted:
             return frame
@@ -163,7 +170,8 @@ class Eyes(NoEyes):
             else None
         )
         pause = looks.refresh_in_secs / looks.records_per_topology_node
-        self._sampler = Sampler(self._samples, file.model, pause, asking(file.model)) if self._samples else None
+        self._sampler = Sampler(self._samples, file.model, pause) if self._samples else None
+        self._impure = frozenset(impure_nodes(file.model))
         self._stand = _Stand()
         self._seen = Observed()
         self._watermarks: dict[str, int] = {}
@@ -207,7 +215,7 @@ class Eyes(NoEyes):
         by_rows = fed(self._model, [name for name in sinks if name in self._model.sinks])
         wanted = self._sampler.wanted() if self._sampler else frozenset[str]()
 
-        return _Look(seen, by_rows, wanted, self._times)
+        return _Look(seen, self._model, by_rows, wanted, self._impure, self._times)
 
     @_calmly
     def planned(self, plan: EpochPlan) -> None:
@@ -239,17 +247,35 @@ class Eyes(NoEyes):
         if backlog is not None:
             put("backlog", backlog)
         self._durations(steps)
+        if any(node.type == "handler" for node in self._model.transforms.values()):
+            self._calls()
         self._left.put(_Epoch(plan, counts, self._seen))
         self._seen = Observed()
+
+    def _calls(self) -> None:
+        from headrace.jobs.transforms.handler.figures import taken
+
+        for node, calls in taken().items():
+            own = self._labels.get(node, {"id": node})
+            for (outcome, status_class), latencies in calls.latencies.items():
+                labels = {**own, "outcome": outcome, "status_class": status_class}
+                self._meters.add("http_requests_total", len(latencies), labels)
+                for latency in latencies:
+                    self._meters.record("http_request_latency_milliseconds", latency, labels)
+            if calls.retries:
+                self._meters.add("http_retries_total", calls.retries, own)
 
     def _durations(self, steps: Mapping[str, float]) -> None:
         record = self._meters.record
         record("checkpoint_epoch_duration_milliseconds", steps.get("total", 0.0) * 1000)
         if "ledger" in steps:
             record("checkpoint_finalization_wait_milliseconds", steps["ledger"] * 1000)
-        written = [seconds for step, seconds in steps.items() if step.startswith("write ")]
-        by_step = {step: steps[step] for step in ("read", "plan", "stage", "ledger") if step in steps}
-        for step, seconds in (by_step | ({"write": max(written)} if written else {})).items():
+        by_step = {step: steps[step] for step in ("read", "plan", "ledger") if step in steps}
+        if staged := [seconds for step, seconds in steps.items() if step.startswith("stage ")]:
+            by_step["stage"] = sum(staged)
+        if written := [seconds for step, seconds in steps.items() if step.startswith("write ")]:
+            by_step["write"] = max(written)  # sinks write side by side
+        for step, seconds in by_step.items():
             record("epoch_step_milliseconds", seconds * 1000, {"step": step})
 
     @_calmly
@@ -282,17 +308,6 @@ class Eyes(NoEyes):
         if lags:
             self._stand.backlog = sum(sum(parts.values()) for parts in lags.values())
             self._meters.set("backlog", self._stand.backlog)
-
-    @_calmly
-    def http(self, node: str, outcome: str, status_class: str, latencies: Sequence[float], retries: int = 0) -> None:
-        """See NoEyes."""
-        own = self._labels.get(node, {"id": node})
-        labels = {**own, "outcome": outcome, "status_class": status_class}
-        self._meters.add("http_requests_total", len(latencies), labels)
-        for latency in latencies:
-            self._meters.record("http_request_latency_milliseconds", latency, labels)
-        if retries:
-            self._meters.add("http_retries_total", retries, own)
 
     def _health(self) -> Json:
         stand = self._stand

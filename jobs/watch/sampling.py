@@ -1,7 +1,6 @@
 """Takes a few rows of each node to look at, beside the run: after an epoch is committed, from the frames that it was made of.
 
-Reading some rows again is safe where the same frame gives the same rows. Nodes behind one that asks the outside world are left
-out, unless their rows were kept: nobody is called a second time for the sake of a look.
+Frames that are handed in give the same rows whenever they are read; those that ask the outside world are kept away (`eyes.py`).
 """
 
 from __future__ import annotations
@@ -9,15 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import POS
 from headrace.jobs.watch.json_values import json_value
 from headrace.jobs.watch.samples import Samples
-from headrace.pipeline import graph
 from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.records import Json
 
@@ -32,16 +28,15 @@ _GROUP = "headrace-samples"
 class Sampler:
     """One per run. `wanted` and `stop` are asked by the run's thread, `take` by the one that has the time.
 
-    A node is looked at every `pause` seconds at most, and never if it is one of `unasked`.
+    A node is looked at every `pause` seconds at most.
     """
 
-    def __init__(self, samples: Samples, model: PipelineModel, pause: float, unasked: Collection[str] = ()) -> None:
+    def __init__(self, samples: Samples, model: PipelineModel, pause: float) -> None:
         self._samples = samples
         self._pause = pause
         self._readers = {
             name: [name, *(sink for sink, node in model.sinks.items() if node.from_ == name)]
             for name in (*model.sources, *model.transforms)
-            if name not in unasked
         }
         self._next: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -89,16 +84,3 @@ class Sampler:
                 self._spark.sparkContext.cancelJobGroup(_GROUP)
             except Exception as error:  # noqa: BLE001  its JVM may be gone
                 log.debug("samples=stop error=%s", type(error).__name__)
-
-
-def asking(model: PipelineModel) -> frozenset[str]:
-    """Nodes that ask the outside world, and all that read them, also by way of others."""
-    found = set(_impure(model))
-    for name in graph.in_order(model):
-        if found.intersection(graph.inputs_of(model, name)):
-            found.add(name)
-    return frozenset(found)
-
-
-def _impure(model: PipelineModel) -> Collection[str]:
-    return import_module("headrace.jobs.purity").impure_nodes(model) if find_spec("headrace.jobs.purity") else ()

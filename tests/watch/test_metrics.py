@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, cast
 
 import pytest
 from otlpkit import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.jobs.watch.eyes import Eyes, NoEyes, open_eyes
+from headrace.jobs.purity import impure_nodes
+from headrace.jobs.transforms.handler import figures
+from headrace.jobs.watch.eyes import Eyes, NoEyes, _Look, open_eyes
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.meters import Meters
 from headrace.jobs.watch.names import BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
+from headrace.jobs.watch.observe import Observed
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.records import Counts, EpochPlan, Phase
 from headrace.pipeline.settings import MetricsSettings, Settings
 
 FILE = """
@@ -218,20 +224,51 @@ def test_a_look_that_fails_is_nobodys_problem(caplog: pytest.LogCaptureFixture) 
     eyes.close()
 
 
-def test_requests_of_a_handler() -> None:
-    eyes = Eyes(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
-    eyes.http("kept", "success", "2xx", [20, 300], retries=1)
+HANDLER = """
+version: 1
+name: asked
+sources:
+  src: {type: clickhouse, table_name: shop.orders}
+transforms:
+  ask: {type: handler, from: src, url: "http://127.0.0.1:9", primary_key: id}
+sinks:
+  hole: {type: blackhole, from: ask}
+"""
+
+
+def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "taken", lambda: {"ask": figures.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
+    eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
+    eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0, "write hole": 0.5}, None)
     found = scraped(eyes._meters)
     (labels,) = found["headrace_http_requests_total"]
-    assert dict(labels) | {"service_instance_id": ""} == {
-        "id": "kept",
+    assert dict(labels) == {
+        "id": "ask",
         "topology_node_type": "transform",
-        "operator_type": "sql",
+        "operator_type": "handler",
         "outcome": "success",
         "status_class": "2xx",
-        "service_instance_id": "",
+        "service_instance_id": "asked",
     }
     assert found["headrace_http_requests_total"][labels] == 2.0
     assert list(found["headrace_http_retries_total"].values()) == [1.0]
     assert found["headrace_http_request_latency_milliseconds_count"][labels] == 2.0
+    assert list(found["headrace_output_rows_total"].values()) == [5.0]
     eyes.close()
+
+
+def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
+    text = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace("from: ask}", "from: after}")
+    model = parse_pipeline(text, "asked.yaml").model
+    every = ("src", "ask", "after")
+
+    def kept(*staged: str) -> list[str]:
+        seen = Observed()
+        look = _Look(seen, model, (), every, impure_nodes(model), {})
+        for name in every:
+            look(name, cast("Any", name), staged=name in staged)
+        return list(seen.frames)
+
+    assert kept() == ["src"]
+    assert kept("ask") == ["src", "ask", "after"]
