@@ -146,9 +146,15 @@ class _Look:
             self.seen.frames[name] = frame
         if name not in self.counted:
             return frame
-        frame, self.seen.waiting[name] = observed(frame, self.times.get(name, {}))
-        return frame
+        try:
+            watched, told = observed(frame, self.times.get(name, {}))
+        except Exception as error:  # noqa: BLE001  an epoch is not to fail because somebody looks
+            log.warning("watching=%s error=%s", name, type(error).__name__)
+            return frame
+        self.seen.waiting[name] = told
+        return watched
 
+    @_calmly
     def share(self, frame: DataFrame) -> None:
         self.seen.share(frame)
 
