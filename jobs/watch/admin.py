@@ -10,7 +10,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 15.0
 LIVE_DATA = "/admin/live-data"
 _END_SECONDS = 2.0
+_NAMES = ("127.0.0.1", "localhost")
+_ANY = ("0.0.0.0", "::")  # noqa: S104  compared, not bound
 _WAITING = 1_000
 """Rows that a slow reader may lag behind before it misses some."""
 
@@ -52,9 +54,8 @@ class Admin:
 
         self._socket = _listen(host, port)
         self._samples = looks.samples
-        config = uvicorn.Config(
-            application(looks, keep_alive), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
-        )
+        app = application(looks, keep_alive, _NAMES if host in _NAMES else ())
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._thread = threading.Thread(target=self._serve, name="headrace-admin", daemon=True)
@@ -62,9 +63,9 @@ class Admin:
 
     @property
     def address(self) -> str:
-        """`http://host:port`, as others on the same host reach it."""
+        """`http://host:port`, as others reach it."""
         host, port = self._socket.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104  compared, not bound
+        shown = _own_name() if host in _ANY else f"[{host}]" if ":" in host else host
         return f"http://{shown}:{port}"
 
     def _serve(self) -> None:
@@ -80,6 +81,16 @@ class Admin:
         self._server.should_exit = True
         self._thread.join(_END_SECONDS)
         self._socket.close()
+
+
+def _own_name() -> str:
+    """This host's name where it leads somewhere, else the loopback address."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -101,9 +112,14 @@ def _listen(host: str, port: int) -> socket.socket:
     raise AssertionError
 
 
-def application(looks: Looks, keep_alive: float) -> Starlette:
-    """The paths of the endpoint."""
+def application(looks: Looks, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
+    """The paths of the endpoint, for requests to these names of it (to any, if none are given).
+
+    On loopback a page in somebody's browser could ask by a name of its own that leads here, and would read the answer.
+    """
     from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
@@ -130,7 +146,8 @@ def application(looks: Looks, keep_alive: float) -> Starlette:
         return StreamingResponse(_events(samples, asked, keep_alive), media_type="text/event-stream", headers=headers)
 
     routes = [("/metrics", metrics), ("/health", health), ("/admin/error", error), (LIVE_DATA, live_data)]
-    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes])
+    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)] if names else []
+    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes], middleware=guards)
 
 
 async def _events(samples: Samples, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:

@@ -146,9 +146,15 @@ class _Look:
             self.seen.frames[name] = frame
         if name not in self.counted:
             return frame
-        frame, self.seen.waiting[name] = observed(frame, self.times.get(name, {}))
-        return frame
+        try:
+            watched, told = observed(frame, self.times.get(name, {}))
+        except Exception as error:  # noqa: BLE001  an epoch is not to fail because somebody looks
+            log.warning("watching=%s error=%s", name, type(error).__name__)
+            return frame
+        self.seen.waiting[name] = told
+        return watched
 
+    @_calmly
     def share(self, frame: DataFrame) -> None:
         self.seen.share(frame)
 
@@ -272,9 +278,9 @@ class Eyes(NoEyes):
             record("checkpoint_finalization_wait_milliseconds", steps["ledger"] * 1000)
         by_step = {step: steps[step] for step in ("read", "plan", "ledger") if step in steps}
         if staged := [seconds for step, seconds in steps.items() if step.startswith("stage ")]:
-            by_step["stage"] = sum(staged)  # one after the other; sinks are written side by side
+            by_step["stage"] = sum(staged)
         if written := [seconds for step, seconds in steps.items() if step.startswith("write ")]:
-            by_step["write"] = max(written)
+            by_step["write"] = max(written)  # sinks write side by side
         for step, seconds in by_step.items():
             record("epoch_step_milliseconds", seconds * 1000, {"step": step})
 

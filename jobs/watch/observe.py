@@ -128,7 +128,7 @@ def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
     if isinstance(found.dataType, (T.TimestampType, T.TimestampNTZType)):
         return F.unix_millis(column.cast("timestamp"))
     if isinstance(found.dataType, T.IntegralType):
-        return (column.cast("double") * F.lit(_MILLIS[asked.unit or "milliseconds"])).cast("bigint")
+        return (column.cast("double") * F.lit(_MILLIS[asked.unit or "milliseconds"])).try_cast("bigint")  # nonsense is no reason to fail
     return None
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace import logs
+from headrace.orchestration.lane import _log_to_stderr
 from headrace.pipeline.log_lines import FIELDS, carried, said_by
 
 
@@ -100,3 +101,19 @@ def test_text_has_the_same_at_the_end_of_the_line(capsys: pytest.CaptureFixture[
     first, second = capsys.readouterr().err.splitlines()
     assert first.endswith("headrace.x rows=4 [pipeline=shop run_id=r1 epoch=3 node=pg]")
     assert second.endswith("headrace.x plain")
+
+
+def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("headrace")
+    kept, level, passed_on = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers, logger.propagate = [], False
+    try:
+        _log_to_stderr("json")
+        _log_to_stderr("json")
+        with said_by(pipeline="shop", run_id="r1", epoch=7):
+            logging.getLogger("headrace.jobs.x").info("rows=%d", 4)
+    finally:
+        logger.handlers, logger.propagate = kept, passed_on
+        logger.setLevel(level)
+    (line,) = said(capsys.readouterr().err)
+    assert {key: line[key] for key in ("message", *FIELDS[:3])} == {"message": "rows=4", "pipeline": "shop", "run_id": "r1", "epoch": 7}

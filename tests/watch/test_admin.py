@@ -112,6 +112,16 @@ def test_a_silent_pipeline_sends_a_sign_of_life(opened: Opened) -> None:
     assert get(opened(keep_alive=0.05), "/admin/live-data").readline() == b": keep-alive\n"
 
 
+def test_a_page_in_a_browser_cannot_ask_by_a_name_of_its_own(opened: Opened) -> None:
+    connection = http.client.HTTPConnection(opened().address.removeprefix("http://"), timeout=30)
+    connection.request("GET", "/admin/live-data", headers={"Host": "rows.example:80"})
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["Access-Control-Allow-Origin"]) == (400, None)
+    connection = http.client.HTTPConnection(f"localhost:{opened().address.rpartition(':')[2]}", timeout=30)
+    connection.request("GET", "/health")
+    assert connection.getresponse().status == 200
+
+
 def test_a_port_that_is_taken_is_replaced(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as other, caplog.at_level(logging.WARNING):
         other.bind(("127.0.0.1", 0))

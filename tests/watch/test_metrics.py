@@ -272,3 +272,14 @@ def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
 
     assert kept() == ["src"]
     assert kept("ask") == ["src", "ask", "after"]
+
+
+def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+    model = parse_pipeline(FILE, "shop.yaml").model
+    seen = Observed()
+    look = _Look(seen, model, ("src",), (), (), {})
+    frame = cast("Any", object())
+    assert look("src", frame) is frame
+    look.share(frame)
+    assert (seen.waiting, seen.shared) == ({}, [])
+    assert [line for line in caplog.messages if line.startswith("watching=src")]
