@@ -179,6 +179,7 @@ class EpochStages:
         folder, lane = self._of(node), self._lane
         if (first := self.held(node)) is not None:  # which has swept this attempt, perhaps
             _remove(folder / attempt)
+            self.settle(node)
             return first
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
@@ -199,12 +200,17 @@ class EpochStages:
             log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
         finally:
             beside.unlink()
-        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
-            _sync(path)
+        self.settle(node)
         held = self.held(node)
         assert held is not None  # noqa: S101  it is there, whoever made it
         self._sweep_beside(held)
         return held
+
+    def settle(self, node: str) -> None:
+        """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
+        folder = self._of(node)
+        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
+            _sync(path)
 
     def _sweep_beside(self, held: Manifest) -> None:
         """Removes the attempts that lost: with the manifest there, none of them can ever count."""
@@ -342,6 +348,8 @@ class Staging:
             started = time.monotonic()
             self._stages.make(name, frame)
             self.seconds[name] = time.monotonic() - started
+        else:
+            self._stages.settle(name)
         found = self._stages.read(name, frame)
         self.rows[name] = found.rows or 0
         return found
