@@ -21,6 +21,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -210,7 +211,8 @@ class EpochStages:
         """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
         folder = self._of(node)
         for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
-            _sync(path)
+            with suppress(PermissionError):  # a folder above may be somebody else's
+                _sync(path)
 
     def _sweep_beside(self, held: Manifest) -> None:
         """Removes the attempts that lost: with the manifest there, none of them can ever count."""
