@@ -50,6 +50,22 @@ class PipelineFile:
         """Where a node stands, or what is at `path` in it."""
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
+    def lines_of(self, name: str, key: str) -> Place | None:
+        """Where the first line of a node's text of several lines stands, if it stands in the file line by line; else None."""
+        node = self.model.nodes()[name]
+        place, text = self.place_of(name, key), getattr(node, key, None)
+        if not isinstance(text, str) or place.line is None:
+            return None
+        try:
+            lines = Path(self.path).read_text(encoding="utf-8").splitlines()[place.line :]
+        except (OSError, UnicodeDecodeError):
+            return None
+        wanted = text.rstrip("\n").split("\n")
+        if [line.strip() for line in lines[: len(wanted)]] != [line.strip() for line in wanted]:
+            return None
+        first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
+        return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
+
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
 

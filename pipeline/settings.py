@@ -144,6 +144,14 @@ class SparkSettings(Section):
     conf: dict[str, str] = Field(default_factory=dict)
 
 
+class PythonTransforms(Section):
+    """Which Python a pipeline file may name."""
+
+    allow: list[str] = Field(
+        default_factory=list, description="Modules, with all below them, whose functions `python` transforms may call. Empty: none."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of one process."""
 
@@ -174,6 +182,7 @@ class Settings(BaseSettings):
     iceberg: IcebergSettings = IcebergSettings()
     staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
+    python_transforms: PythonTransforms = PythonTransforms()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
         """The connection of one Postgres sink: its overrides over the general block."""
