@@ -47,7 +47,7 @@ _REFUSED = {
     "internal_module": ("a namespace", "Write an object, or plain functions."),
     "module": ("a module", "Write an object, or plain functions."),
     "decorator": ("a decorator", "Call the function that it stands for."),
-    "import_alias": ("`import =`", "Nothing can be imported: the script is one text without a world around it."),
+    "import_alias": ("`import =`", "Write the name itself, or a constant for it."),
     "import_statement": ("an import", "Nothing can be imported: put what you need into the script. `import type` is fine."),
 }
 _MODIFIERS = frozenset({"accessibility_modifier", "readonly", "abstract", "declare", "override"})

@@ -7,18 +7,20 @@ without it the rows are those that came in, one for one. Positions follow from t
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.wide import stored
+
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
 ROW = "_gs_row"
 _OPERATIONS = pa.array(["i", "u", "d"])
@@ -29,7 +31,7 @@ def find(path: str, node: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         found: Any = import_module(module)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever the user's module raises is told to the user
         if isinstance(error, ModuleNotFoundError) and error.name and (module == error.name or module.startswith(f"{error.name}.")):
             msg = f"there is no module `{error.name}` for `function: {path}`"
             hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
@@ -65,7 +67,7 @@ class Call:
     schema: pa.Schema
     batch: int | None
 
-    def rows(self, batches: Iterator[pa.RecordBatch], hidden: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def rows(self, batches: Iterable[pa.RecordBatch], hidden: pa.Schema) -> Iterator[pa.RecordBatch]:
         """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `hidden`. Raises UserError."""
         function = find(self.function, self.node)
         for whole in batches:
@@ -77,7 +79,7 @@ class Call:
         given = batch.drop_columns([POS])
         try:
             found = function(given, **self.options)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever the user's function raises is told to the user
             msg = f"`{self.function}` failed on {self._rows(batch)}: {said(error, self.function.partition(':')[0])}"
             raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):

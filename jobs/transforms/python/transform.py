@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -51,10 +51,10 @@ def allowed(function: str, allow: list[str], node: str) -> None:
         raise UserError(msg, hint=hint, node=node)
 
 
-def _task(call: Call, schema: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(call: Call, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """What each of Spark's tasks runs."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             yield from call.rows(batches, schema)
         except HeadraceError as error:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
@@ -22,11 +22,12 @@ from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types import is_binary
 from headrace.pipeline.wide import WideInteger, digits, is_wide
 
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
+
 EXACT = 2**53 - 1
 """The largest integer up to which every one is a JavaScript number."""
 _NULL, _TWO = pa.scalar("null"), pa.scalar(2, pa.int32())
 _SPECIAL = '["\\\\\x00-\x1f]'
-_NATIVE = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 Spec = dict[str, Any]
 
 
@@ -59,37 +60,33 @@ def _joined(fragments: pa.Array) -> str:
 
 def _fragments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     """The JSON text of every value, null where it is null; and how the engine must read them, if not just so."""
-    kind = column.type
     if isinstance(column, pa.ExtensionArray):
         return _fragments(column.storage)
-    if kinds.is_dictionary(kind):
-        return _fragments(column.dictionary_decode())
-    if kinds.is_integer(kind):
-        return _integers(column)
-    if kinds.is_floating(kind):
-        return _floats(column)
-    if kinds.is_boolean(kind) or kinds.is_null(kind):
-        return pc.cast(column, pa.string()), None
-    if kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind):
-        return _quoted(pc.cast(column, pa.string())), None
-    if kinds.is_timestamp(kind):
-        return _moments(column), None
-    if is_binary(kind):
-        return _bare_quoted(_hex(pc.cast(column, pa.binary()))), None
-    if kinds.is_struct(kind):
-        return _structs(column)
-    if kinds.is_map(kind):
-        return _maps(column)
-    if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return _lists(column)
+    way = next((way for test, way in _WAYS if test(column.type)), _as_text)
+    return way(column)
+
+
+def _as_bare(column: pa.Array) -> tuple[pa.Array, Spec | None]:
+    return pc.cast(column, pa.string()), None
+
+
+def _as_text(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     return _bare_quoted(pc.cast(column, pa.string())), None
+
+
+def _as_quoted(column: pa.Array) -> tuple[pa.Array, Spec | None]:
+    return _quoted(pc.cast(column, pa.string())), None
+
+
+def _as_hex(column: pa.Array) -> tuple[pa.Array, Spec | None]:
+    return _bare_quoted(_hex(pc.cast(column, pa.binary()))), None
 
 
 def _integers(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     plain = pc.cast(column, pa.string())
     ends = pc.min_max(column)
     low, high = ends["min"].as_py(), ends["max"].as_py()
-    if low is None or (-EXACT <= low and high <= EXACT):
+    if low is None or (low >= -EXACT and high <= EXACT):
         return plain, None
     return _bare_quoted(plain), {"as": "int"}
 
@@ -118,11 +115,10 @@ def _quoted(texts: pa.Array) -> pa.Array:
     return _bare_quoted(texts)
 
 
-def _moments(column: pa.Array) -> pa.Array:
-    zoned = column.type.tz is not None
+def _moments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     # By way of a timestamp without a zone, which is in UTC then: the text of one with a zone is made forty times slower.
-    plain = pc.cast(pc.cast(column, pa.timestamp("us"), safe=False) if not zoned else pc.cast(column, pa.timestamp("us")), pa.string())
-    return pc.binary_join_element_wise('"', pc.replace_substring(plain, " ", "T"), 'Z"' if zoned else '"', "")
+    plain = pc.replace_substring(pc.cast(pc.cast(column, pa.timestamp("us")), pa.string()), " ", "T")
+    return pc.binary_join_element_wise('"', plain, '"' if column.type.tz is None else 'Z"', ""), None
 
 
 def _hex(column: pa.Array) -> pa.Array:
@@ -176,6 +172,22 @@ def _maps(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     return _nested(column, texts), {"as": "map", "item": note} if note else None
 
 
+_WAYS = (
+    (kinds.is_integer, _integers),
+    (kinds.is_floating, _floats),
+    (kinds.is_boolean, _as_bare),
+    (kinds.is_null, _as_bare),
+    (kinds.is_string, _as_quoted),
+    (kinds.is_large_string, _as_quoted),
+    (kinds.is_timestamp, _moments),
+    (is_binary, _as_hex),
+    (kinds.is_struct, _structs),
+    (kinds.is_map, _maps),
+    (kinds.is_list, _lists),
+)
+"""How a column of a type is written; all others as their text, in quotes."""
+
+
 def _inside(lists: pa.Array) -> tuple[pa.Array, tuple[int, int]]:
     """Offsets from 0 of lists or maps, and where their values lie, also of a slice."""
     start, end = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
@@ -198,28 +210,33 @@ def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], said: Mapping[s
 
 
 def _spec(name: str, kind: pa.DataType, said: str) -> Spec:
-    spec: Spec = {"name": name, "said": said}
+    found = _nested_spec(name, kind) if kinds.is_nested(kind) else _flat_spec(kind)
+    if found is None:
+        msg = f"column `{name}` has the type {said}, which a script cannot be given"
+        raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).")
+    return {"name": name, "said": said} | found
+
+
+def _nested_spec(name: str, kind: pa.DataType) -> Spec | None:
+    if kinds.is_struct(kind):
+        return {"as": "struct", "fields": [_spec(field.name, field.type, str(field.type)) for field in kind]}
+    if kinds.is_map(kind):
+        return {"as": "map", "item": _spec(name, kind.item_type, str(kind.item_type))} if kinds.is_string(kind.key_type) else None
+    return {"as": "list", "item": _spec(name, kind.value_type, str(kind.value_type))} if kinds.is_list(kind) else None
+
+
+def _flat_spec(kind: pa.DataType) -> Spec | None:
     if isinstance(kind, WideInteger):
-        return spec | {"as": "digits", "low": str(kind.lowest), "high": str(kind.highest)}
+        return {"as": "digits", "low": str(kind.lowest), "high": str(kind.highest)}
     if kinds.is_integer(kind):
         bits, signed = kind.bit_width, kinds.is_signed_integer(kind)
-        return spec | {"as": "int", "low": str(-(2 ** (bits - 1)) if signed else 0), "high": str(2 ** (bits - signed) - 1)}
+        return {"as": "int", "low": str(-(2 ** (bits - 1)) if signed else 0), "high": str(2 ** (bits - signed) - 1)}
     if kinds.is_decimal(kind):
         precision, scale = digits(kind)
-        return spec | {"as": "decimal", "before": precision - scale, "scale": scale}
+        return {"as": "decimal", "before": precision - scale, "scale": scale}
     if kinds.is_timestamp(kind):
-        return spec | {"as": "timestamp", "zone": kind.tz is not None}
-    if kinds.is_struct(kind):
-        return spec | {"as": "struct", "fields": [_spec(field.name, field.type, str(field.type)) for field in kind]}
-    if kinds.is_map(kind) and kinds.is_string(kind.key_type):
-        return spec | {"as": "map", "item": _spec(name, kind.item_type, str(kind.item_type))}
-    if kinds.is_list(kind):
-        return spec | {"as": "list", "item": _spec(name, kind.value_type, str(kind.value_type))}
-    for test, way in _FLAT:
-        if test(kind):
-            return spec | {"as": way}
-    msg = f"column `{name}` has the type {said}, which a script cannot be given"
-    raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).")
+        return {"as": "timestamp", "zone": kind.tz is not None}
+    return next(({"as": way} for test, way in _FLAT if test(kind)), None)
 
 
 _FLAT = (
@@ -234,10 +251,10 @@ _FLAT = (
 
 
 def decoded(piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]) -> tuple[pa.Array, pa.Array, pa.Array, list[pa.Array]]:
-    """Input rows, numbers, operations and columns of a piece of output. `outputs` are the columns' types, as the
-    engine was told them and as rows have them.
+    """Input rows, numbers, operations and columns of a piece of output.
 
-    Raises ValueRefusedError for a text that is none of its type after all.
+    `outputs` are the columns' types, as the engine was told them and as rows have them. Raises ValueRefusedError
+    for a text that is none of its type after all.
     """
     flags, _, text = piece.partition(b"\n")
     special = json.loads(flags)
@@ -284,14 +301,12 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if is_wide(kind) or column.type == kind:
         return column
     if is_binary(kind):
-        return pc.cast(_unhex(column), kind)
-    if kinds.is_nested(kind):
-        return _unnested(column, kind)
-    if kinds.is_floating(kind) and kinds.is_string(column.type):
-        return pc.cast(pc.cast(column, pa.float64()), kind)
-    if kinds.is_boolean(kind) or not kinds.is_date(kind):
-        return pc.cast(column, kind)
-    return pc.cast(pc.cast(column, pa.date32()), kind)
+        column = _unhex(column)
+    elif kinds.is_nested(kind):
+        column = _unnested(column, kind)
+    elif kinds.is_floating(kind):
+        column = pc.cast(column, pa.float64())
+    return pc.cast(column, kind)
 
 
 def _unhex(column: pa.Array) -> pa.Array:

@@ -7,18 +7,21 @@ all of its rows, whether it does or not: only so does the order of rows that an 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.jobs.transforms.script.codec import ValueRefusedError, decoded, encoded
 from headrace.jobs.transforms.script.vm import Limits, Program, StoppedError, Vm, borrowed
 from headrace.pipeline.durations import spell_duration
 from headrace.pipeline.errors import DataError, HeadraceError, Place, UserError
+
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
 _BYTES = 4 << 20
 """Of Arrow data that are handed over at a time, about."""
@@ -47,23 +50,31 @@ class Script:
 
     def check(self) -> None:
         """Loads the script and runs nothing. Raises UserError, with its place, where it does not load."""
+        vm = Vm(self.limits)
         try:
-            with borrowed(self.limits) as vm:
-                vm.open(self.program)
+            self._load(vm)
+        finally:
+            vm.end()
+
+    def rows(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
+        count, last, made = 0, None, None
+        with borrowed(self.limits) as vm:
+            self._load(vm)
+            for whole in batches:
+                for last in self._cut(whole):
+                    count += last.num_rows
+                    made = None
+                    for made in self._through(vm, last, schema):
+                        yield made
+            if last is not None and count > 1 and self.program.deterministic:
+                self._again(vm, last.slice(last.num_rows - 1), made, schema)
+
+    def _load(self, vm: Vm) -> None:
+        try:
+            vm.open(self.program)
         except StoppedError as error:
             raise self._explained(error, None) from None
-
-    def rows(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
-        kept: pa.RecordBatch | None = None
-        with borrowed(self.limits) as vm:
-            vm.open(self.program)
-            for whole in batches:
-                for batch in self._cut(whole):
-                    yield from self._through(vm, batch, schema)
-                    kept = batch
-        if kept is not None and self.program.deterministic:
-            self._again(kept, schema)
 
     def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         each = max(1, min(self.batch, batch.num_rows * _BYTES // max(1, batch.nbytes)))
@@ -108,30 +119,18 @@ class Script:
             return again
         return error
 
-    def _again(self, batch: pa.RecordBatch, schema: pa.Schema) -> None:
-        """Holds a script that says it is deterministic to it: the last row alone, in a fresh engine, gives the same rows.
+    def _again(self, vm: Vm, row: pa.RecordBatch, made: pa.RecordBatch | None, schema: pa.Schema) -> None:
+        """Holds a script that says it is deterministic to it: its last row alone, in a fresh engine, gives the same rows.
 
-        One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed with other batches.
+        One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed in other batches.
         """
-        first = batch.slice(batch.num_rows - 1)
-        if batch.num_rows < 2:
-            return
-        with borrowed(self.limits) as vm:
-            vm.open(self.program)
-            before = [row for piece in self._through(vm, batch, schema) for row in self._of_row(piece, first)]
-        with borrowed(self.limits) as vm:
-            vm.open(self.program)
-            alone = [row for piece in self._through(vm, first, schema) for row in self._of_row(piece, first)]
-        if repr(before) != repr(alone):
-            msg = "the script gives other rows for the same input when it is processed alone: it keeps something from row to row"
-            hint = "Let the result depend on `input` alone, or say `deterministic: false`: its rows are then staged, so that a replay repeats them."
-            raise UserError(f"{msg} ({self._row(batch, batch.num_rows - 1)})", hint=hint, node=self.node)
-
-    @staticmethod
-    def _of_row(piece: pa.RecordBatch, row: pa.RecordBatch) -> list[dict[str, object]]:
-        wanted = row.column(POS)[0].as_py()
-        place = {name: wanted[name] for name in ("source", "part", "off")}
-        return [one for one in piece.to_pylist() if all(one[POS][name] == value for name, value in place.items())]
+        self._load(vm)
+        alone = [one for piece in self._through(vm, row, schema) for one in piece.to_pylist()]
+        if repr(_of_row(made, row)) != repr(alone):
+            where = self._row(row, 0)
+            msg = f"the script gives other rows for {where} when it is processed alone: it keeps something from row to row"
+            hint = "Let the result depend on `input` alone; or say `deterministic: false`: the rows are then staged, so that a replay repeats them."
+            raise DataError(msg, hint=hint, node=self.node)
 
     def _explained(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
         """The end of a script in words: which row, which limit or message, where in the script."""
@@ -147,8 +146,10 @@ class Script:
             case "died":
                 msg = f"{at}the script's process was ended by the system ({error.said}), for want of memory or by a fault of the engine"
                 hint = "Let the script hold less and nest less deeply; raise `memory_limit` if it needs more."
+            case _ if error.said.startswith("InternalError: out of memory"):
+                return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
-                said = re.sub(r"^(?:Refused|Error): (?=.)", "", error.said) if error.said.startswith("Refused: ") else error.said
+                said = error.said.removeprefix("Refused: ")
                 place, where = self._place(error.stack)
                 if batch is None:
                     return UserError(f"the script does not load: {said}{where}", node=self.node, place=place)
@@ -177,3 +178,14 @@ class Script:
         keys = [f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names]
         found = f"partition {pos['part']}, offset {pos['off']}"
         return f"row {', '.join(keys)} ({found})" if keys else f"row at {found}"
+
+
+def _of_row(made: pa.RecordBatch | None, row: pa.RecordBatch) -> list[dict[str, object]]:
+    """The rows of `made` that come of one input row."""
+    if made is None:
+        return []
+    pos, wanted = made.column(POS), row.column(POS)[0].as_py()
+    mask = pc.equal(pc.divide(pos.field("sub"), FAN_OUT), wanted["sub"])
+    for name in ("source", "part", "off"):
+        mask = pc.and_(mask, pc.equal(pos.field(name), wanted[name]))
+    return made.filter(mask).to_pylist()

@@ -365,7 +365,7 @@
     while (at < count) {
       try { $hr_one(); } catch (error) { failed = $hr_failure(error); return 'failed'; }
       at++;
-      if (size > flush) return 'full';
+      if (size > flush) return at < count ? 'full' : 'done';
       if (++rows >= most || clock() >= until) return at < count ? 'more' : 'done';
     }
     return 'done';

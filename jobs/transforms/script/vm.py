@@ -27,6 +27,7 @@ _PATIENCE_S = 30.0
 """Added to twice a limit of processor time: how long a process may be silent by the clock on the wall."""
 MOST_TEXT = 16 << 20
 """Characters that may be made of one row."""
+_MOST_BYTES = 16 * MOST_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,11 @@ class Vm:
         row = -1
         while True:
             head = self._read(5, row)
-            tag, content = head[:1], self._read(int.from_bytes(head[1:], "little"), row)
+            size = int.from_bytes(head[1:], "little")
+            if size > _MOST_BYTES:
+                kind, said = "died", "an answer of an impossible length"
+                raise StoppedError(kind, row, said)
+            tag, content = head[:1], self._read(size, row)
             match tag:
                 case b"r":
                     return content
@@ -130,7 +135,7 @@ class Vm:
                     row = int(content)
                 case b"f":
                     found = json.loads(content)
-                    raise StoppedError("failed", int(found["row"]), str(found["said"]), str(found["stack"]))
+                    raise StoppedError(*_failed(found))
                 case _:
                     raise _told(tag, content)
 
@@ -142,7 +147,8 @@ class Vm:
         while size:
             if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
                 self._process.kill()
-                raise StoppedError("time", row, "it gave no sign of life")
+                kind, said = "time", "it gave no sign of life"
+                raise StoppedError(kind, row, said)
             part = os.read(pipe, min(size, 1 << 20))
             if not part:
                 raise self._death(row)
@@ -156,6 +162,10 @@ class Vm:
             return StoppedError("time", row, "it was in native code, which only the kernel can stop")
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return StoppedError("died", row, name)
+
+
+def _failed(found: dict[str, object]) -> tuple[str, int, str, str]:
+    return "failed", int(str(found["row"])), str(found["said"]), str(found["stack"])
 
 
 def _told(tag: bytes, content: bytes) -> StoppedError:
