@@ -6,13 +6,14 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, WithJsonSchema
 
 from headrace.pipeline.node import FLUSH, PARALLELISM, Node
 from headrace.pipeline.options import Duration
 
 _LANGUAGES = {"js": "javascript", "ts": "typescript"}
 _SIZES = {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "b": 1, "": 1}
+_LEAST, _MOST = 8 << 20, 2 << 30
 
 
 def _language(value: object) -> object:
@@ -20,14 +21,19 @@ def _language(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    """A number of bytes, or a text with a unit."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
-    if found is None:
-        return value
-    if found[2] not in _SIZES:
-        msg = f"`{value}` is no size; write it as 64MiB, 500MB or a number of bytes"
+    """A number of bytes, or a text with a unit; within what an engine can live with."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
+    if isinstance(value, bool) or found is None or found[2] not in _SIZES:
+        msg = f"`{value}` is no size; write a number of bytes, or one with a unit such as 64MiB"
         raise ValueError(msg)
-    return int(found[1]) * _SIZES[found[2]]
+    size = int(found[1]) * _SIZES[found[2]]
+    if not _LEAST <= size <= _MOST:
+        msg = f"`{value}` is not between 8MiB and 2GiB"
+        raise ValueError(msg)
+    return size
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema({"type": ["integer", "string"]})]
 
 
 class ScriptTransform(Node):
@@ -45,7 +51,7 @@ class ScriptTransform(Node):
         default=None, alias="schema", description="The columns that come out, and their types; those of `from` if not given."
     )
     timeout: Duration = Field(default=timedelta(seconds=60), description="Processor time that one call may take.")
-    memory_limit: Annotated[int, BeforeValidator(_bytes), Field(ge=8 << 20, le=2 << 30)] = Field(
+    memory_limit: Bytes = Field(
         default=128 << 20, description="Memory that the script may use, in each of Spark's tasks, such as 64MiB; 8MiB to 2GiB."
     )
     deterministic: bool = Field(
