@@ -81,6 +81,4 @@ class DynamicTable(Strict):
         return sql.tables(self.sql, node=node) if self.sql is not None else ()
 
 
-TransformNode = Annotated[
-    SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")
-]
+TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]

@@ -57,8 +57,10 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
 
 def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:
     """Columns and limits of transforms that are programs."""
-    yield from _schema(name, getattr(node, "schema_", None) or {}, ("transforms", name, "schema"), place)
-    if node.type in ("script", "python") and node.schema_ == {}:
+    if node.type not in ("script", "python"):
+        return
+    yield from _schema(name, node.schema_ or {}, ("transforms", name, "schema"), place)
+    if node.schema_ == {}:
         hint = "Name the columns that come out, or leave `schema` out: then they are those that come in."
         yield UserError("`schema` is empty", hint=hint, node=name, place=place("transforms", name, "schema"))
     if node.type == "script" and not node.timeout:
