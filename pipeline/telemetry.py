@@ -24,6 +24,7 @@ _RESERVED_OF: Mapping[str, tuple[str, ...]] = {
     "postgres": ("table",),
     "hybrid": ("table", "topic"),
     "file": ("path",),
+    "script": ("language",),
 }
 """By node type: labels that its metrics carry by themselves."""
 
