@@ -159,11 +159,44 @@ def test_the_world_of_a_script_cannot_be_changed(body: str) -> None:
 
 
 def test_names_at_the_top_of_a_script_are_its_own() -> None:
-    before = "const JSON = {stringify: () => 'bad'}, Array = null, Object = null, parse = 1, columns = 2, out = 3, at = 4;"
-    assert bare(f"{before} function process(r) {{ return {{id: r.id + at, name: r.name}} }}", GIVEN) == [
-        {"id": 5, "name": "a"},
-        {"id": 6, "name": "b"},
-    ]
+    taken = "JSON,Array,Object,String,Number,BigInt,Math,Reflect,Uint8Array,RangeError,InternalError,TypeError,Error,Date,RegExp,globalThis"
+    taken += ",Set,Map,Function,parse,columns,out,at,count,emit,encoders,process_"
+    before = f"const bytes = new this.Uint8Array([255]), [{taken}] = '{taken}'.split(',').map(() => null);"
+    schema = pa.schema(
+        {"id": pa.int64(), "list": pa.list_(pa.int64()), "map": pa.map_(pa.string(), pa.int64()), "b": pa.binary(), "text": pa.string()}
+    )
+    given = [{"id": 2**53 + 1, "list": [1, 2**60], "map": [("k", 2**61)], "b": b"x", "text": "t"}] * 2
+    table = pa.Table.from_pylist(given, schema)
+    found = run(f"{before} function process(r) {{ return {{...r, b: bytes, text: {{a: [1n]}}}} }}", table)
+    assert found.select(schema.names).to_pylist() == [row | {"b": b"\xff", "text": '{"a":["1"]}'} for row in given]
+
+
+@pytest.mark.parametrize(
+    ("value", "column"),
+    [
+        ("new Proxy([], {get: (t, k) => k === 'length' ? 2 : '1]}\\n{\"v\":[1'})", "list"),
+        ("new (class extends Uint8Array { get length() { return 1 } *[Symbol.iterator]() { yield {toString: () => 'zz'} } })(0)", "b"),
+        ("{toJSON: () => '\\n'}", "list"),
+    ],
+)
+def test_values_that_lie_about_themselves_stay_in_their_column(value: str, column: str) -> None:
+    table = pa.Table.from_pylist([{"id": 1}, {"id": 2}], pa.schema({"id": pa.int64(), "list": pa.list_(pa.int64()), "b": pa.binary()}))
+    with pytest.raises(UserError) as caught:
+        run(f"function process(r) {{ return {{id: r.id, {column}: {value}}} }}", table)
+    assert f"`{column}`" in caught.value.message or "Error: " in caught.value.message
+
+
+def test_methods_of_values_are_not_asked() -> None:
+    table = pa.Table.from_pylist([{"id": 1}], pa.schema({"id": pa.int64(), "list": pa.list_(pa.int64())}))
+    lying = "new (class extends Array { map() { return ['9'] } join() { return '9' } })(1, 2)"
+    found = run(f"function process(r) {{ return {{id: r.id, list: {lying}}} }}", table)
+    assert found.column("list").to_pylist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("length", ["1e9", "-1", "NaN", "1.5", "'2'", "2n", "{valueOf: () => 1e9}"])
+def test_arrays_that_lie_about_their_length_are_refused(length: str) -> None:
+    said = ended(f"return new Proxy([], {{get: (t, k) => k === 'length' ? {length} : r}})")
+    assert "rows of one" in said or "TypeError" in said
 
 
 def test_objects_of_a_script_may_have_names_of_built_ins() -> None:

@@ -328,6 +328,9 @@ def _unnested(column: pa.Array, kind: pa.DataType) -> pa.Array:
     )
     value = found.column("v").combine_chunks() if len(column) else pa.array([], level)
     value = value.chunk(0) if isinstance(value, pa.ChunkedArray) else value
+    if len(value) != len(column):
+        msg = "a value is not one JSON text"
+        raise pa.ArrowInvalid(msg)
     nothing = pc.is_null(value)
     if kinds.is_struct(kind):
         fields = [_cast(one, field.type) for one, field in zip(value.flatten(), kind, strict=True)]

@@ -6,13 +6,15 @@
   'use strict';
   const { fixed, deterministic, mostRows, mostText } = JSON.parse(settings), flush = mostText / 4;
   const { parse, stringify } = JSON;
-  const { freeze, getOwnPropertyDescriptor, getPrototypeOf, defineProperty, is } = Object;
+  const { freeze, getOwnPropertyDescriptor, getPrototypeOf, defineProperty, is, keys } = Object;
   const { ownKeys, apply, construct } = Reflect;
   const { isArray } = Array;
-  const { isSafeInteger, isFinite } = Number;
-  const RealDate = Date, BigNumber = BigInt, Text = String, Numeric = Number, Failure = TypeError;
+  const { isSafeInteger, isFinite, isInteger } = Number;
+  // By names of their own: a script may declare the usual ones at its top level, where this code would find them too.
+  const RealDate = Date, BigNumber = BigInt, Text = String, Numeric = Number, Bytes = Uint8Array, world = globalThis;
+  const Failure = TypeError, Deep = RangeError, Internal = InternalError;
   const clock = Date.now;
-  const isoText = RealDate.prototype.toISOString, dateValue = RealDate.prototype.getTime;
+  const isoText = RealDate.prototype.toISOString;
   const tagOf = Object.prototype.toString;
   const wellFormed = String.prototype.isWellFormed;
   const matches = RegExp.prototype.test;
@@ -140,7 +142,7 @@
     try {
       text = stringify(v, (key, inner) => (typeof inner === 'bigint' ? Text(inner) : inner));
     } catch (error) {
-      if (error instanceof RangeError || error instanceof InternalError) throw error;
+      if (error instanceof Deep || error instanceof Internal) throw error;
       throw new Refused(`${spec.where ?? `column \`${spec.name}\``}: ${$hr_said(error)}`);
     }
     return text === undefined ? $hr_refuse(spec, v) : text;
@@ -164,7 +166,7 @@
         return (v) => {
           if (typeof v === 'number') {
             if (isSafeInteger(v) && v >= least && v <= most) return v;
-            return refuse(v, Numeric.isInteger(v) && !isSafeInteger(v) ? 'beyond 2^53 a number is not exact, return a BigInt or its digits' : '');
+            return refuse(v, isInteger(v) && !isSafeInteger(v) ? 'beyond 2^53 a number is not exact, return a BigInt or its digits' : '');
           }
           if (typeof v === 'string' && test(DIGITS, v)) v = BigNumber(v);
           if (typeof v !== 'bigint' || v < low || v > high) return refuse(v, typeof v === 'bigint' ? 'it is out of range' : '');
@@ -203,19 +205,24 @@
         return zoned || !spec.zone ? v : v + 'Z';
       };
       case 'binary': return (v) => {
-        if (v instanceof Uint8Array) { let text = ''; for (const byte of v) text += byte.toString(16).padStart(2, '0'); return text; }
+        if (v instanceof Bytes) v = $hr_hex(v);
         if (typeof v === 'string' && v.startsWith('0x')) v = v.slice(2);
         return typeof v === 'string' && test(HEX, v) ? v : refuse(v, 'bytes are hexadecimal text, or a Uint8Array');
       };
       case 'list': {
         const item = $hr_nullable(spec.item);
-        return (v) => (isArray(v) ? `[${v.map((one) => stringify(item(one))).join(',')}]` : refuse(v));
+        return (v) => {
+          if (!isArray(v)) return refuse(v);
+          const parts = [];
+          for (let n = 0; n < v.length; n++) parts.push(stringify(item(v[n])));
+          return `[${parts.join(',')}]`;
+        };
       }
       case 'map': {
         const item = $hr_nullable(spec.item);
         return (v) => {
           if (typeof v !== 'object' || isArray(v)) return refuse(v);
-          return `[${Object.keys(v).map((key) => `{"key":${stringify(key)},"value":${stringify(item(v[key]))}}`).join(',')}]`;
+          return `[${keys(v).map((key) => `{"key":${stringify(key)},"value":${stringify(item(v[key]))}}`).join(',')}]`;
         };
       }
       case 'struct': {
@@ -227,6 +234,11 @@
       }
       default: return (v) => $hr_text(spec, v);
     }
+  }
+  function $hr_hex(bytes) {
+    let text = '';
+    for (let n = 0; n < bytes.length; n++) text += Numeric(bytes[n]).toString(16).padStart(2, '0');
+    return text;
   }
   // Inside of nested values every leaf is text, and every nested value JSON in text: the host parses level by level.
   function $hr_nullable(spec) {
@@ -291,7 +303,7 @@
       throw new Refused('`process` must be a plain function, not async and no generator: nothing in the sandbox can be waited for');
     }
     process = given;
-    if (deterministic) freeze(globalThis);
+    if (deterministic) freeze(world);
   }
 
   function $hr_load(text) {
@@ -328,7 +340,7 @@
       $hr_emit(found, 0, op);
     } else {
       const { length } = found;
-      if (length > mostRows) throw new Refused(`it makes ${length} rows of one, and ${mostRows} are allowed`);
+      if (!isSafeInteger(length) || length < 0 || length > mostRows) throw new Refused(`it makes ${length} rows of one, and ${mostRows} are allowed`);
       for (let n = 0; n < length; n++) {
         const one = found[n];
         if (one !== null && one !== undefined) $hr_emit(one, n, op);

@@ -142,10 +142,12 @@ class Vm:
     def _read(self, size: int, row: int) -> bytes:
         assert self._process.stdout is not None  # noqa: S101  asked for above
         pipe = self._process.stdout.fileno()
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
         parts: list[bytes] = []
         until = time.monotonic() + 2 * self._limits.seconds + _PATIENCE_S
         while size:
-            if not select.select([pipe], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 self._process.kill()
                 kind, said = "time", "it gave no sign of life"
                 raise StoppedError(kind, row, said)
