@@ -90,6 +90,16 @@ def test_rows_are_staged_where_nobody_promises_the_same_ones_again() -> None:
         assert bool(impure_nodes(parse_pipeline(file(kind, **keys)).model)) is staged, (kind, keys)
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_templates_of_a_script_are_javascripts_own(monkeypatch: pytest.MonkeyPatch, wrapped: bool) -> None:
+    monkeypatch.setenv("id", "wrong")
+    text = file("script", script="'const process = ({id}) => ({id: `${id}${other:-x}`})'", timeout="${LIMIT:-7s}")
+    text = "definition:\n" + "".join(f"  {line}\n" for line in text.splitlines() if "version" not in line) if wrapped else text
+    node: Any = parse_pipeline(text).model.transforms["n"]
+    assert "`${id}${other:-x}`" in node.script
+    assert node.timeout == timedelta(seconds=7)
+
+
 def test_what_an_explanation_says_of_them() -> None:
     script, python = (parse_pipeline(file(kind)).model.transforms["n"] for kind in ("script", "python"))
     assert program_of(script) == (("runs", "javascript in a sandbox: 1m per call, 128 MiB"),)
