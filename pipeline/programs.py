@@ -52,7 +52,8 @@ class ScriptTransform(Node):
     )
     timeout: Duration = Field(default=timedelta(seconds=60), description="Processor time that one call may take.")
     memory_limit: Bytes = Field(
-        default=128 << 20, description="Memory that the script may use, in each of Spark's tasks, such as 64MiB; 8MiB to 2GiB."
+        default=128 << 20,
+        description="Memory that the script may use in each of Spark's tasks: bytes, or with a unit such as 64MiB; 8MiB to 2GiB. 128MiB if not given.",
     )
     deterministic: bool = Field(
         default=True,
