@@ -24,6 +24,7 @@ from psycopg import sql
 
 from benchmarks.kit import HISTORY, STREAM, Bench, rate, timed, tree_size
 from benchmarks.lookups import lookups
+from benchmarks.programs import script
 from headrace.connectors.postgres.records import RecordStore
 from headrace.jobs.events import Until
 from headrace.jobs.run import run
@@ -286,4 +287,5 @@ CASES: dict[str, Callable[[Bench, int], list[str]]] = {
     "startup": startup,
     "memory": memory,
     "lookups": lookups,
+    "script": script,
 }

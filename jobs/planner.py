@@ -158,16 +158,7 @@ class Planner:
             return self._select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            context = TransformContext(
-                name,
-                node,
-                self._settings,
-                _payload(found[upstream]),
-                self.spark,
-                key=graph.key_of(self.file.model, name),
-                pipeline=lambda: self.pipeline,
-            )
-            self._transforms[name] = open_transform(context)
+            self._transforms[name] = self._opened(name, node, _payload(found[upstream]))
         return self._transforms[name].rows(found[upstream], plan)
 
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
@@ -198,6 +189,24 @@ class Planner:
                 error.place = self.file.place_of(name, "sql")
                 raise
         return frame
+
+    def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
+        """A transform that is no SQL. Its mistakes get their place in the file."""
+        context = TransformContext(
+            name,
+            node,
+            self._settings,
+            payload,
+            self.spark,
+            key=graph.key_of(self.file.model, name),
+            pipeline=lambda: self.pipeline,
+            text_at=self.file.lines_of(name, "script"),
+        )
+        try:
+            return open_transform(context)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name)
+            raise
 
     def _sql(self, name: str, text: str, inputs: Sequence[DataFrame]) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException

@@ -208,6 +208,14 @@ def is_url(value: str) -> bool:
     return value.startswith(("http://", "https://"))
 
 
+class PythonTransforms(Section):
+    """Which Python a pipeline file may name."""
+
+    allow: list[str] = Field(
+        default_factory=list, description="Modules, with all below them, whose functions `python` transforms may call. Empty: none."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of one process."""
 
@@ -248,6 +256,7 @@ class Settings(BaseSettings):
     admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
     live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")
     live_data_inspect: InspectSettings = InspectSettings()
+    python_transforms: PythonTransforms = PythonTransforms()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
         """The connection of one Postgres sink: its overrides over the general block."""

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, Pos
 from headrace.pipeline import sql
 from headrace.pipeline.handler import HandlerTransform
 from headrace.pipeline.node import PARALLELISM, Node
+from headrace.pipeline.programs import PythonTransform, ScriptTransform
 from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.telemetry import Telemetry
 
@@ -80,4 +81,4 @@ class DynamicTable(Strict):
         return sql.tables(self.sql, node=node) if self.sql is not None else ()
 
 
-TransformNode = Annotated[SqlTransform | HandlerTransform | DynamicTable, Field(discriminator="type")]
+TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]
