@@ -13,6 +13,7 @@ from headrace.jobs.history import pieces_of
 from headrace.jobs.planner import Planner
 from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
+from headrace.jobs.side_outputs import SideOutputs
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.jobs.staging import LaneStages, Staging
 from headrace.pipeline import graph
@@ -34,6 +35,7 @@ class EpochWriter:
         ways: Mapping[str, Route] | None = None,
         stages: LaneStages | None = None,
         pipeline_hash: str = "",
+        side: SideOutputs | None = None,
     ) -> None:
         self._planner = planner
         self._routes = ways or {}
@@ -41,6 +43,7 @@ class EpochWriter:
         self._sinks = sinks
         self._stages = stages
         self._hash = pipeline_hash or planner.file.hash
+        self._side = side
         self.steps: dict[str, float] = {}
 
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
@@ -68,6 +71,8 @@ class EpochWriter:
         try:
             staging = self.staging(plan, pending, replayed=replayed)
             readings = self._readings(plan)
+            if self._side is not None:
+                self._side.see(plan, readings)
             with self._planner.frames(plan, readings, pending, staging) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}

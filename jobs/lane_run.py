@@ -143,7 +143,7 @@ class LaneRun:
     def _version(self, compiled: Json) -> PipelineFile:
         stored = hash_of(compiled)
         if stored not in self._versions:
-            found = from_compiled(compiled, self.file.path)
+            found = from_compiled(compiled, self.file.path, self.file)
             self._versions[stored] = self.file if found.hash == self.file.hash else found
         return self._versions[stored]
 
@@ -232,7 +232,9 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled))
+        return EpochWriter(
+            assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled), side=assembly.side_outputs
+        )
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)

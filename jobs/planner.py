@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
 from headrace.jobs.functions import provide
+from headrace.jobs.plugin_functions import register_functions
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -22,7 +23,7 @@ from headrace.jobs.tables.base import Empty, Lookup, Table, check_arguments, dis
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
-from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
@@ -79,7 +80,19 @@ class Planner:
         self._order = graph.in_order(file.model)
         if self._lookups:
             register(self.spark, self._lookups)
+        self._register_functions()
         self._analyse()
+
+    def _register_functions(self) -> None:
+        """Functions of plugins, by the names that the SQL calls them by."""
+        transforms = self.file.model.transforms
+        for name, node in transforms.items():
+            if node.type == "sql":
+                try:
+                    register_functions(self.spark, [node.sql])
+                except PluginError as error:
+                    error.node, error.place = name, self.file.place_of(name, "sql")
+                    raise
 
     def _analyse(self) -> None:
         problems: list[UserError] = []

@@ -11,7 +11,7 @@ _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often 
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
-_PLUGIN = "There are no plugins of this kind yet."
+_PLUGIN = "Plugins are Python packages that are installed beside Headrace; `headrace plugin list` shows them."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
 _METRICS = "`headrace status` and the log say how far a pipeline is."
 _PAGES = "`headrace ui` serves pages and says where a pipeline stands."
@@ -43,7 +43,8 @@ IGNORED: Mapping[str, str] = {
     "backpressure_event_threshold_ms": _METRICS,
     "external_http_handler": _HTTP,
     "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
-    "plugin": _PLUGIN,
+    "plugin.path": _PLUGIN,
+    "plugin.channel_capacity": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
     "open_telemetry_metrics": _METRICS,
     "live_data_inspect_enabled": _PAGES,
