@@ -99,7 +99,7 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
         phases = [part.node() for part in node.bounded_sources]
         return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
     if isinstance(node, PluginSource):
-        return [_described(name, node, (unbounded_source if node.endless else bounded_source)(name, node, settings, 0))]
+        return [(unbounded_source if node.endless else bounded_source)(name, node, settings, 0).describe()]
     if node.type in _BOUNDED:
         return [bounded_source(name, node, settings, 0).describe()]
     if node.type in _UNBOUNDED:
@@ -107,11 +107,6 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     import pyarrow as pa
 
     if isinstance(node, PluginSink):
-        return [_described(name, node, open_sink(SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))))]
+        return [open_sink(SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))).describe()]
     key = SinkKey("", "", "main", name)
     return [sink_class(node)(SinkContext(key, node, settings, pa.schema([]))).describe()]
-
-
-def _described(name: str, node: PluginNode, opened: Any) -> Json:
-    """What a plugin says of its node, over what there is to say of any."""
-    return {"kind": node.type, "asset_key": [*node.type.split("."), name]} | opened.describe()

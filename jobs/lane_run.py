@@ -23,7 +23,7 @@ from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_se
 from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.pipeline import positions
-from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
+from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
@@ -88,6 +88,14 @@ class LaneRun:
         self._steps: Mapping[str, float] = {}
 
     def __enter__(self) -> Self:
+        try:
+            self._open()
+        except PluginError as error:
+            self.file.placed(error)
+            raise
+        return self
+
+    def _open(self) -> None:
         with ExitStack() as stack:
             stack.callback(self._stop_spark)
             stack.callback(self._close_assemblies)
@@ -115,9 +123,10 @@ class LaneRun:
             stack.callback(done.set)
             threading.Thread(target=self._abort_late, args=(done,), name="headrace-abort", daemon=True).start()
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, PluginError):
+            self.file.placed(error)
         self._stack.close()
 
     # --- what the run is made of

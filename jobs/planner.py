@@ -152,6 +152,7 @@ class Planner:
             except UserError as error:
                 if problems is None:
                     raise
+                self.file.placed(error)
                 problems.append(error)
                 continue
             if staged and name in staged:

@@ -53,6 +53,12 @@ class PipelineFile:
         """Where a node stands, or what is at `path` in it."""
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
+    def placed(self, error: Exception) -> Exception:
+        """The same error, with the line of its node if it is a plugin's failure."""
+        if isinstance(error, PluginError) and error.place is None and error.node in self.model.nodes():
+            error.place = self.place_of(error.node)
+        return error
+
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
 

@@ -15,7 +15,7 @@ from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.plugins.found import Found
 from headrace.pipeline.plugins.host import crash
-from headrace.pipeline.records import Counts, Record
+from headrace.pipeline.records import Counts, Json, Record
 
 Check = Callable[[Any], str]
 Made = TypeVar("Made")
@@ -109,8 +109,15 @@ def guarded(make: Callable[[], Made], contract: type[Made], found: Found, node: 
     names = _CHECKS[contract] if checks is None else checks
     for name, check in names.items():
         setattr(made, name, _checked(blaming(getattr(made, name), found, node, f"`{name}`"), check, found, node, name))
+    if "describe" in names:
+        made.describe = _described(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
     setattr(made, GUARDED, tuple(names))
     return made
+
+
+def _described(describe: Callable[[], Json], found: Found, node: str) -> Callable[[], Json]:
+    """What a plugin says of its node, over what there is to say of any."""
+    return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
 
 
 def blaming(work: Callable[..., Any], found: Found, node: str, doing: str) -> Callable[..., Any]:
@@ -139,7 +146,7 @@ def blaming(work: Callable[..., Any], found: Found, node: str, doing: str) -> Ca
 def _of_spark(error: Exception) -> bool:
     """Whether Spark failed at its work, which may pass, and not at understanding what it was told."""
     module, name = type(error).__module__, type(error).__name__
-    return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException", "PySparkTypeError")
+    return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException") and not name.startswith("PySpark")
 
 
 def _checked(work: Callable[..., Any], check: Check, found: Found, node: str, name: str) -> Callable[..., Any]:

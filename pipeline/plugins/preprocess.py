@@ -45,11 +45,12 @@ def preprocessed(text: str, shown: str) -> Rewritten:
     settings = plugin_settings()
     found = Rewritten(text)
     for plugin_id in settings.preprocessor_ids:
-        found = _one(found, plugin_id, settings.preprocessor_options, shown)
+        found = rewrite(found, plugin_id, settings.preprocessor_options, shown)
     return found
 
 
-def _one(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown: str) -> Rewritten:
+def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown: str) -> Rewritten:
+    """The text as one preprocessor leaves it. `options` are as in the setting `preprocessor_options`."""
     found, plugin = of_kind(plugin_id, Kind.PREPROCESSOR)
     parsed = options_of(found, plugin, options, "preprocessor_options")
     try:

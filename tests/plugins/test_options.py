@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plugin_kit import install
 
 import headrace
 from headrace.pipeline.errors import PipelineFileError, PluginError
-from headrace.pipeline.file import from_compiled, load_pipeline, parse_pipeline
+from headrace.pipeline.file import PipelineFile, from_compiled, load_pipeline, parse_pipeline
 from headrace.pipeline.plugins.found import find, installed, load
 from headrace.pipeline.schema import file_schema
 
@@ -39,6 +40,10 @@ sinks:
 """
 
 
+def node(file: PipelineFile, name: str) -> Any:
+    return file.model.nodes()[name]
+
+
 def wrong(text: str) -> list[str]:
     with pytest.raises(PipelineFileError) as caught:
         parse_pipeline(text, "f.yaml")
@@ -47,7 +52,7 @@ def wrong(text: str) -> list[str]:
 
 def test_flat_options_win_and_keys_of_the_node_are_none_of_them() -> None:
     file = parse_pipeline(FILE, "f.yaml")
-    source, sink = file.model.sources["src"], file.model.sinks["out"]
+    source, sink = node(file, "src"), node(file, "out")
     assert source.parsed.model_dump() == {"upto": 7, "step": 2, "batch_size": 3}
     assert sink.parsed.primary_key == ["id"]
     assert set(sink.options) == {"path", "token", "primary_key"}
@@ -59,7 +64,7 @@ def test_variables_win_over_the_file_and_are_not_stored(monkeypatch: pytest.Monk
     monkeypatch.setenv("STREAMLING__PLUGIN__ACME_NUMBERS__STEP", "3")
     monkeypatch.setenv("HEADRACE__PLUGIN__ACME_NUMBERS__UPTO", "30")
     file = parse_pipeline(FILE, "f.yaml")
-    assert file.model.sources["src"].parsed.model_dump() == {"upto": 30, "step": 3, "batch_size": 3}
+    assert node(file, "src").parsed.model_dump() == {"upto": 30, "step": 3, "batch_size": 3}
     assert file.compiled()["sources"]["src"]["options"] == {"batch_size": 3}
 
 
@@ -70,7 +75,7 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monk
     assert "secret-word" not in repr(file.model)
     assert file.hash == parse_pipeline(FILE.replace("secret-word", "other-word"), "f.yaml").hash
     again = from_compiled(stored, now=file)
-    assert again.model.sinks["out"].parsed.token.get_secret_value() == "secret-word"
+    assert node(again, "out").parsed.token.get_secret_value() == "secret-word"
     assert again.hash == file.hash
     with pytest.raises(PluginError, match="token"):
         from_compiled(stored)
@@ -78,7 +83,7 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monk
     for written in (f"{{file: {tmp_path}/word}}", "{env: WORD}"):
         monkeypatch.setenv("WORD", "from-a-file")
         found = parse_pipeline(FILE.replace("secret-word", written), "f.yaml")
-        assert found.model.sinks["out"].parsed.token.get_secret_value() == "from-a-file"
+        assert node(found, "out").parsed.token.get_secret_value() == "from-a-file"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_secrets_are_not_stored_and_come_back_from_the_file(tmp_path: Path, monk
         ("    upto: 7\n", "    upto: many\n", ["6:5: node 'src': `upto` must be a whole number, and is `many`"]),
         ("step: 2", "step: [2]", ["9:7: node 'src': `options.step` must be a whole number, and is a list"]),
         ("    path: here\n", "", ["12:3: node 'out': `path` is missing"]),
-        ("path: here", "path: ''", ["12:3: node 'out': `path` is missing"]),
+        ("path: here", "path: ''", ["18:5: node 'out': `path` is missing"]),
         ("token: secret-word", "token: [secret-word]", ["19:5: node 'out': `token`: Input should be a valid string"]),
         (
             "token: secret-word",
@@ -140,7 +145,7 @@ def test_labels_of_the_plugin_win_with_a_word() -> None:
         "transforms:\n  mid:\n    type: acme.twice\n    from: src\n    telemetry: {labels: {team: mine, tier: gold}}\n"
     )
     file = parse_pipeline(text, "f.yaml")
-    assert file.model.transforms["mid"].telemetry.labels == {"team": "acme", "tier": "gold"}
+    assert node(file, "mid").telemetry.labels == {"team": "acme", "tier": "gold"}
     assert "f.yaml:24:26: node 'mid': the label `team` is set by the plugin to `acme`\n  Remove it here." in [
         str(one) for one in file.warnings
     ]
@@ -234,10 +239,10 @@ def test_a_preprocessor_that_cannot_work(ids: str, says: str, tmp_path: Path, mo
 
 def test_the_schema_for_editors_knows_what_is_installed() -> None:
     found = file_schema()
-    node = found["$defs"]["PluginSinksAcmeFolder"]
-    assert node["properties"]["type"]["const"] == "acme.folder"
-    assert {"path", "token", "from", "options", "primary_key", "delivery"} <= set(node["properties"])
-    assert sorted(node["required"]) == ["from", "type"]
+    about = found["$defs"]["PluginSinksAcmeFolder"]
+    assert about["properties"]["type"]["const"] == "acme.folder"
+    assert {"path", "token", "from", "options", "primary_key", "delivery"} <= set(about["properties"])
+    assert sorted(about["required"]) == ["from", "type"]
     assert {"$ref": "#/$defs/PluginSinksAcmeFolder"} in found["properties"]["sinks"]["additionalProperties"]["oneOf"]
     assert {"$ref": "#/$defs/PluginTransformsAcmeTwice"} in found["properties"]["transforms"]["additionalProperties"]["oneOf"]
 
