@@ -32,7 +32,7 @@ class ArrowSink(_DriverSink):
     """A sink that takes batches: at least once. After a crash the rows of the epoch that was open come again, with the same number."""
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW
+        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, without_spark=True
     )
 
     @abstractmethod
@@ -66,7 +66,13 @@ class EpochSink(_DriverSink):
     """
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.EXACTLY_ONCE, upsert=True, delete=True, visibility=Visibility.EPOCH, creates_target=True, fences=True
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
+        without_spark=True,
     )
 
     @abstractmethod

@@ -162,6 +162,8 @@ def test_validate_and_explain_know_plugins(spark: SparkSession, tmp_path: Path, 
     }
     story = explain(file, settings(tmp_path), splits=True, spark=spark)
     sinks = {node.name: node for node in story.nodes if node.kind == "sink"}
+    assert sinks["kept"].target
+    assert sinks["told"].target
     assert sinks["kept"].target.guarantee.delivery == "exactly_once"
     assert sinks["told"].target.guarantee.delivery == "at_least_once"
     (numbers,) = [node for node in story.nodes if node.name == "numbers"]
