@@ -85,11 +85,10 @@ class Planner:
 
     def _register_functions(self) -> None:
         """Functions of plugins, by the names that the SQL calls them by."""
-        transforms = self.file.model.transforms
-        for name, node in transforms.items():
-            if node.type == "sql":
+        for name, node in self.file.model.transforms.items():
+            if text := getattr(node, "sql", None):
                 try:
-                    register_functions(self.spark, [node.sql])
+                    register_functions(self.spark, [text])
                 except PluginError as error:
                     error.node, error.place = name, self.file.place_of(name, "sql")
                     raise

@@ -9,8 +9,8 @@ from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, UserError
 from headrace.pipeline.graph import key_of, upstream_sources
 from headrace.pipeline.handler import handler_words
-from headrace.pipeline.table_checks import table_warnings
 from headrace.pipeline.plugins.nodes import PluginSink, PluginTransform
+from headrace.pipeline.table_checks import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
 """Sinks that a key makes upsert and delete."""

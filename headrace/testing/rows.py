@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.plugin_functions import register
+from headrace.jobs.plugin_functions import register_functions
 from headrace.jobs.side_outputs import SideOutputs
 from headrace.jobs.sources import Reading
 from headrace.jobs.transforms.base import TransformContext
@@ -53,7 +53,7 @@ def check_function(plugin: Plugin, *arguments: pa.Array) -> list[Any]:
     call = f"{sql_name(plugin.id)}({', '.join(names)})"
     with pretending(plugin):
         spark = session().newSession()
-        register(spark, [f"SELECT {call} AS x FROM given"])  # noqa: S608  names of our own
+        register_functions(spark, [f"SELECT {call} AS x FROM given"])  # noqa: S608  names of our own
         table = pa.table([pa.array(range(len(arguments[0]))), *arguments], names=["n", *names])
         given = spark.createDataFrame(table, spark_schema(table.schema))
 
