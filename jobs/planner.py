@@ -20,6 +20,7 @@ from headrace.jobs.staging import Staging
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
+from headrace.pipeline.dialects import double_quoted
 from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
@@ -137,7 +138,10 @@ class Planner:
         """A transform's rows over those of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            return self._sql(name, sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name))
+            if plan is None:
+                self._misread(name, node, found)
+            text = sql.with_hidden(node.query(name), HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+            return self._sql(name, text)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             context = TransformContext(
@@ -151,6 +155,18 @@ class Planner:
             )
             self._transforms[name] = open_transform(context)
         return self._transforms[name].rows(found[upstream], plan)
+
+    def _misread(self, name: str, node: Any, found: Mapping[str, DataFrame]) -> None:
+        """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
+        if node.dialect != "spark":
+            return
+        quoted = double_quoted(node.sql)
+        for upstream in node.inputs(name) if quoted else ():
+            names = {column.lower(): column for column in found[upstream].columns}
+            if text := next((text for text in quoted if text.lower() in names), None):
+                msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
+                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks; for the text write '{text}'."
+                raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
 
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
@@ -221,10 +237,10 @@ class Planner:
         if name in self.file.model.sinks:
             return self._estimate(self.file.model.sinks[name].from_, readings, staged)
         total = 0
-        node = self.file.model.transforms[name]
-        if node.type != "sql":
+        node: Any = self.file.model.transforms[name]
+        if node.type != "sql" or sql.multiplies(node.sql, node=name, dialect=node.dialect):
             return None
-        for upstream, times in sql.table_uses(node.sql, node=name).items():
+        for upstream, times in sql.table_uses(node.sql, node=name, dialect=node.dialect).items():
             rows = self._estimate(upstream, readings, staged)
             if rows is None:
                 return None

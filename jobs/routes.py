@@ -100,7 +100,7 @@ def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, 
         raise UserError(msg)
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
-        query = _translated(f"transform `{name}`", file.model.transforms[name].sql, upstream, _known(columns.nodes, upstream), query)
+        query = _translated(f"transform `{name}`", file.model.transforms[name].spark_sql(name), upstream, _known(columns.nodes, upstream), query)
         upstream = name
     want = _known(columns.payloads, source.name)
     if have is None:
@@ -132,7 +132,7 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
-        inputs = sql.table_uses(node.sql, node=at)
+        inputs = sql.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:
             msg = f"transform `{at}` reads {len(inputs)} nodes"
             raise UserError(msg)

@@ -119,7 +119,7 @@ def _impure(model: PipelineModel, name: str) -> list[tuple[str, str]]:
     behind = [upstream for upstream in graph.inputs_of(model, name) if upstream in model.transforms]
     found = [pair for upstream in behind for pair in _impure(model, upstream)]
     node = model.transforms.get(name)
-    own = [(name, call) for call in sql.impure(node.sql)] if node is not None and node.type == "sql" else []
+    own = [(name, call) for call in sql.impure(node.sql, dialect=node.dialect)] if node is not None and node.type == "sql" else []
     return list(dict.fromkeys([*found, *own]))
 
 
