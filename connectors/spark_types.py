@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from headrace.pipeline.types import parse_type
 from headrace.pipeline.wide import WideInteger, digits, is_wide, stored
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 _KEY = "headrace.type"
@@ -41,6 +43,18 @@ def arrow_schema(columns: StructType) -> pa.Schema:
         if _KEY in (column.metadata or {}) and isinstance(column.dataType, StringType)
     }
     return pa.schema([field.with_type(wide[field.name]) if field.name in wide else field for field in found])
+
+
+def wide_columns(frames: Iterable[DataFrame]) -> dict[str, WideInteger]:
+    """The 256-bit columns of frames by their names in lower case."""
+    found = {field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string")) for frame in frames for field in frame.schema}
+    return {name: kind for name, kind in found.items() if isinstance(kind, WideInteger)}
+
+
+def marked(frame: DataFrame, name: str, kind: WideInteger | None) -> Column:
+    """A column of a frame; with a kind, one of text that holds 256-bit integers."""
+    column = frame[f"`{name}`"]
+    return column if kind is None else column.alias(name, metadata={_KEY: _named(kind)})
 
 
 def _named(kind: pa.DataType) -> str:

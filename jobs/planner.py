@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
-from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -25,10 +25,14 @@ from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.typed_sql import needs_types, spark_type, typed
+from headrace.pipeline.wide import WideInteger
+from headrace.pipeline.wide_sql import type_of_wide
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
 
 
 class HasSchema(Protocol):
@@ -66,6 +70,7 @@ class Planner:
         self.pipeline = ""
         self._settings = settings
         self._transforms: dict[str, RowTransform] = {}
+        self._statements: dict[str, tuple[exp.Query, dict[str, WideInteger]]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -138,9 +143,13 @@ class Planner:
         """A transform's rows over those of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            if plan is None:
-                self._misread(name, node, found)
-            text = sql.with_hidden(node.query(name), HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+            try:
+                text = sql.with_hidden(
+                    self._statement(name, node, found), HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name
+                )
+            except UserError as error:
+                error.place = error.place or self.file.place_of(name, "sql")
+                raise
             return self._sql(name, text)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
@@ -156,16 +165,28 @@ class Planner:
             self._transforms[name] = open_transform(context)
         return self._transforms[name].rows(found[upstream], plan)
 
+    def _statement(self, name: str, node: Any, found: Mapping[str, DataFrame]) -> exp.Query:
+        """What a sql node says in Spark's words, by the types of what it reads; found out once."""
+        if name not in self._statements:
+            self._misread(name, node, found)
+            query = node.query(name)
+            frames = {upstream: found[upstream] for upstream in node.inputs(name)}
+            wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
+            kinds: dict[str, WideInteger] = {}
+            if needs_types(query, any(wide.values())):
+                kinds = typed(query, {upstream: _types(frame, wide[upstream]) for upstream, frame in frames.items()}, node=name)
+            self._statements[name] = query, kinds
+        return self._statements[name][0]
+
     def _misread(self, name: str, node: Any, found: Mapping[str, DataFrame]) -> None:
         """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
-        if node.dialect != "spark":
-            return
-        quoted = double_quoted(node.sql)
+        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
         for upstream in node.inputs(name) if quoted else ():
             names = {column.lower(): column for column in found[upstream].columns}
             if text := next((text for text in quoted if text.lower() in names), None):
                 msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
-                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks; for the text write '{text}'."
+                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
+                hint += f" for the text write '{text}'."
                 raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
 
     def _sql(self, name: str, text: str) -> DataFrame:
@@ -180,7 +201,8 @@ class Planner:
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        return frame.select(*[f"`{column}`" for column in names], *HIDDEN)
+        kinds = self._statements[name][1]
+        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
         """Spark's own plans of the transforms, over sources without rows."""
@@ -255,6 +277,14 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
         msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
         yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
+
+
+def _types(frame: DataFrame, wide: Mapping[str, WideInteger]) -> dict[str, exp.DataType]:
+    """The columns of a frame as `pipeline.typed_sql` takes them."""
+    return {
+        field.name: type_of_wide(wide[field.name.lower()]) if field.name.lower() in wide else spark_type(field.dataType.simpleString())
+        for field in frame.schema.fields
+    }
 
 
 def _payload(frame: DataFrame) -> pa.Schema:

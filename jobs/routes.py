@@ -100,7 +100,9 @@ def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, 
         raise UserError(msg)
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
-        query = _translated(f"transform `{name}`", file.model.transforms[name].spark_sql(name), upstream, _known(columns.nodes, upstream), query)
+        query = _translated(
+            f"transform `{name}`", file.model.transforms[name].spark_sql(name), upstream, _known(columns.nodes, upstream), query
+        )
         upstream = name
     want = _known(columns.payloads, source.name)
     if have is None:

@@ -45,16 +45,18 @@ def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
     """What sqlglot's parser calls for the function; with another number of arguments it stays as it is."""
 
     def build(arguments: list[Any]) -> exp.Expr:
-        if callable(templates):
-            return templates(arguments)
-        said = templates.get(len(arguments))
-        return template(said, *arguments) if said else exp.Anonymous(this=name, expressions=arguments)
+        said = templates(arguments) if callable(templates) else templates.get(len(arguments))
+        made = template(said, *arguments) if isinstance(said, str) else said
+        if made is None:
+            return exp.Anonymous(this=name, expressions=arguments)
+        # The parser counts the arguments of what it gets as if they had been written so.
+        return exp.Paren(this=made) if isinstance(made, exp.Func) and len(arguments) > len(made.arg_types) else made
 
     return build
 
 
 def _arrow_cast(arguments: list[Any]) -> exp.Expr:
-    from headrace.pipeline.dialects import arrow_type
+    from headrace.pipeline.dialect_nodes import arrow_type
 
     kind = arrow_type(arguments[1].name) if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else None
     if kind is None:
@@ -81,7 +83,7 @@ def _replace_all(arguments: list[Any]) -> exp.Expr:
 
 
 def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
-    """encode and decode: by the name of the code."""
+    """Encode and decode: by the name of the code."""
 
     def build(arguments: list[Any]) -> exp.Expr:
         code = arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
@@ -126,7 +128,32 @@ def java_format(text: str) -> str:
     return "".join(found)
 
 
-_TRUNC: Templates = {1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)", 2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)"}
+def _by_method(arguments: list[Any]) -> exp.Expr:
+    method = arguments[1].name.lower() if len(arguments) == 2 else ""
+    if method == "md5":
+        return template("unhex(md5(_0))", arguments[0])
+    if method not in ("sha224", "sha256", "sha384", "sha512"):
+        msg = f"digest by `{method}` cannot be said in Spark's SQL"
+        raise UserError(msg, hint="Allowed: md5, sha224, sha256, sha384, sha512.")
+    return template(f"unhex(sha2(_0, {method[3:]}))", arguments[0])
+
+
+def _chosen(arguments: list[Any]) -> exp.Expr:
+    """multiIf(condition, value, ..., value otherwise)."""
+    *pairs, otherwise = arguments
+    return exp.Case(ifs=[exp.If(this=when, true=then) for when, then in zip(pairs[::2], pairs[1::2], strict=True)], default=otherwise)
+
+
+def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
+    del arguments
+    msg = f"{name} cannot be said in Spark's SQL"
+    raise UserError(msg, hint=f"Use {instead}.")
+
+
+_TRUNC: Templates = {
+    1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)",
+    2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)",
+}
 _HEX = {"hex": "lower(hex(_0))", "base64": "base64(_0)"}
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
 _SPLIT = r"split(_0, concat('\\Q', _1, '\\E'))"
@@ -175,7 +202,7 @@ DATAFUSION: Mapping[str, Templates] = {
     "regexp_replace": _replace_all,
     "regexp_count": {2: "regexp_count(_0, _1)"},
     "substr_index": {3: "substring_index(_0, _1, _2)"},
-    "digest": lambda arguments: _by_method(arguments),
+    "digest": _by_method,
     "power": {2: "power(_0, _1)"},
     "pow": {2: "power(_0, _1)"},
     "iszero": {1: "(_0 = 0)"},
@@ -273,6 +300,7 @@ CLICKHOUSE: Mapping[str, Templates] = {
     "toDateTime": {1: "CAST(_0 AS TIMESTAMP)"},
     "toUnixTimestamp": {1: "CAST(CAST(_0 AS TIMESTAMP) AS BIGINT)"},
     "intDiv": {2: "(_0 DIV _1)"},
+    "multiIf": _chosen,
     "modulo": {2: "(_0 % _1)"},
     "lowerUTF8": {1: "lower(_0)"},
     "upperUTF8": {1: "upper(_0)"},
@@ -288,19 +316,3 @@ CLICKHOUSE: Mapping[str, Templates] = {
     "toSecond": {1: "second(_0)"},
 }
 """ClickHouse's own, as far as the library does not know them."""
-
-
-def _by_method(arguments: list[Any]) -> exp.Expr:
-    method = arguments[1].name.lower() if len(arguments) == 2 else ""
-    if method == "md5":
-        return template("unhex(md5(_0))", arguments[0])
-    if method not in ("sha224", "sha256", "sha384", "sha512"):
-        msg = f"digest by `{method}` cannot be said in Spark's SQL"
-        raise UserError(msg, hint="Allowed: md5, sha224, sha256, sha384, sha512.")
-    return template(f"unhex(sha2(_0, {method[3:]}))", arguments[0])
-
-
-def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
-    del arguments
-    msg = f"{name} cannot be said in Spark's SQL"
-    raise UserError(msg, hint=f"Use {instead}.")

@@ -53,12 +53,16 @@ class Call:
     @property
     def numbered(self) -> bool:
         """Whether its first column is the number itself."""
-        return isinstance(self.call, exp.Posexplode) or (isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "posexplode_outer")
+        return isinstance(self.call, exp.Posexplode) or (
+            isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "posexplode_outer"
+        )
 
     @property
     def structs(self) -> bool:
         """Whether the fields of the items are its columns."""
-        return isinstance(self.call, exp.Inline | exp.Stack) or (isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "inline_outer")
+        return isinstance(self.call, exp.Inline | exp.Stack) or (
+            isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "inline_outer"
+        )
 
 
 def unnested(part: exp.Expr) -> Call | None:
@@ -244,37 +248,22 @@ def _mark_stars(work: _Spread) -> None:
 
 def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
     """The generators of the SELECT list as lateral views, and the items that stood for them."""
-    distinct = {part.sql(dialect="spark"): part for part in listed}
-    calls = list(distinct.values())
+    calls = list({part.sql(dialect="spark"): part for part in listed}.values())
     if len(calls) > 1:
-        if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
-            msg = "two functions that make several rows of one stand in one SELECT list"
-            raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
-        names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
-        alias = work.add(Call(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
-        for text, name in zip(distinct, names, strict=True):
-            for part in [part for part in listed if part.sql(dialect="spark") == text]:
-                _put(part, _in(alias, name.name))
+        _side_by_side(work, listed, calls)
         return
     if len(listed) > 1 and type(listed[0]) is not exp.Unnest:
         msg = "two functions that make several rows of one stand in one SELECT list"
         raise UserError(msg, hint="Write it as one LATERAL VIEW, and its column as often as you like.")
     (call,) = calls
     item = call.parent
-    if isinstance(item, exp.Aliases):
-        names = tuple(name.copy() for name in item.expressions)
-    elif isinstance(item, exp.Alias) and not _several(call):
-        names = (item.args["alias"].copy(),)
-    elif type(call) is exp.Unnest or not isinstance(item, exp.Select):
-        names = (exp.to_identifier("unnest", quoted=True),)
-    else:
-        names = ()
+    names = _names(call)
     if not isinstance(item, exp.Select | exp.Alias | exp.Aliases) and _several(call):
         msg = f"`{call.sql(dialect='spark')}` gives several columns, and stands inside of another expression"
         raise UserError(msg, hint="Write it as a LATERAL VIEW.")
     hidden = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(names)))
     alias = work.add(Call(call.copy(), names=hidden, outer=_is_outer(call)), named=False)
-    columns = [exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)]
+    columns: list[exp.Expr] = [exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)]
     if not names:
         columns = [_star_of(alias, *([work.numbering[alias.lower()]] if alias.lower() in work.numbering else []))]
     whole = item if isinstance(item, exp.Alias | exp.Aliases) else call
@@ -283,6 +272,30 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
         return
     for part in listed:
         _put(part, _in(alias, hidden[0].name))
+
+
+def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) -> None:
+    """Several `unnest` in one list go along together, the shorter ones with NULL behind their end."""
+    if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
+        msg = "two functions that make several rows of one stand in one SELECT list"
+        raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
+    names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
+    alias = work.add(Call(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
+    columns = {call.sql(dialect="spark"): _in(alias, name.name) for call, name in zip(calls, names, strict=True)}
+    for part in listed:
+        _put(part, columns[part.sql(dialect="spark")].copy())
+
+
+def _names(call: exp.Expr) -> tuple[exp.Identifier, ...]:
+    """What the columns of a generator in a SELECT list are called; none where Spark's own names hold."""
+    item = call.parent
+    if isinstance(item, exp.Aliases):
+        return tuple(name.copy() for name in item.expressions)
+    if isinstance(item, exp.Alias) and not _several(call):
+        return (item.args["alias"].copy(),)
+    if type(call) is exp.Unnest or not isinstance(item, exp.Select):
+        return (exp.to_identifier("unnest", quoted=True),)
+    return ()
 
 
 def _several(call: exp.Expr) -> bool:
