@@ -39,6 +39,10 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
 }
 
 
+AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transform", _FAR)
+"""Message and hint for one that only Spark knows."""
+
+
 def check(query: exp.Query) -> None:
     """Raises UserError, "unsupported plan: ...", at the first thing in a statement that a per-row transform may not say."""
     for part in query.walk():
