@@ -12,13 +12,12 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING
 
 from headrace.pipeline import errors
-from headrace.pipeline.errors import DataError, HeadraceError, RetentionError
+from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError
 from headrace.pipeline.records import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_MARK = "headrace-row:"
 _DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
@@ -31,13 +30,13 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
 
     said = F.lit(what) if isinstance(what, str) else what
     fields = [F.lit(node).alias("node"), said.alias("what"), F.lit(hint).alias("hint"), F.struct(*[v.alias(k) for k, v in facts.items()])]
-    return F.raise_error(F.concat(F.lit(_MARK), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
+    return F.raise_error(F.concat(F.lit(ROW_ERROR), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
 
 
 def task_error(error: HeadraceError) -> RuntimeError:
     """What a Python task raises so that `explain_failure` finds the error, of the same class, with its hint and node."""
     found = {"node": error.node, "what": error.message, "hint": error.hint, "kind": type(error).__name__}
-    return RuntimeError(_MARK + json.dumps(found))
+    return RuntimeError(ROW_ERROR + json.dumps(found))
 
 
 def explain_failure(error: BaseException) -> HeadraceError | None:
@@ -47,8 +46,8 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     offsets while they were read.
     """
     for text in every_text(error):
-        if (at := text.find(_MARK)) >= 0:
-            found, _ = json.JSONDecoder().raw_decode(text, at + len(_MARK))
+        if (at := text.find(ROW_ERROR)) >= 0:
+            found, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
             return _data_error(found)
         if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
             msg = "Kafka no longer holds offsets that this epoch was planned with"

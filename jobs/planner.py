@@ -69,6 +69,8 @@ class Planner:
         self.file = file
         self.pipeline = ""
         self._settings = settings
+        self.texts: dict[str, str] = {}
+        """What Spark was asked last for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
         self._statements: dict[str, tuple[exp.Query, dict[str, WideInteger]]] = {}
         self.spark = spark.newSession()
@@ -192,6 +194,7 @@ class Planner:
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
+        self.texts[name] = text
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:

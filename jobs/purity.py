@@ -34,7 +34,7 @@ def _why(node: Any) -> str:
         return "it is marked `deterministic: false`"
     if node.type == "sql" and _LOOKUP.search(node.sql):
         return "it looks into a dynamic table, which changes"
-    if node.type == "sql" and (calls := sql.impure(node.sql)):
+    if node.type == "sql" and (calls := sql.impure(node.sql, dialect=node.dialect)):
         return f"`{calls[0]}` gives another value each time"
     return ""
 

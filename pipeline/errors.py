@@ -24,6 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+ROW_ERROR = "headrace-row:"
+"""What stands before the JSON of an error that an expression or a task raises inside of Spark."""
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -6,12 +6,13 @@ SELECT, so that the branches of a UNION ALL fit by their places.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
 from headrace.pipeline.dialects import template
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import ROW_ERROR, UserError
 
 OP = "_gs_op"
 POS = "_gs_pos"
@@ -22,20 +23,23 @@ FAN_OUT = 1 << 20
 behind each other; more rows of one row, or an overflow of `sub`, are an error."""
 
 OPERATIONS = ("i", "u", "d")
-_TOO_MANY = f"'one row makes {FAN_OUT} rows or more, which have no order then; split the list before'"
-_TOO_DEEP = "'more than three transforms behind each other make several rows of one, which have no order then'"
+_TOO_MANY = f"one row makes {FAN_OUT} rows or more, which have no order then"
+_TOO_DEEP = "more than three transforms behind each other make several rows of one, which have no order then"
 _LARGEST = (2**63 - 1) // FAN_OUT - 1
-_WRONG = f"'column `{OP}` says `', coalesce(_x, 'NULL'), '`; allowed: i, u, d'"
-_CHECKED = f"transform(array(CAST(_0 AS STRING)), _x -> CASE WHEN _x IN ('i', 'u', 'd') THEN _x ELSE raise_error(concat({_WRONG})) END)[0]"
+_CHECKED = (
+    "transform(array(CAST(_0 AS STRING)), _x -> CASE WHEN _x IN ('i', 'u', 'd') THEN _x ELSE raise_error(concat(_1, to_json("
+    f"named_struct('node', _2, 'what', concat('column `{OP}` says `', coalesce(_x, 'NULL'), '`'), 'hint', _3)))) END)[0]"
+)
 
 
-def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr]) -> None:
+def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr], node: str = "") -> None:
     """Puts the hidden columns at the end of a SELECT, once each.
 
     Args:
         select: changed in place.
         hidden: names of the columns.
         numbers: what numbers the rows that are made of one, outermost first; empty where a row stays one.
+        node: whose statement it is, for errors that rows raise.
 
     Raises UserError where the statement sets `_gs_pos`, or `_gs_op` to a text that is no operation.
     """
@@ -56,9 +60,9 @@ def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr]
             if not plain:
                 msg = f"`{POS}` is the order of rows, and cannot be set"
                 raise UserError(msg, hint="Give the column another name.")
-            value = numbered(value, numbers) if numbers else value
+            value = numbered(value, numbers, node) if numbers else value
         elif column == OP and not plain:
-            value = _checked(value)
+            value = _checked(value, node)
         bare = isinstance(value, exp.Column) and not value.table
         select.append("expressions", value if bare else exp.alias_(value, column, quoted=True))
 
@@ -86,22 +90,33 @@ def relation_names(select: exp.Select) -> set[str]:
     return set()
 
 
-def _checked(value: exp.Expr) -> exp.Expr:
+def _checked(value: exp.Expr, node: str) -> exp.Expr:
     """An operation that a statement computes. Raises UserError for a text that is none; what rows say is checked row by row."""
-    if isinstance(value, exp.Literal) and (not value.is_string or value.name not in OPERATIONS):
-        msg = f"column `{OP}` says `{value.name}`"
-        raise UserError(msg, hint=f"Allowed: {', '.join(OPERATIONS)}.")
-    return value if isinstance(value, exp.Literal) else template(_CHECKED, value)
+    hint = f"Allowed: {', '.join(OPERATIONS)}."
+    if isinstance(value, exp.Literal):
+        if not value.is_string or value.name not in OPERATIONS:
+            msg = f"column `{OP}` says `{value.name}`"
+            raise UserError(msg, hint=hint)
+        return value
+    return template(_CHECKED, value, *map(exp.Literal.string, (ROW_ERROR, node, hint)))
 
 
-def numbered(position: exp.Expr, numbers: Sequence[exp.Expr]) -> exp.Expr:
+def numbered(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "") -> exp.Expr:
     """The position of each row of those that are made of one. An outer generator gives no number for a row without items."""
+    many = _failing(_TOO_MANY, "Cut the list before, with slice or filter.", node)
+    deep = _failing(_TOO_DEEP, "Make them in one transform, such as with flatten.", node)
     sub = template("_0.sub", position)
     for number in numbers:
         sub = template(
-            f"CASE WHEN coalesce(_1, 0) >= {FAN_OUT} THEN CAST(raise_error({_TOO_MANY}) AS BIGINT)"
-            f" WHEN _0 > {_LARGEST} THEN CAST(raise_error({_TOO_DEEP}) AS BIGINT) ELSE _0 * {FAN_OUT} + coalesce(_1, 0) END",
+            f"CASE WHEN coalesce(_1, 0) >= {FAN_OUT} THEN CAST(raise_error(_2) AS BIGINT)"
+            f" WHEN _0 > {_LARGEST} THEN CAST(raise_error(_3) AS BIGINT) ELSE _0 * {FAN_OUT} + coalesce(_1, 0) END",
             sub,
             number,
+            many,
+            deep,
         )
     return template("named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', _1)", position, sub)
+
+
+def _failing(what: str, hint: str, node: str) -> exp.Literal:
+    return exp.Literal.string(ROW_ERROR + json.dumps({"node": node, "what": what, "hint": hint}))

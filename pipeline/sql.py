@@ -91,7 +91,7 @@ def with_hidden(
     own = {cte.alias for cte in found.find_all(exp.CTE)}
     try:
         for select in list(found.find_all(exp.Select)):
-            carry(select, hidden, spread(select))
+            carry(select, hidden, spread(select), node)
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):

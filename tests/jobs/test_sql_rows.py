@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def run(session: SparkSession) -> Run:
     """`run(text, dialect=…)`: the rows of a statement over `t` in their order, with `_gs_op` and `_gs_pos.sub` behind the columns."""
 
     def rows(text: str, dialect: str = "spark") -> list[tuple[Any, ...]]:
-        said = sql.with_hidden(sql.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, now=datetime(2025, 1, 2, 3, tzinfo=UTC))
+        said = sql.with_hidden(sql.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x")
         try:
             table = session.sql(said).toArrow()
         except Exception as error:
@@ -113,12 +112,12 @@ def test_rows_of_a_row_are_numbered(run: Run, text: str) -> None:
 
 
 def test_a_list_that_is_too_long_and_a_chain_that_is_too_deep_are_errors(run: Run) -> None:
-    with pytest.raises(HeadraceError, match="one row makes 1048576 rows or more"):
+    with pytest.raises(HeadraceError, match="node 'x': one row makes 1048576 rows or more"):
         run(f"SELECT explode(sequence(0, {FAN_OUT})) AS x FROM t WHERE id = 1")
     deep = "SELECT id, explode(array(1, 2)) AS x FROM t WHERE id = 3"
     for _ in range(2):
         deep = f"SELECT id, explode(array(1, 2)) AS x FROM ({deep})"
-    with pytest.raises(HeadraceError, match="more than three transforms"):
+    with pytest.raises(HeadraceError, match="node 'x': more than three transforms"):
         run(deep.replace("FROM t", "FROM (SELECT id, explode(array(1, 2)) AS x FROM t)"))
 
 
@@ -130,5 +129,5 @@ def test_operations(run: Run) -> None:
     assert run("SELECT struct(*).id AS id FROM (SELECT id FROM t)") == [(1, "i", 0), (2, "u", 1), (3, "d", 2)]
     assert run("SELECT to_json(struct(*)) AS j FROM (SELECT id FROM t) WHERE id = 1") == [('{"id":1}', "i", 0)]
     for wrong in ("name", "CASE WHEN id = 1 THEN 'i' END", "upper(_gs_op)"):
-        with pytest.raises(DataError, match=r"column `_gs_op` says `.+`; allowed: i, u, d"):
+        with pytest.raises(DataError, match=r"node 'x': column `_gs_op` says `.+`\n  Allowed: i, u, d."):
             run(f"SELECT id, {wrong} AS _gs_op FROM t")

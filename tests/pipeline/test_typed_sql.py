@@ -96,7 +96,7 @@ def test_the_largest_and_the_smallest_are_found_by_numbers() -> None:
 
 @pytest.mark.parametrize("written", ["u * 1.5", "u > d", "d + i", "u / 2.5", "u BETWEEN 1 AND 2 AND u = 1.5"])
 def test_what_would_lose_digits_is_an_error(written: str) -> None:
-    with pytest.raises(UserError, match="node 'x'.*beside a number with a fraction"):
+    with pytest.raises(UserError, match=r"node 'x'.*beside a number with a fraction"):
         said(written)
 
 
