@@ -139,6 +139,6 @@ def test_names_and_texts_survive_the_way_to_spark(dialect: str, names: list[str]
     listed = ", ".join(exp.to_identifier(name, quoted=True).sql(dialect=DIALECTS[dialect]) for name in names)
     literal = exp.Literal.string(text).sql(dialect=DIALECTS[dialect])
     statement = f"SELECT {listed}, {literal} AS text FROM t"
-    again = sqlglot.parse_one(said(statement, dialect), dialect=sql.DIALECT)
+    again = sql.parse(said(statement, dialect))
     assert [item.alias_or_name for item in again.selects[:-1]] == names
     assert again.selects[-1].unalias().name == text
