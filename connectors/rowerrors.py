@@ -45,7 +45,7 @@ def explain_failure(error: BaseException) -> HeadraceError | None:
     DataError for a row that `row_error` refused, the error that a task raised by `task_error`, RetentionError where Kafka lost
     offsets while they were read.
     """
-    for text in every_text(error):
+    for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
             found, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
             return _data_error(found)
@@ -119,7 +119,7 @@ def _kind(value: object) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def every_text(error: BaseException) -> Iterator[str]:
+def _texts(error: BaseException) -> Iterator[str]:
     """Everything that the exception and its causes say, in Python and in the JVM."""
     seen: set[int] = set()
     at: BaseException | None = error

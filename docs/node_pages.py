@@ -50,7 +50,7 @@ def _page(title: str, model: type[BaseModel], parts: Path, name: str, made: Mapp
     intro, said = _sections(parts / f"{name}.md")
     example = parts / f"{name}.yaml"
     shown = f"```yaml\n{example.read_text(encoding='utf-8')}```\n" if example.exists() else ""
-    options = "\n".join(option_tables.tables(model, 3, nodes.WITHOUT_EFFECT.get(name.split("/", maxsplit=1)[0], ())))
+    options = "\n".join(option_tables.tables(model, 3, nodes.without_effect(*name.split("/"))))
     sections = dict.fromkeys(_FIRST, "") | {"Example": shown, "Options": options, **made}
     for heading, text in said.items():
         sections[heading] = "\n".join(filter(None, (sections.get(heading, ""), text)))

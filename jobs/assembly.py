@@ -11,6 +11,9 @@ from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.jobs.planner import Planner
 from headrace.jobs.routes import Route, routes
 from headrace.jobs.sources import LaneSource, lane_sources
+from headrace.jobs.tables.memory import Known
+from headrace.jobs.tables.opening import EVENT, open_tables
+from headrace.pipeline import graph
 from headrace.pipeline.advice import missing_keys
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file import PipelineFile
@@ -127,10 +130,27 @@ class Assembly:
             found[name] = LaneSink(sink, schema, key, columns, ledger)
         return found
 
+    def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
+        """Opens the dynamic tables for one lane, anew if they were open. `note` tells the ledger of a table in memory's first epoch.
+
+        Raises UserError or TransientError, naming the node, before any epoch is planned with them.
+        """
+        state = ledger.state(self.file.name, lane)
+        events = ledger.events(self.file.name, lane) if graph.tables(self.file.model) else []
+        joined = frozenset(event["data"]["table"] for event in events if event["kind"] == EVENT)
+        known = Known(state.committed if state else 0, joined, note)
+        self._close_tables()
+        self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
+
     def close(self) -> None:
-        """Lets go of the sources' connections; sinks belong to the lane."""
+        """Lets go of the connections of sources and dynamic tables; sinks belong to the lane."""
+        self._close_tables()
         for source in self.sources.values():
             source.close()
+
+    def _close_tables(self) -> None:
+        for table in self.planner.tables.values():
+            table.close()
 
 
 Assemble = Callable[[PipelineFile], Assembly]

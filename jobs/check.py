@@ -14,6 +14,8 @@ from headrace.jobs.assembly import node_types
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.planner import Known, Planner
 from headrace.jobs.sources import LaneSource, lane_sources
+from headrace.jobs.tables.opening import value_tables
+from headrace.pipeline import graph
 from headrace.pipeline.advice import missing_keys
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
 from headrace.pipeline.file import PipelineFile
@@ -69,6 +71,7 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
         _check_sources(file, sources, spark, findings)
         _check_sql(file, settings, spark, findings)
         _check_event_times(file, findings)
+        _check_tables(file, settings, findings)
         _check_sinks(file, settings, spark, findings)
     finally:
         for source in sources.values():
@@ -131,9 +134,16 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
         findings.errors += error.problems
     except UserError as error:
         findings.errors.append(error)
-    for name in file.model.transforms:
+    for name in graph.in_order(file.model):
         if name not in findings.schemas and not findings.errors:
             findings.unchecked[name] = "it reads what is not known"
+
+
+def _check_tables(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+    """Dynamic tables in Postgres that are there already, and their columns."""
+    asked: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
+    for (name, _), answer in _all_at_once(asked).items():
+        _told(file, name, answer, findings)
 
 
 def _check_event_times(file: PipelineFile, findings: Findings) -> None:

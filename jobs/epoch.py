@@ -33,12 +33,14 @@ class EpochWriter:
         sinks: Mapping[str, Sink],
         ways: Mapping[str, Route] | None = None,
         stages: LaneStages | None = None,
+        pipeline_hash: str = "",
     ) -> None:
         self._planner = planner
         self._routes = ways or {}
         self._sources = sources
         self._sinks = sinks
         self._stages = stages
+        self._hash = pipeline_hash or planner.file.hash
         self.steps: dict[str, float] = {}
 
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
@@ -51,7 +53,7 @@ class EpochWriter:
         if self._stages is None or not impure:
             return None
         bound = [name for name in model.sinks if name not in pending]
-        stages = self._stages.of(plan, self._planner.file.hash)
+        stages = self._stages.of(plan, self._hash)
         found = Staging(stages, lambda name: graph.inputs_of(model, name), list(impure), bound)
         found.check(pending, replayed=replayed, recompute=self._stages.recompute)
         return found
@@ -67,7 +69,9 @@ class EpochWriter:
             staging = self.staging(plan, pending, replayed=replayed)
             readings = self._readings(plan)
             with self._planner.frames(plan, readings, pending, staging) as frames:
-                self.steps["plan"] = time.monotonic() - started
+                staged = staging.seconds if staging else {}
+                self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
+                self.steps["plan"] = time.monotonic() - started - sum(staged.values())
                 return self._side_by_side(plan, frames)
         except HeadraceError:
             raise

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
 
-_CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (.*)")
+_CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
 """Where in a statement a row could not be computed, as Spark quotes it."""
 _LOST = (
@@ -40,7 +40,7 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
         from headrace.pipeline import errors
 
         kind = getattr(errors, found[1], UserError)
-        return kind(found[2].strip(), node=node)
+        return kind(found[3].strip(), node=found[2] or node)
     condition = getattr(error, "getCondition", lambda: None)()
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):

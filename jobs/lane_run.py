@@ -21,9 +21,10 @@ from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChange
 from headrace.jobs.history import Step
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.jobs.staging import LaneStages
+from headrace.jobs.tables.opening import EVENT
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
-from headrace.pipeline.file import PipelineFile, from_compiled
+from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
 from headrace.pipeline.settings import Settings
@@ -76,6 +77,7 @@ class LaneRun:
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, Assembly] = {}
+        self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
@@ -139,11 +141,19 @@ class LaneRun:
         return self._assemblies[file.hash]
 
     def _version(self, compiled: Json) -> PipelineFile:
-        found = from_compiled(compiled, self.file.path)
-        return self.file if found.hash == self.file.hash else found
+        stored = hash_of(compiled)
+        if stored not in self._versions:
+            found = from_compiled(compiled, self.file.path)
+            self._versions[stored] = self.file if found.hash == self.file.hash else found
+        return self._versions[stored]
 
     def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
-        return self.assembly_of(self._version(compiled)).open_sinks(uuid, LANE, self._ledger)
+        assembly = self.assembly_of(self._version(compiled))
+        assembly.open_tables(uuid, LANE, self._ledger, self._note_table)
+        return assembly.open_sinks(uuid, LANE, self._ledger)
+
+    def _note_table(self, table: str, epoch: int) -> None:
+        self._ledger.event(self.lane.lease, EVENT, {"table": table, "epoch": epoch})
 
     def _initial(self) -> Position:
         token = uuid4().hex[:12]
@@ -222,7 +232,7 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages)
+        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled))
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)

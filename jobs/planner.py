@@ -17,6 +17,7 @@ from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, 
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
+from headrace.jobs.tables.base import Empty, Lookup, Table, check_arguments, distinct_texts, register
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
@@ -77,7 +78,14 @@ class Planner:
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
         self.schemas: dict[str, pa.Schema] = {}
+        self.tables: Mapping[str, Table] = {}
+        """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
+        self._lookups: dict[str, Lookup] = {name: Empty() for name in graph.tables(file.model)}
+        self._asked = frozenset(table for name in file.model.transforms for table in graph.asks(file.model, name))
+        self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
+        if self._lookups:
+            register(self.spark, self._lookups)
         self._analyse()
 
     def _analyse(self) -> None:
@@ -119,17 +127,21 @@ class Planner:
     ) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
 
-        With `problems`, mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are
-        computed here and now, and stand for what was kept of them.
+        Dynamic tables are filled with what an epoch brings before those transforms that ask them are planned. With `problems`,
+        mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are computed here and now, and
+        stand for what was kept of them.
         """
         found = {name: reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
         for name, frame in found.items():
             frame.createOrReplaceTempView(names[name])
-        for name in self._order:
+        for name in self._steps:
             if problems is not None and any(upstream not in found for upstream in graph.inputs_of(self.file.model, name)):
                 continue
             try:
+                if name in self._lookups:
+                    self._table(name, names, plan)
+                    continue
                 found[name] = self._frame(name, found, names, plan)
             except UserError as error:
                 if problems is None:
@@ -145,14 +157,7 @@ class Planner:
         """A transform's rows over those of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
-            try:
-                text = sql.with_hidden(
-                    self._statement(name, node, found), HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name
-                )
-            except UserError as error:
-                error.place = error.place or self.file.place_of(name, "sql")
-                raise
-            return self._sql(name, text)
+            return self._select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
             context = TransformContext(
@@ -167,12 +172,12 @@ class Planner:
             self._transforms[name] = open_transform(context)
         return self._transforms[name].rows(found[upstream], plan)
 
-    def _statement(self, name: str, node: Any, found: Mapping[str, DataFrame]) -> exp.Query:
+    def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
         """What a sql node says in Spark's words, by the types of what it reads; found out once."""
         if name not in self._statements:
-            self._misread(name, node, found)
+            frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
+            self._misread(name, node, frames)
             query = node.query(name)
-            frames = {upstream: found[upstream] for upstream in node.inputs(name)}
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
             kinds: dict[str, WideInteger] = {}
             if needs_types(query, any(wide.values())):
@@ -180,16 +185,49 @@ class Planner:
             self._statements[name] = query, kinds
         return self._statements[name][0]
 
-    def _misread(self, name: str, node: Any, found: Mapping[str, DataFrame]) -> None:
+    def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
         """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
         quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
-        for upstream in node.inputs(name) if quoted else ():
-            names = {column.lower(): column for column in found[upstream].columns}
+        for upstream, frame in frames.items() if quoted else ():
+            names = {column.lower(): column for column in frame.columns}
             if text := next((text for text in quoted if text.lower() in names), None):
                 msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
                 hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
                 hint += f" for the text write '{text}'."
                 raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
+
+    def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
+        """Puts what an epoch brings into a dynamic table, and what is in it then before the SQL that asks it. Without a plan: checks."""
+        if self.file.model.transforms[name].inputs(name) and (plan is None or self.tables[name].wants(plan)):
+            frame = self._select(name, views, plan)
+            frame = frame.drop(*HIDDEN)
+            kind = frame.schema[0].dataType.simpleString()
+            if kind not in ("string", "void"):
+                msg = f"dynamic table side output expects a string column, got {kind}"
+                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name, place=self.file.place_of(name, "sql"))
+            if plan is not None:
+                self.tables[name].fill(plan, distinct_texts(frame, name))
+        if plan is not None and name in self._asked and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
+            self._lookups[name] = lookup
+            register(self.spark, self._lookups)
+
+    def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+        """What a node's SQL gives, with the hidden columns."""
+        node: Any = self.file.model.transforms[name]
+        try:
+            query = self._statement(name, node, views)
+            text = sql.with_hidden(query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name, "sql")
+            raise
+        frame = self._sql(name, text)
+        if plan is None and graph.asks(self.file.model, name):
+            try:
+                check_arguments(frame, name)
+            except SchemaError as error:
+                error.place = self.file.place_of(name, "sql")
+                raise
+        return frame
 
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
@@ -198,7 +236,8 @@ class Planner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said, hint = explained(error, self.file.model.transforms[name].sql)
+            node: Any = self.file.model.transforms[name]
+            said, hint = explained(error, node.sql)
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
@@ -230,7 +269,8 @@ class Planner:
         node that several of these sinks read is persisted at the latest shared point and given back afterwards.
         """
         every = self._every(readings)
-        wanted = staging.wanted(sinks) if staging else ()
+        filled = [name for name, table in self.tables.items() if table.wants(plan)]
+        wanted = staging.wanted([*sinks, *filled]) if staging else ()
         views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None)
         counts = staging.rows if staging else {}
         model = self.file.model

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from headrace.pipeline import graph, sql
 from headrace.pipeline.nodes import PipelineModel
 
-_LOOKUP = re.compile(r"\bdynamic_table_check\s*\(", re.IGNORECASE)
-
 
 def impure_nodes(model: PipelineModel) -> dict[str, str]:
     """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
-    found = {name: _why(model.transforms[name]) for name in graph.in_order(model)}
+    found = {name: _why(model, name) for name in graph.in_order(model)}
     return {name: why for name, why in found.items() if why}
 
 
@@ -23,8 +20,12 @@ def impure_behind(model: PipelineModel, name: str) -> list[str]:
     return [node for node in impure_nodes(model) if node in wanted]
 
 
-def _why(node: Any) -> str:
-    """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made."""
+def _why(model: PipelineModel, name: str) -> str:
+    """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made.
+
+    A dynamic table in memory is no reason: its values are kept by epoch, and an epoch gets the same answers whenever it is computed.
+    """
+    node: Any = model.transforms[name]
     marked = getattr(node, "deterministic", None)
     if node.type == "handler":
         return "it asks a service, which may answer otherwise the next time"
@@ -32,8 +33,9 @@ def _why(node: Any) -> str:
         return "its code may give other rows the next time (it is not marked `deterministic: true`)"
     if node.type == "script" and marked is False:
         return "it is marked `deterministic: false`"
-    if node.type == "sql" and _LOOKUP.search(node.sql):
-        return "it looks into a dynamic table, which changes"
+    tables = graph.tables(model)
+    if outside := [table for table in graph.asks(model, name) if table in tables and not tables[table].in_memory]:
+        return f"it asks the dynamic table `{outside[0]}`, which others may change"
     if node.type == "sql" and (calls := sql.impure(node.sql, dialect=node.dialect)):
         return f"`{calls[0]}` gives another value each time"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
 from headrace.jobs.direct import translate
@@ -100,9 +100,8 @@ def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, 
         raise UserError(msg)
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
-        query = _translated(
-            f"transform `{name}`", file.model.transforms[name].spark_sql(name), upstream, _known(columns.nodes, upstream), query
-        )
+        node: Any = file.model.transforms[name]
+        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _known(columns.nodes, upstream), query)
         upstream = name
     want = _known(columns.payloads, source.name)
     if have is None:
@@ -133,6 +132,9 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         node = file.model.transforms[at]
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
+            raise UserError(msg)
+        if asked := graph.asks(file.model, at):
+            msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
             raise UserError(msg)
         inputs = sql.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:

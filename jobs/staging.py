@@ -1,7 +1,7 @@
 """Rows of impure nodes on durable storage: computed once per epoch, before the first sink sees any of them.
 
     <staging.path>/<pipeline uuid>/<lane>/<epoch>-<digest>/<node>/
-        g<generation>-<token>/      one attempt: parquet files by Spark
+        g<generation>-<token>/      one attempt: parquet files by Spark's tasks
         manifest.json               which attempt counts; written whole, beside, and linked to its name: the first one wins
 
 The digest is of the plan with the compiled pipeline's hash, so that an epoch that was planned anew never meets the rows of the
@@ -19,12 +19,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.connectors.rowerrors import every_text
+from headrace.connectors.rowerrors import task_error
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.sources import Reading
 from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
@@ -32,6 +33,7 @@ from headrace.pipeline.records import EpochPlan, Json
 from headrace.pipeline.settings import Settings
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -39,8 +41,7 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _EPOCH = re.compile(r"(\d+)-[0-9a-f]{16}")
-_FULL = re.compile(r"No space left on device|Disk quota exceeded|File too large")
-_RIGHTS = re.compile(r"Permission denied|Read-only file system|Mkdirs failed to create")
+_TOLD = "file string, rows bigint, bytes bigint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,12 @@ class Manifest:
     @classmethod
     def from_json(cls, data: Json) -> Manifest:
         """The inverse. Raises ValueError for a format that this version does not know."""
-        known = dict(data)
+        known: Json = dict(data)
         if (found := known.pop("format", None)) != FORMAT:
             msg = f"it has format {found}, this Headrace knows {FORMAT}"
             raise ValueError(msg)
-        return cls(**known | {"files": tuple((name, size) for name, size in known["files"])})
+        known["files"] = tuple((name, size) for name, size in known["files"])
+        return cls(**known)
 
 
 class LaneStages:
@@ -90,11 +92,13 @@ class LaneStages:
 
     def sweep(self, committed: int) -> None:
         """Removes the stages of epochs before the last `staging.keep_epochs` committed ones. What cannot be removed is logged, and left."""
-        if not self._folder.is_dir():
+        try:
+            past = [folder for folder, number in self._epochs() if number <= committed - self._keep] if self._folder.is_dir() else []
+        except OSError as error:
+            log.warning("stages were not swept: path=%s error=%s", self._folder, error.strerror)
             return
-        for folder, number in self._epochs():
-            if number <= committed - self._keep:
-                _remove(folder)
+        for folder in past:
+            _remove(folder)
 
     def _epochs(self) -> Iterator[tuple[Path, int]]:
         for folder in self._folder.iterdir():
@@ -119,7 +123,7 @@ class EpochStages:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._storage(node, error.strerror or str(error)) from error
+            raise no_storage(node, self._lane.path, error) from error
         try:
             found = Manifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
@@ -153,49 +157,36 @@ class EpochStages:
         attempt = f"g{self._lane.generation}-{secrets.token_hex(4)}"
         place = folder / attempt
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._storage(node, error.strerror or str(error)) from error
-        try:
+            place.mkdir(parents=True)
+            # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            numbered.write.option("compression", "zstd").parquet(f"file://{place}")
-            found = self._complete(node, attempt)
+            told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), _TOLD).collect()
+            found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
         except HeadraceError:
             _remove(place)
             raise
         except OSError as error:
             _remove(place)
-            raise self._storage(node, error.strerror or str(error)) from error
+            raise no_storage(node, self._lane.path, error) from error
         except Exception as error:
             _remove(place)
-            if said := _storage_words(error, self._lane.path):
-                raise self._storage(node, said) from error
             raise as_headrace_error(error, node=node) from error
         log.info("staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt)
         return found
 
-    def _complete(self, node: str, attempt: str) -> Manifest:
-        """Makes an attempt durable, then the one that counts, unless another was first."""
-        import pyarrow.parquet as pq
-
-        folder = self._of(node)
-        parts = sorted(path for path in (folder / attempt).iterdir() if path.suffix == ".parquet")
-        counted = [(path, pq.read_metadata(path).num_rows) for path in parts]
-        files = tuple((path.name, path.stat().st_size) for path, count in counted if count)
-        lane = self._lane
-        made = Manifest(
-            lane.pipeline,
-            lane.lane,
-            self.plan.number,
-            node,
-            self._digest,
-            lane.generation,
-            attempt,
-            sum(count for _, count in counted),
-            files,
-        )
-        for path in [*parts, folder / attempt]:
-            _sync(path)
+    def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> Manifest:
+        """Makes an attempt the one that counts, unless another was first. `parts` are file, rows and bytes, as the winning tasks say."""
+        folder, lane = self._of(node), self._lane
+        for name, _, size in parts:
+            if (found := _size(folder / attempt / name)) != size:
+                msg = (
+                    f"a task staged {size:,} bytes in {folder / attempt / name}, and here {'nothing' if found is None else found} is there"
+                )
+                raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
+        files = tuple((name, size) for name, _, size in parts)
+        rows = sum(count for _, count, _ in parts)
+        made = Manifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
+        _sync(folder / attempt)
         beside = folder / f".{attempt}.json"
         beside.write_text(json.dumps(made.to_json()), encoding="utf-8")
         _sync(beside)
@@ -205,7 +196,7 @@ class EpochStages:
             log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
         finally:
             beside.unlink()
-        for path in (folder, folder.parent, folder.parent.parent, folder.parent.parent.parent, lane.path, lane.path.parent):
+        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
             _sync(path)
         held = self.held(node)
         assert held is not None  # noqa: S101  it is there, whoever made it
@@ -225,8 +216,7 @@ class EpochStages:
             raise LaneError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
         for name, size in held.files:
             path = self._of(node) / held.attempt / name
-            found = path.stat().st_size if path.is_file() else None
-            if found != size:
+            if (found := _size(path)) != size:
                 msg = f"staged rows are damaged: {path} has {'no' if found is None else found} bytes, the manifest says {size}"
                 hint = f"Bring it back from a backup; or remove the folder {self._of(node)}, and they count as gone."
                 raise LaneError(msg, hint=hint, node=node)
@@ -234,10 +224,55 @@ class EpochStages:
     def _of(self, node: str) -> Path:
         return self.folder / _spelled(node)
 
-    def _storage(self, node: str, said: str) -> UserError:
-        msg = f"rows cannot be staged in {self._lane.path}: {said}"
-        hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
-        return UserError(msg, hint=hint, node=node)
+
+@dataclass(frozen=True)
+class StageTask:
+    """What a Spark task runs: its rows into a file of its own, durable before it is told. Picklable."""
+
+    node: str
+    folder: str
+    root: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row: file, rows, bytes. Of tasks that are run twice only the winner's answer arrives, so only its file counts."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        name = f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else f"part-{secrets.token_hex(8)}.parquet"
+        try:
+            rows, size = self._write(batches, Path(self.folder) / name)
+        except OSError as error:
+            raise task_error(no_storage(self.node, Path(self.root), error)) from None
+        yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"])
+
+    def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
+        import pyarrow.parquet as pq
+
+        rows, writer = 0, None
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if writer is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    writer = pq.ParquetWriter(path, batch.schema, compression="zstd")
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is None:
+            return 0, 0
+        _sync(path)
+        return rows, path.stat().st_size
+
+
+def no_storage(node: str, root: Path, error: OSError) -> UserError:
+    """The error of a place that cannot take rows."""
+    msg = f"rows cannot be staged in {root}: {error.strerror or error}"
+    hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
+    return UserError(msg, hint=hint, node=node)
 
 
 class Staging:
@@ -252,6 +287,7 @@ class Staging:
         self._impure = impure
         self._bound = bound
         self.rows: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
 
     def wanted(self, sinks: Sequence[str]) -> set[str]:
         """The impure nodes whose rows these sinks take from a stage. What lies behind a complete stage is not needed again."""
@@ -300,7 +336,9 @@ class Staging:
     def staged(self, name: str, frame: DataFrame) -> Reading:
         """A node's rows from its stage, which is made first where there is none."""
         if self._stages.held(name) is None:
+            started = time.monotonic()
             self._stages.make(name, frame)
+            self.seconds[name] = time.monotonic() - started
         found = self._stages.read(name, frame)
         self.rows[name] = found.rows or 0
         return found
@@ -329,6 +367,13 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
 def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
@@ -336,11 +381,3 @@ def _remove(folder: Path) -> None:
         return
     except OSError as error:
         log.warning("a stage was not removed: path=%s error=%s", folder, error.strerror)
-
-
-def _storage_words(error: BaseException, place: Path) -> str:
-    """What a file system said of `place` inside Spark's own error; empty where it is about something else."""
-    for text in every_text(error):
-        if found := _FULL.search(text) or (_RIGHTS.search(text) if str(place) in text else None):
-            return found[0]
-    return ""

@@ -8,6 +8,8 @@ from typing import Any
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, UserError
 from headrace.pipeline.graph import key_of, upstream_sources
+from headrace.pipeline.handler import handler_words
+from headrace.pipeline.table_checks import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
 """Sinks that a key makes upsert and delete."""
@@ -15,12 +17,16 @@ _KEYED = ("postgres", "delta", "iceberg")
 
 def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
     """Every such word on a sound file, with its place."""
-    for part, silent in nodes.WITHOUT_EFFECT.items():
+    for part in nodes.WITHOUT_EFFECT:
         for name, node in getattr(model, part).items():
-            for key in sorted(silent & node.model_fields_set):
+            for key in sorted(nodes.without_effect(part, node.type) & node.model_fields_set):
                 if key != "deduplicate" or not node.deduplicate:
                     hint = _description(node, key)
                     yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
+    for name, node in model.transforms.items():
+        for keys, word in handler_words(node) if node.type == "handler" else ():
+            yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
+    yield from table_warnings(model, place)
     yield from missing_keys(model, place)
 
 

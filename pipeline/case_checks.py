@@ -50,6 +50,8 @@ class _Check:
                 yield from self._node(part, node)
                 if isinstance(said, dict):
                     yield from self._rows(part, node, said)
+                elif isinstance(said, list):
+                    yield from self._values(part, node, said)
 
     def _node(self, part: str, node: str) -> Iterator[UserError]:
         known = [name for kind in PARTS[: 2 if part == "given" else 3] for name in self._parts[kind]]
@@ -61,6 +63,17 @@ class _Check:
             return
         what = "source or transform" if part == "given" else "source, transform or sink"
         yield self._problem(f"`{shorten(node)}` is no {what} of this pipeline{meant(node, known)}", hint, (part, node))
+
+    def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
+        """A list of values is what a dynamic table holds."""
+        found = self._parts["transforms"].get(node)
+        if not isinstance(found, dict) or found.get("type") != "dynamic_table":
+            msg = f"`{part}.{node}` is a list, and only a dynamic table has values without columns"
+            yield self._problem(msg, "Write `rows:` with a map per row.", (part, node))
+        for index, value in enumerate(said):
+            if isinstance(value, dict | list | bool) or value is None:
+                hint = "Put it into quotes if it is meant as text."
+                yield self._problem(f"`{part}.{node}` lists something that is no text", hint, (part, node, index))
 
     def _rows(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
         forms = [form for form in FORMS if said.get(form) is not None]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from headrace.pipeline.strict import Columns, Strict
+from headrace.pipeline.tables import VALUE
 
 FORMS = ("rows", "csv", "json", "parquet")
 """The ways to say what rows a node has; one of them counts."""
@@ -56,6 +57,11 @@ class GivenNode(RowsNode):
     )
 
 
+def _values(said: object) -> object:
+    """The values of a dynamic table may be listed as they are."""
+    return {"rows": [{VALUE: value} for value in said]} if isinstance(said, list) else said
+
+
 class ExpectedNode(RowsNode):
     """What a node must give, or a sink's target must hold at the end."""
 
@@ -69,8 +75,10 @@ class CaseNode(Strict):
 
     description: str | None = Field(default=None, description="What the test is about, for people.")
     now: Moment | None = Field(default=None, description="What now() means; the real time if not given.")
-    given: dict[str, GivenNode] = Field(
-        default_factory=dict, description="Rows by source or transform; sources that are not named have none."
+    given: dict[str, Annotated[GivenNode, BeforeValidator(_values)]] = Field(
+        default_factory=dict, description="Rows by source or transform; a list of values for a dynamic table. Who is not named has none."
     )
-    expect: dict[str, ExpectedNode] = Field(default_factory=dict, description="Rows by source, transform or sink.")
+    expect: dict[str, Annotated[ExpectedNode, BeforeValidator(_values)]] = Field(
+        default_factory=dict, description="Rows by source, transform or sink; a list of values for a dynamic table."
+    )
     expect_error: str | None = Field(default=None, description="A part of the error's message, where the test expects one.")

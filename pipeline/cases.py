@@ -18,6 +18,7 @@ from headrace.pipeline.errors import PipelineFileError, Place, UserError
 from headrace.pipeline.file import PipelineFile, in_order, load_pipeline, read_text
 from headrace.pipeline.problems import all_in_words
 from headrace.pipeline.strict import Strict
+from headrace.pipeline.tables import VALUE
 from headrace.pipeline.tree import nearest, read_tree
 
 SUFFIXES = (".yaml", ".yml")
@@ -52,11 +53,27 @@ class Case:
 
     def given(self, node: str) -> Rows:
         """The rows of a given node, as written. Raises PipelineFileError where their file cannot be read."""
-        return read_rows(self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts)
+        return self._listed("given", node) or read_rows(
+            self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts
+        )
 
     def expected(self, node: str) -> Rows:
         """The same of an expected node."""
-        return read_rows(self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts)
+        return self._listed("expect", node) or read_rows(
+            self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts
+        )
+
+    def _listed(self, part: str, node: str) -> Rows | None:
+        """The values of a dynamic table that are listed, as the file spells them (0x1F is a text here); None where it is said otherwise."""
+        path = ("tests", self.name, part, node)
+        said = (self.node.given if part == "given" else self.node.expect)[node].rows
+        if (*path, 0) not in self.places or said is None:
+            return None
+        values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(said)]
+        places: dict[tuple[str | int, ...], Place] = {
+            (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
+        }
+        return Rows(values, self.place(part, node), places)
 
 
 def is_test_file(path: Path) -> bool:

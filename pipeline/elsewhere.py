@@ -10,9 +10,7 @@ from collections.abc import Mapping
 TYPES: Mapping[str, Mapping[str, str]] = {
     "sources": {},
     "transforms": {
-        "handler": "Call the service before the topic or behind the sink; what Spark SQL can say is a `sql` transform.",
         "script": "What Spark SQL can say is a `sql` transform: CASE, regular expressions, JSON and string functions.",
-        "dynamic_table": "A fixed list goes into a `sql` transform as `WHERE column IN (...)`.",
     },
     "sinks": {
         "kafka": "Write to a `postgres` or a `delta` sink and publish from there.",

@@ -20,7 +20,9 @@ from headrace.pipeline.graph import check_model
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
+from headrace.pipeline.table_checks import check_tables
 from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
+from headrace.pipeline.variables import keep_late
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,13 @@ class PipelineFile:
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
     def compiled(self) -> Json:
-        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in."""
-        silent: Any = {part: {"__all__": keys} for part, keys in nodes.WITHOUT_EFFECT.items()}
+        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
+
+        Texts that may carry secrets (`pipeline.variables`) are as the file has them.
+        """
+        silent: Any = {
+            part: {name: set(nodes.without_effect(part, node.type)) for name, node in getattr(self.model, part).items()} for part in PARTS
+        }
         return self.model.model_dump(
             mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
         )
@@ -58,7 +65,12 @@ class PipelineFile:
     @property
     def hash(self) -> str:
         """Of `compiled()`, 16 hex digits."""
-        return hashlib.sha256(json.dumps(self.compiled(), sort_keys=True).encode()).hexdigest()[:16]
+        return hash_of(self.compiled())
+
+
+def hash_of(body: Json) -> str:
+    """The hash of a compiled pipeline as it is stored, whatever release wrote it."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_compiled(body: Json, path: str = "<ledger>") -> PipelineFile:
@@ -98,6 +110,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
             tree.value[part] = {}
     problems += check_shape(tree)
     problems += check_cases(tree, tree.value)
+    keep_late(tree.value, tree.written)
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:
@@ -105,7 +118,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         raise PipelineFileError(in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places, texts=tree.texts)
     if not problems:
-        problems += check_model(model, found.place)
+        problems += check_tables(model, found.place) or check_model(model, found.place)
     if problems:
         raise PipelineFileError(in_order(problems, tree))
     return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))

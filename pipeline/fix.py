@@ -11,7 +11,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from headrace.pipeline.file import name_of, parse_pipeline
-from headrace.pipeline.nodes import VERSION, WITHOUT_EFFECT
+from headrace.pipeline.nodes import VERSION, WITHOUT_EFFECT, without_effect
 from headrace.pipeline.tree import WRAPPER
 
 _WIDEST = 10_000
@@ -55,8 +55,9 @@ def _unwrapped(root: CommentedMap) -> Iterator[str]:
 
 
 def _removed(root: CommentedMap) -> Iterator[str]:
-    for part, silent in WITHOUT_EFFECT.items():
+    for part in WITHOUT_EFFECT:
         for name, node in (root.get(part) or {}).items():
+            silent = without_effect(part, node.get("type", ""))
             for key in [key for key in node if key in silent and key != "telemetry"]:
                 del node[key]
                 yield f"node '{name}': removed `{key}`, which has no effect"

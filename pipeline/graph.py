@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.pipeline import nodes
+from headrace.pipeline import tables as dynamic
 from headrace.pipeline.errors import GuaranteeError, UserError
+from headrace.pipeline.transforms import DynamicTable
 from headrace.pipeline.values import PlaceOf, check_values
 
 
@@ -17,8 +19,29 @@ def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 
+def tables(model: nodes.PipelineModel) -> dict[str, DynamicTable]:
+    """The dynamic tables. They stand among the transforms, and no rows leave them."""
+    return {name: node for name, node in model.transforms.items() if isinstance(node, DynamicTable)}
+
+
+def asks(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The dynamic tables that a transform's SQL asks. Raises UserError for a call that says no table."""
+    node: Any = model.transforms.get(name)
+    text = getattr(node, "sql", None)
+    return dynamic.asked(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
+
+
 def in_order(model: nodes.PipelineModel) -> list[str]:
-    """Transforms so that each comes after what it reads. Raises UserError for a cycle."""
+    """Transforms with rows so that each comes after what it reads. Raises UserError for a cycle."""
+    there = tables(model)
+    return [name for name in steps(model) if name not in there]
+
+
+def steps(model: nodes.PipelineModel) -> list[str]:
+    """All transforms: each after what it reads, dynamic tables after what fills them and before who asks them.
+
+    Raises UserError for a cycle.
+    """
     done: list[str] = []
     open_: list[str] = []
 
@@ -29,7 +52,7 @@ def in_order(model: nodes.PipelineModel) -> list[str]:
             msg = f"transforms read each other in a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
             raise UserError(msg, node=name)
         open_.append(name)
-        for upstream in inputs_of(model, name):
+        for upstream in (*inputs_of(model, name), *asks(model, name)):
             visit(upstream)
         open_.pop()
         done.append(name)
@@ -40,7 +63,9 @@ def in_order(model: nodes.PipelineModel) -> list[str]:
 
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The node's own primary key, else the one that its inputs agree on, else ()."""
+    """The node's own primary key, else the one that its inputs agree on, else (); a dynamic table has none."""
+    if isinstance(model.nodes()[name], DynamicTable):
+        return ()
     if own := model.nodes()[name].primary_key:
         return own
     found = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in model.nodes()}

@@ -18,6 +18,8 @@ from sqlglot.optimizer.qualify import qualify
 from headrace.pipeline import graph, sql
 from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.relations import Derived, Origin, Reader, Relation, Step, UntoldError
+from headrace.pipeline.tables import VALUE
+from headrace.pipeline.transforms import DynamicTable
 
 Schemas = Mapping[str, Mapping[str, str]]
 """By node the Spark SQL type of every column, in order; an empty one where only the name is known."""
@@ -62,7 +64,22 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
         known = schemas.get(name)
         kinds = list(known.values()) if known else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
         types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
-    return {name: _told(name if name not in model.sinks else model.sinks[name].from_, relations, reasons, types) for name in model.nodes()}
+    rows = {name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.tables(model)}
+    told = {name: _told(node, relations, reasons, types) for name, node in rows.items()}
+    return told | {name: _filled(node, name, relations, reasons) for name, node in graph.tables(model).items()}
+
+
+def _filled(node: DynamicTable, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
+    """The one column of a dynamic table, if SQL fills it."""
+    if node.sql is None:
+        return NodeLineage({VALUE: Derived(())}, {VALUE: "STRING"})
+    if poor := next((upstream for upstream in node.inputs(name) if upstream in reasons), None):
+        return NodeLineage({}, {}, reasons[poor])
+    try:
+        ((_, value),) = Reader(name, relations).query(node.query(name), {}, None).columns
+    except UntoldError as error:
+        return NodeLineage({}, {}, f"dynamic table `{name}`: {error}")
+    return NodeLineage({VALUE: value}, {VALUE: "STRING"})
 
 
 def _query_of(model: PipelineModel, name: str) -> exp.Query:

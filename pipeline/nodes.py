@@ -23,10 +23,17 @@ from headrace.pipeline.transforms import TransformNode
 
 WITHOUT_EFFECT = {
     "sources": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
-    "transforms": frozenset({"telemetry", "parallelism"}),
+    "transforms": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
     "sinks": frozenset({"telemetry", "parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
 }
 """Keys that change no row, by the part of the file: a change of one is no change of the pipeline."""
+
+_WITH_EFFECT = {"handler": frozenset({"parallelism"})}
+
+
+def without_effect(part: str, kind: str = "") -> frozenset[str]:
+    """Keys that do nothing at nodes of a part of the file, for those of one type without what it makes use of."""
+    return WITHOUT_EFFECT.get(part, frozenset()) - _WITH_EFFECT.get(kind, frozenset())
 
 
 class OffsetTable(Strict):

@@ -12,7 +12,8 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.strict import Strict
 
 
-def _duration(value: object) -> object:
+def as_duration(value: object) -> object:
+    """The duration that a text says, anything else as it is. Raises ValueError for what is none."""
     if isinstance(value, int | float) and value < 0:
         msg = f"`{value}` is not a duration; write a number and a unit, such as 500ms or 1h 30m"
         raise ValueError(msg)
@@ -25,7 +26,7 @@ def _duration(value: object) -> object:
         raise ValueError(msg) from error
 
 
-Duration = Annotated[timedelta, BeforeValidator(_duration), PlainSerializer(spell_duration, when_used="json")]
+Duration = Annotated[timedelta, BeforeValidator(as_duration), PlainSerializer(spell_duration, when_used="json")]
 
 
 def _day(value: object) -> object:

@@ -134,7 +134,9 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
     close = meant(key, allowed)
     if key in elsewhere.KEYS and not close:
         return f"`{key}` is not available yet", elsewhere.KEYS[key]
-    useful = [name for name in allowed if name == "telemetry" or name not in nodes.WITHOUT_EFFECT.get(str(path[0]), ())]
+    node = _at(path[:2], plain)
+    silent = nodes.without_effect(str(path[0]), str(node.get("type")) if isinstance(node, dict) else "")
+    useful = [name for name in allowed if name == "telemetry" or name not in silent]
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
 
 

@@ -7,6 +7,7 @@ Environment names are `HEADRACE__A__B`. `STREAMLING__A__B` is read too, below th
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +58,24 @@ class PostgresConnection(Section):
         """Keyword arguments for libpq. Holds the password: never log it."""
         found = {"host": self.host, "port": str(self.port), "user": self.user, "dbname": self.db, "sslmode": self.sslmode}
         return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
+
+
+class TableConnection(PostgresConnection):
+    """The Postgres server of dynamic tables, and how they are read there."""
+
+    cache_enabled: bool = Field(default=False, description="Whether tables with a `time_column` are kept by the pipeline.")
+    cache_refresh_debounce_ms: int = Field(default=1000, ge=0, description="How often at most a cache reads what is new.")
+    dt_schema_name: str | None = Field(default=None, description="The schema of tables that name none; `public` if not given.")
+
+
+class TableBackend(Section):
+    """Where dynamic tables lie."""
+
+    path: Path | None = Field(default=None, description="The folder of tables in memory, on this host; `tables` below `home` if not given.")
+    max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
+    postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
+        default_factory=dict, repr=False, description="Overrides of postgres_sink for dynamic tables, and how they are read."
+    )
 
 
 class ClickHouseConnection(Section):
@@ -147,6 +166,11 @@ class Settings(BaseSettings):
     postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
         default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
     )
+    http_secret_header: dict[str, str] = Field(
+        default_factory=dict, description="Headers that nodes name by `secret_name`: the header's name, by the secret's."
+    )
+    http_secret_value: dict[str, Secret] = Field(default_factory=dict, repr=False, description="The values of these headers.")
+    dynamic_table_backend: TableBackend = TableBackend()
     iceberg: IcebergSettings = IcebergSettings()
     staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
@@ -156,6 +180,21 @@ class Settings(BaseSettings):
         name = "_".join(part for part in "".join(c if c.isalnum() else " " for c in sink.lower()).split())
         base = self.postgres_sink.model_dump()
         return PostgresConnection.model_validate(base | self.postgres_sink_connections.get(name, {}))
+
+    def http_secret(self, name: str) -> tuple[str, str]:
+        """Name and value of the header that a node calls `secret_name`. Raises SettingsError that names the missing variable."""
+        key = "_".join(part for part in re.split(r"[^a-z0-9]+", name.lower()) if part)
+        header, value = self.http_secret_header.get(key), self.http_secret_value.get(key)
+        for missing, setting in ((header, "http_secret_header"), (value, "http_secret_value")):
+            if not missing:
+                msg = f"the secret `{name}` has no `{setting}.{key}`"
+                hint = f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the setting in config.yaml."
+                raise SettingsError(msg, hint=hint)
+        return str(header), value.get_secret_value() if value else ""
+
+    def postgres_for_tables(self) -> TableConnection:
+        """The connection of dynamic tables: their section over the general block."""
+        return TableConnection.model_validate(self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres)
 
     @classmethod
     def settings_customise_sources(
@@ -213,11 +252,15 @@ def _wrong(lines: list[str]) -> SettingsError:
 
 
 def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
-    """What is wrong with connections of single sinks; else it would show when the sink is opened, hours later perhaps."""
+    """What is wrong with connections of single sinks and of dynamic tables; else it would show when the sink is opened, hours later perhaps."""
     lines = []
     for name in settings.postgres_sink_connections:
         try:
             settings.postgres_for(name)
         except ValidationError as error:
             lines += in_words(error, Settings, layers, ("postgres_sink_connections", name))
+    try:
+        settings.postgres_for_tables()
+    except ValidationError as error:
+        lines += in_words(error, Settings, layers, ("dynamic_table_backend", "postgres"))
     return lines

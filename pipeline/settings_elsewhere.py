@@ -13,10 +13,9 @@ _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = "There are no plugins of this kind yet."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
-_TABLES = "There are no dynamic tables yet."
 _METRICS = "`headrace status` and the log say how far a pipeline is."
 _PAGES = "`headrace ui` serves pages and says where a pipeline stands."
-_HTTP = "There is no transform or sink that calls a service over HTTP yet."
+_HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file."
 _SINK = "There is no such sink yet."
 
 _POSTGRES: Mapping[str, str] = {
@@ -42,10 +41,7 @@ IGNORED: Mapping[str, str] = {
     "record_batch_size": _EPOCH,
     "internal_buffer_size": _SPARK,
     "backpressure_event_threshold_ms": _METRICS,
-    "dynamic_table_backend": _TABLES,
     "external_http_handler": _HTTP,
-    "http_secret_header": _HTTP,
-    "http_secret_value": _HTTP,
     "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
     "plugin": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
@@ -67,6 +63,10 @@ IGNORED: Mapping[str, str] = {
     "clickhouse_source.sort_key_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
     "clickhouse_source.block_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
     "clickhouse_source.query_timeout_sec": "A query may take an hour.",
-    **{f"{section}.{key}": instead for section in ("postgres_sink", "state_backend.postgres") for key, instead in _POSTGRES.items()},
+    **{
+        f"{section}.{key}": instead
+        for section in ("postgres_sink", "state_backend.postgres", "dynamic_table_backend.postgres")
+        for key, instead in _POSTGRES.items()
+    },
 }
 """By the setting's dotted name; a section stands for all that is in it. What is a setting of ours goes before this."""

@@ -82,7 +82,8 @@ def type_at(loc: Sequence[str], kind: Any) -> Any:
         if _is_section(kind):
             if part not in kind.model_fields:
                 return None
-            kind = kind.model_fields[part].annotation
+            field = kind.model_fields[part]
+            kind = next((mark.model for mark in field.metadata if isinstance(mark, PartOf)), field.annotation)
         elif get_origin(kind) is dict:
             kind = get_args(kind)[1]
         else:

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.pipeline import sql
+from headrace.pipeline import tables as dynamic
 from headrace.pipeline.dialects import DIALECTS
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.problems import PARTS, meant
 from headrace.pipeline.tree import Tree
+
+_TABLE = "dynamic_table"
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class _Shape:
     names: dict[str, list[str]]
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     whole: bool = True
+    tables: frozenset[str] = frozenset()
+    """Dynamic tables: nobody reads their rows, and they are no orphans."""
 
 
 def check_shape(tree: Tree) -> list[UserError]:
@@ -29,7 +34,8 @@ def check_shape(tree: Tree) -> list[UserError]:
         return []
     if not parts["sources"]:
         return [UserError("`sources` is empty", hint="It needs at least a source.", place=tree.place(("sources",)))]
-    shape = _Shape({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]))
+    tables = frozenset(name for name, node in parts["transforms"].items() if isinstance(node, dict) and node.get("type") == _TABLE)
+    shape = _Shape({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables)
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
     if not problems:
@@ -51,14 +57,19 @@ def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserErr
     """Fills `shape.reads`; yields the statements that cannot be read."""
     for part in ("transforms", "sinks"):
         for name, node in parts[part].items():
-            text = node.get("sql" if node.get("type") == "sql" else "from") if isinstance(node, dict) else None
+            by_sql = isinstance(node, dict) and node.get("type") in ("sql", _TABLE)
+            text = node.get("sql" if by_sql else "from") if isinstance(node, dict) else None
+            if text is None and name in shape.tables:
+                continue
             if not isinstance(text, str):
                 shape.whole = False
                 continue
-            if node.get("type") != "sql":
+            if not by_sql:
                 shape.reads[name] = (text,)
                 continue
             try:
+                if name in shape.tables:
+                    dynamic.check_population(text, node=name, dialect=_dialect(node))
                 shape.reads[name] = sql.tables(text, node=name, dialect=_dialect(node))
             except UserError as error:
                 shape.whole = False
@@ -77,7 +88,8 @@ def _dialect(node: dict[str, Any]) -> str:
 
 
 def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
-    known = list(dict.fromkeys([*shape.names["sources"], *shape.names["transforms"]]))
+    every = dict.fromkeys([*shape.names["sources"], *shape.names["transforms"]])
+    known = [name for name in every if name not in shape.tables]
     for name, upstreams in shape.reads.items():
         part = "transforms" if name in shape.names["transforms"] else "sinks"
         for upstream in upstreams:
@@ -86,6 +98,11 @@ def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
             there = f"no source or transform{meant(upstream, known)}"
             what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else there
             place = tree.place((part, name, "sql" if part == "transforms" else "from"))
+            if upstream in shape.tables:
+                msg = f"reads `{upstream}`, which is a dynamic table: no rows leave it"
+                hint = f"Ask it in a sql transform: WHERE dynamic_table_check('{upstream}', column)."
+                yield UserError(msg, hint=hint, node=name, place=place)
+                continue
             yield UserError(f"reads `{upstream}`, which is {what}", node=name, place=place, hint=f"There are: {', '.join(known)}.")
 
 
@@ -114,7 +131,7 @@ def _circles(shape: _Shape, tree: Tree) -> Iterator[UserError]:
 def _orphans(shape: _Shape, tree: Tree) -> list[UserError]:
     """Sources and transforms that nobody reads; not told where it is not known what is read."""
     used = {upstream for upstreams in shape.reads.values() for upstream in upstreams}
-    places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used}
+    places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used | shape.tables}
     if not places or not shape.whole:
         return []
     msg = f"Source(s) and/or transform(s) have no consumers: {', '.join(places)}."

@@ -17,10 +17,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from headrace.pipeline.errors import PipelineFileError, Place, UserError
+from headrace.pipeline.variables import VARIABLE
 
 Path = tuple[str | int, ...]
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _CORE = "tag:yaml.org,2002:"
 WRAPPER = "definition"
 """A key round a whole file that Streamling's tools know."""
@@ -247,7 +247,7 @@ class _Walk:
                 self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path), path)
             return found or ""
 
-        filled = _VARIABLE.sub(value, text) if self._fill else text
+        filled = VARIABLE.sub(value, text) if self._fill else text
         if filled != text:
             self._tree.written[path] = text
         return filled

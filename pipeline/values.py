@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.handler import handler_problems
 from headrace.pipeline.problems import meant
 from headrace.pipeline.telemetry import event_time_problem, label_problems
 from headrace.pipeline.types import parse_type
@@ -46,6 +47,9 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         if source.type == "file":
             yield from _files(name, source, place, "sources", name)
         yield from _key(name, source, place)
+    for name, node in model.transforms.items():
+        for keys, problem in handler_problems(node) if node.type == "handler" else ():
+            yield type(problem)(problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys))
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
 

@@ -31,6 +31,7 @@ def _node(node: Node) -> Json:
         "kind": node.kind,
         "type": node.type,
         "inputs": list(node.inputs),
+        "asked_by": list(node.asked_by),
         "schema": [{"name": column.name, "type": column.type or None} for column in node.columns],
         "schema_complete": node.complete,
         "key": {"columns": list(node.key), "from": list(node.key_from)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.jobs.explain.facts import Explanation, Node
 from headrace.jobs.explain.mermaid import label
 
-_SHAPES = {"source": "ellipse", "transform": "box", "sink": "cylinder"}
+_SHAPES = {"source": "ellipse", "transform": "box", "table": "folder", "sink": "cylinder"}
 
 
 def dot(found: Explanation) -> str:
@@ -17,6 +17,7 @@ def dot(found: Explanation) -> str:
         lines.append("  }")
     for start, end, key in found.edges:
         lines.append(f"  {quoted(start)} -> {quoted(end)} [label={quoted(', '.join(key) if key else 'no key')}];")
+    lines += [f"  {quoted(table)} -> {quoted(asker)} [style=dashed, label=asked];" for table, asker in found.asks]
     return "\n".join([*lines, "}"])
 
 

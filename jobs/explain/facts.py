@@ -53,8 +53,9 @@ class Target:
 class Node:
     """One node of the pipeline.
 
-    `kind` is source, transform or sink. `key_from` are the nodes that declare the key. `complete` says whether `columns` are all;
-    `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source.
+    `kind` is source, transform, table (a dynamic one) or sink. `key_from` are the nodes that declare the key. `complete` says whether
+    `columns` are all; `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source, a
+    transform or a table, `asked_by` the nodes whose SQL asks a table.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Node:
     parts: tuple[Part, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     target: Target | None = None
+    asked_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +114,8 @@ class Explanation:
         """(from, to, key of the rows that go there)."""
         keys = {node.name: node.key for node in self.nodes}
         return tuple((upstream, node.name, keys[upstream]) for node in self.nodes for upstream in node.inputs)
+
+    @property
+    def asks(self) -> tuple[tuple[str, str], ...]:
+        """(dynamic table, node that asks it)."""
+        return tuple((node.name, asker) for node in self.nodes for asker in node.asked_by)

@@ -111,8 +111,9 @@ class Lookup:
     def _transforms(self, found: Found, *, spark_plan: bool) -> None:
         """Spark's analyzer over those transforms whose sources are all known."""
         model = self.file.model
-        known = [name for name in model.transforms if all(source in found.payloads for source in graph.upstream_sources(model, name))]
-        for name in model.transforms:
+        names = [name for name in model.transforms if graph.inputs_of(model, name)]
+        known = [name for name in names if all(source in found.payloads for source in graph.upstream_sources(model, name))]
+        for name in names:
             if name not in known:
                 missing = [source for source in graph.upstream_sources(model, name) if source not in found.payloads]
                 found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]

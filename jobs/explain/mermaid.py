@@ -6,7 +6,7 @@ import re
 
 from headrace.jobs.explain.facts import Explanation, Node
 
-_SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "sink": ("[(", ")]")}
+_SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "table": ("[[", "]]"), "sink": ("[(", ")]")}
 _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
 """Whatever means something to Mermaid, to Markdown or to HTML inside a quoted label, and everything else that is no letter or digit."""
 
@@ -21,6 +21,7 @@ def mermaid(found: Explanation) -> str:
         lines.append("  end")
     for start, end, key in found.edges:
         lines.append(f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}')
+    lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in found.asks]
     return "\n".join(lines)
 
 
@@ -34,7 +35,7 @@ def label(node: Node) -> list[str]:
     if node.kind == "source":
         return [node.name, *(f"{part.type} {part.name}{', pinned' if part.pinned else ''}" for part in node.parts)]
     if node.target is None:
-        return [node.name, node.type]
+        return [node.name, node.type.replace("_", " ")]
     target = node.target
     promised = [target.guarantee.delivery.replace("_", " "), *([f"history {target.route.path}"] if target.route else [])]
     return [node.name, f"{node.type} {target.name}".rstrip(), ", ".join(promised)]

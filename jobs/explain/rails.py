@@ -1,7 +1,7 @@
 """The graph of a pipeline in a terminal: every producer's rail goes down until its last consumer has taken from it.
 
 A node that alone takes all that its producer gives stands under it. Of several consumers each branches off; where a node
-takes from several producers their rails meet above it. Sources, transforms and sinks have marks of their own.
+takes from several producers their rails meet above it. Sources, transforms, dynamic tables and sinks have marks of their own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from headrace.jobs.explain.facts import Node
 
-MARKS = {"source": "○", "transform": "□", "sink": "●"}
+MARKS = {"source": "○", "transform": "□", "table": "◇", "sink": "●"}
 _TRACKS = 16
 """More rails side by side than this leave no room for words: then nodes are listed with their inputs."""
-_ASCII = str.maketrans("│─├┤┴┼╰╯○□●", "|-++++`'o#*")
+_ASCII = str.maketrans("│─├┤┴┼╰╯○□◇●", "|-++++`'o#%*")
 
 
 def as_ascii(text: str) -> str:

@@ -42,6 +42,8 @@ def _label(node: Node) -> list[str]:
     key = [f"key {', '.join(node.key)}"] if node.key_from == (node.name,) and node.kind != "sink" else []
     if node.kind == "source":
         return [f"{node.name}: {', then '.join(f'{part.type} {part.name}' for part in node.parts)}", *key]
+    if node.kind == "table":
+        return [f"{node.name}: dynamic table", f"asked by {', '.join(node.asked_by) or 'nobody'}"]
     if node.target is None:
         return [f"{node.name}: {node.type}", *key]
     target = node.target
@@ -57,6 +59,10 @@ def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
         yield from _fact(word, said)
     if node.kind == "transform":
         yield from _fact("reads", f"{', '.join(node.inputs)}, by {node.type}")
+    if node.kind == "table":
+        yield from _fact("filled by", f"{', '.join(node.inputs)}, before the same epoch asks" if node.inputs else "others")
+        yield from _fact("asked by", ", ".join(node.asked_by) or "nobody")
+        return
     if node.target is not None:
         yield from _fact("reads", ", ".join(node.inputs))
         yield from _target(node)

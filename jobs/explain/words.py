@@ -7,13 +7,16 @@ from typing import Any
 
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
+from headrace.connectors.postgres.values import Where
 from headrace.jobs.explain.facts import Guarantee, Part, Target
+from headrace.jobs.purity import impure_behind, impure_nodes
 from headrace.jobs.routes import Route
-from headrace.pipeline import graph, positions, sql
+from headrace.pipeline import graph, positions
 from headrace.pipeline.durations import spell_duration
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.transforms import DynamicTable
 
 _PINNED = "pinned: every split reads the same rows whenever it is read"
 _LOOSE = "not pinned: it must not change until every epoch of it is written"
@@ -24,6 +27,12 @@ def parts_of(name: str, node: Any, settings: Settings) -> tuple[Part, ...]:
     found = registry.describe(name, node, settings)
     history = positions.bounded_phases(node)
     return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
+
+
+def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
+    """What there is to say of a transform whose rows are staged, nothing for others."""
+    why = impure_nodes(model).get(name)
+    return (("staged", f"once per epoch, before a sink gets a row: {why}"),) if why else ()
 
 
 def _part(entry: dict[str, Any], *, phase: str) -> Part:
@@ -46,6 +55,15 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     if model.job_mode and positions.has_stream(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)
+
+
+def table_notes(node: DynamicTable, settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Where a dynamic table's values lie, and who may change them."""
+    if node.in_memory:
+        return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
+    where = Where.of(node, settings.postgres_for_tables())
+    read = f"kept here, and read on by `{where.time_column}`" if where.cache else "asked in batches, epoch by epoch"
+    return (("values", f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too; {read}"),)
 
 
 def handoff(node: Any) -> str:
@@ -105,7 +123,9 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
         ]
         if node.type == "hybrid" and not _exact(node):
             found.append(_overlap(node, graph.key_of(model, name)))
-    found += [f"transform `{transform}` may run twice: `{call}` gives other values then" for transform, call in _impure(model, name)]
+    if staged := impure_behind(model, name):
+        shown = ", ".join(f"`{node}`" for node in staged)
+        found.append(f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are staged there")
     return found
 
 
@@ -113,14 +133,6 @@ def _overlap(node: Any, key: tuple[str, ...]) -> str:
     if node.cursor is not None:
         return f"rows arrive within {spell_duration(node.cursor.settle)} of `{node.cursor.column}`"
     return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
-
-
-def _impure(model: PipelineModel, name: str) -> list[tuple[str, str]]:
-    behind = [upstream for upstream in graph.inputs_of(model, name) if upstream in model.transforms]
-    found = [pair for upstream in behind for pair in _impure(model, upstream)]
-    node = model.transforms.get(name)
-    own = [(name, call) for call in sql.impure(node.sql, dialect=node.dialect)] if node is not None and node.type == "sql" else []
-    return list(dict.fromkeys([*found, *own]))
 
 
 def _visible(able: SinkCapabilities, route: Route | None) -> str:

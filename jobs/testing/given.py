@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.rows import payload_schema
 from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.jobs.tables.base import Lookup, Table, texts
+from headrace.jobs.tables.sets import Segment, SetLookup
 from headrace.jobs.testing.text import plain
 from headrace.pipeline import graph
 from headrace.pipeline.case_rows import Rows
@@ -18,6 +20,7 @@ from headrace.pipeline.cases import Case
 from headrace.pipeline.cells import fit, infer
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.problems import meant
+from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.tree import shorten
 from headrace.pipeline.types import spark_type
 from headrace.pipeline.wide import is_wide, stored
@@ -38,6 +41,26 @@ class GivenSource:
         """The payload, which the test or the pipeline file says."""
         del spark
         return self.payload
+
+
+class GivenTable(Table):
+    """A dynamic table of a test: what it is given, then what its SQL adds. It lies nowhere."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values: dict[str, None] = dict.fromkeys(values)
+
+    def prepare(self) -> None:
+        """See `Table`."""
+
+    def fill(self, plan: EpochPlan, values: pa.Array) -> None:
+        """See `Table`."""
+        del plan
+        self.values |= dict.fromkeys(values.to_pylist())
+
+    def lookup(self, plan: EpochPlan) -> Lookup:
+        """See `Table`."""
+        del plan
+        return SetLookup((), Segment(texts(list(self.values))))
 
 
 def stream_of(source: Any) -> Any:

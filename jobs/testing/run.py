@@ -17,14 +17,15 @@ from headrace.jobs.session import start_session, stop_session
 from headrace.jobs.sources import Reading
 from headrace.jobs.testing.compare import Difference, compare
 from headrace.jobs.testing.expected import Expectation, expectation
-from headrace.jobs.testing.given import check_computable, frame_of, given_table, stream_of
+from headrace.jobs.testing.given import GivenTable, check_computable, frame_of, given_table, stream_of
 from headrace.jobs.testing.held import Row, held
-from headrace.jobs.testing.stage import Stages
+from headrace.jobs.testing.stage import TABLE, Stages
 from headrace.pipeline import graph
 from headrace.pipeline.cases import Case
-from headrace.pipeline.errors import HeadraceError, PipelineFileError, SchemaError
+from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError, SchemaError
 from headrace.pipeline.records import EpochPlan, Phase
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.tables import VALUE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,13 +106,20 @@ class Bench:
         """What was expected and what came, by node; for a test that expects an error everything is computed."""
         given = {name: case.given(name) for name in case.node.given}
         planner, schemas = self._stages.stage(case, given)
-        check_computable(case, planner.schemas)
         model = case.file.model
+        filled = {name for name, node in graph.tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)}
+        check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
         tables = {name: given_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
+        sets = {name: GivenTable(_values(tables.get(name), case, name)) for name in graph.tables(model)}
+        planner.tables = sets
         views = _views(planner, case, tables)
         fed: dict[str, list[Row]] = {}
         found: dict[str, Expectation] = {}
         for name in case.node.expect or [name for name in planner.file.model.sinks if _fed_by(case, name)]:
+            if name in sets:
+                rows = [{VALUE: value, OP: "i"} for value in sets[name].values]
+                found[name] = expectation(case, name, TABLE, (VALUE,), rows)
+                continue
             sink = model.sinks.get(name)
             node = sink.from_ if sink else name
             if node not in fed:
@@ -147,6 +155,15 @@ def _views(planner: Planner, case: Case, tables: Mapping[str, pa.Table]) -> dict
             readings[name] = Reading(frame, table.num_rows)
     now = case.node.now or datetime.now(UTC)
     return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now))
+
+
+def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
+    """What a dynamic table is given. Raises DataError for a null among it."""
+    values = given[VALUE].to_pylist() if given is not None else []
+    if None in values:
+        msg = f"test `{case.name}`: `{name}` is given a null, and a dynamic table holds texts"
+        raise DataError(msg, node=name, place=case.place("given", name))
+    return values
 
 
 def _filtered(frame: DataFrame, case: Case, name: str) -> DataFrame:

@@ -15,9 +15,14 @@ from headrace.pipeline.case_rows import Rows
 from headrace.pipeline.cases import Case
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.tables import VALUE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+TABLE = pa.schema([(VALUE, pa.string())])
+"""A dynamic table as rows."""
 
 
 class Stages:
@@ -46,7 +51,7 @@ class Stages:
         for name in graph.in_order(model):
             if name in given:
                 roots[name] = self._transform(case, name, given[name], roots)
-        return self._planner(case.file, roots), {name: roots[name] for name in given}
+        return self._planner(case.file, roots), {name: roots.get(name, TABLE) for name in given}
 
     def _transform(self, case: Case, name: str, rows: Rows, roots: Mapping[str, pa.Schema]) -> pa.Schema:
         """The columns of a given transform: as the test says, as its SQL gives them, or as its rows look."""
@@ -70,19 +75,24 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
     for name in graph.in_order(model):
         if all(upstream in found for upstream in graph.inputs_of(model, name)):
             found.add(name)
-    return found | {name for name, sink in model.sinks.items() if sink.from_ in found}
+    filled = {name for name, node in graph.tables(model).items() if all(upstream in found for upstream in node.inputs(name))}
+    return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
 
 
 def cut(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
-    """The part of a pipeline that `roots` feed; transforms among them become sources with the same key."""
+    """The part of a pipeline that `roots` feed; transforms among them become sources with the same key.
+
+    Dynamic tables all stay; what would fill one and is not there does not.
+    """
     there = computable(model, roots)
+    tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.tables(model).items()}
     stands = {
         name: nodes.ClickHouseSource(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
     }
     return model.model_copy(
         update={
             "sources": {name: node for name, node in model.sources.items() if name in there} | stands,
-            "transforms": {name: node for name, node in model.transforms.items() if name in there and name not in stands},
+            "transforms": {name: node for name, node in model.transforms.items() if name in there and name not in stands} | tables,
             "sinks": {name: node for name, node in model.sinks.items() if name in there},
         }
     )

@@ -7,7 +7,7 @@ from importlib import import_module
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import UserError
 
-_TRANSFORMS: dict[str, str] = {}
+_TRANSFORMS: dict[str, str] = {"handler": "handler.rows:HandlerRows"}
 _NEEDS = "pip install 'headrace[transforms]'"
 
 
@@ -17,6 +17,8 @@ def open_transform(context: TransformContext) -> RowTransform:
     try:
         kind = getattr(import_module(f"headrace.jobs.transforms.{module}"), name)
     except ImportError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
         msg = f"type `{context.node.type}` needs the package `{error.name}`"
         raise UserError(msg, hint=_NEEDS, node=context.name) from error
     return kind(context)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import market
 import psycopg
 import pytest
+import scores
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
@@ -79,7 +82,13 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
     market.fill(made)
     market.fill_files(home)
     market.fill_iceberg(spark, home / "warehouse")
+    service = scores.server(0)
+    threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
+    os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"
     yield made
+    del os.environ["SCORES_URL"]
+    service.shutdown()
+    service.server_close()
     with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)".encode())
 

@@ -192,10 +192,11 @@ class TestWithSpark:
         assert [(origin.node, origin.column) for origin in nodes["two"].lineage["euros"].origins] == [("orders", "cents")]
         assert nodes["one"].target
         assert nodes["one"].target.route is None
+        assert nodes["all_of_them"].notes == (("staged", "once per epoch, before a sink gets a row: `rand` gives another value each time"),)
         assert nodes["two"].target
         assert nodes["two"].target.guarantee.provided == (
             "`shop.old` holds still until its history is written",
-            "transform `all_of_them` may run twice: `rand` gives other values then",
+            "`staging.path` is a folder that every host which runs this pipeline sees: rows of `all_of_them` are staged there",
         )
 
     def test_sql_that_does_not_fit_is_an_error_at_its_line(self, spark: SparkSession, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import POS_TYPE
+from headrace.connectors.rowerrors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
-from headrace.jobs.staging import EpochStages, LaneStages, Staging
+from headrace.jobs import staging as staging_module
+from headrace.jobs.staging import EpochStages, LaneStages, StageTask, Staging
 from headrace.pipeline.errors import LaneError, RecordError, UserError
 from headrace.pipeline.records import EpochPlan, Phase
 from headrace.pipeline.settings import Settings, StagingSettings
@@ -138,6 +140,37 @@ def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, ran
         stages(tmp_path).make("node", random_rows)
     assert "staging.path" in told.value.hint
     assert told.value.node == "node"
+
+
+def test_a_full_disk_is_told_by_the_task_that_meets_it(tmp_path: Path, random_rows: Any) -> None:
+    batch = random_rows.select("id").toArrow().to_batches()[0]
+    told = explained(StageTask("node", "/dev/full/x", "/the/root"), batch)
+    assert told.message == "rows cannot be staged in /the/root: Not a directory"
+    assert (type(told), told.node) == (UserError, "node")
+
+
+def explained(task: StageTask, batch: pa.RecordBatch) -> Any:
+    with pytest.raises(RuntimeError) as caught:
+        list(task([batch]))
+    return explain_failure(caught.value)
+
+
+def test_a_folder_that_workers_do_not_share_is_told(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "another host"
+    elsewhere.mkdir()
+    monkeypatch.setattr(staging_module, "StageTask", lambda node, _, root: StageTask(node, str(elsewhere), root))
+    with pytest.raises(UserError, match="and here nothing is there") as told:
+        stages(tmp_path).make("node", random_rows)
+    assert "share" in told.value.hint
+    assert stages(tmp_path).held("node") is None
+
+
+def test_spans_of_time_are_staged(tmp_path: Path, spark: SparkSession) -> None:
+    frame = spark.sql(
+        "SELECT INTERVAL '1 02:03:04.5' DAY TO SECOND AS span, map('a', 1) AS m, array(struct(DATE'1500-01-01' AS d)) AS nested"
+    )
+    stages(tmp_path).make("node", frame)
+    assert stages(tmp_path).read("node", frame).frame.collect() == frame.collect()
 
 
 def test_a_failing_node_leaves_nothing_behind(tmp_path: Path, random_rows: Any) -> None:

@@ -23,7 +23,10 @@ from headrace.jobs.epoch import EpochWriter
 from headrace.jobs.events import Until
 from headrace.jobs.run import run
 from headrace.jobs.sources import LaneSource
+from headrace.jobs.staging import EpochStages
 from headrace.jobs.stream import Stream
+from headrace.jobs.tables.memory import MemoryTable
+from headrace.jobs.tables.outside import OutsideTable
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file import load_pipeline
 from headrace.pipeline.ledger import Ledger
@@ -36,6 +39,11 @@ POINTS: dict[str, tuple[type, str, str]] = {
     "sinks-written": (Ledger, "commit", "before"),
     "committed": (Ledger, "commit", "after"),
     "handoff": (Stream, "begin", "after"),
+    "staging": (EpochStages, "_complete", "before"),
+    "staged": (EpochStages, "make", "after"),
+    "memory-filling": (MemoryTable, "fill", "before"),
+    "memory-filled": (MemoryTable, "fill", "after"),
+    "outside-filled": (OutsideTable, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 

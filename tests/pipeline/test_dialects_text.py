@@ -13,6 +13,7 @@ from headrace.pipeline.dialects import DIALECTS, double_quoted
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.hidden import HIDDEN, OP, POS
+from headrace.pipeline.transforms import SqlTransform
 
 
 def said(text: str, dialect: str) -> str:
@@ -80,7 +81,9 @@ sinks: {b: {type: blackhole, from: x}}
 """
     file = parse_pipeline(text.replace("DIALECT", "datafusion"))
     assert file.model.transforms["x"].inputs("x") == ("orders",)
-    assert file.model.transforms["x"].spark_sql() == "SELECT `id` FROM orders WHERE `name` RLIKE '^a'"
+    node = file.model.transforms["x"]
+    assert isinstance(node, SqlTransform)
+    assert node.spark_sql() == "SELECT `id` FROM orders WHERE `name` RLIKE '^a'"
     for wrong, message in (("oracle", "dialect"), ("spark", "add `dialect: datafusion`")):
         with pytest.raises(PipelineFileError, match=message):
             parse_pipeline(text.replace("DIALECT", wrong))

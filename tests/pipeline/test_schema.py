@@ -43,7 +43,7 @@ class Schema(BaseModel):
     examples: list[Any] = []
     type: Kind | list[Kind] = []
     const: Any = None
-    enum: list[str] = []
+    enum: list[Any] = []
     pattern: re.Pattern[str] | None = None
     minimum: float | None = None
     exclusiveMinimum: int | None = None  # noqa: N815  the standard's name

@@ -184,7 +184,9 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     assert settings.postgres_for("Orders-PG").password.get_secret_value() == "one-word"
     assert settings.clickhouse_source.password.get_secret_value() == "ch-word"
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 20
+    assert (settings.dynamic_table_backend.max_batch_size, settings.postgres_for_tables().host) == (10, "db")
+    assert settings.postgres_for_tables().password.get_secret_value() == "other"
+    assert len(said) == 19
     assert (
         "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval: 5s}` in the pipeline file."
         in said
@@ -201,7 +203,8 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
         "STATE_BACKEND__BACKEND_TYPE": "Sqlite",
         "KAFKA_SOURCE__SECURITY_PROTOCOL": "ssl",
         "KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC": "60",
-        "HTTP_SECRET_VALUE__KEY": "hidden-word",
+        "HTTP_SECRET_HEADER__MY_KEY": "X-Key",
+        "HTTP_SECRET_VALUE__MY_KEY": "hidden-word",
         "RECORD_BATCH_SIZE": "10",
         "PLUGIN__MYSQL_SINK__PASSWORD": "hidden-word",
         "KAFKA_SOURCE__OF_ANOTHER_RELEASE": "x",
@@ -213,9 +216,10 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
     settings = load_settings()
     assert settings.postgres_sink.password.get_secret_value() == "pg-word"
     assert (settings.state_backend.backend_type, settings.kafka_source.security_protocol) == ("sqlite", "SSL")
+    assert settings.http_secret("My-Key") == ("X-Key", "hidden-word")
+    assert "hidden-word" not in repr(settings)
     said = {record.getMessage().split(" ignored")[0] for record in caplog.records}
     assert said == {
-        "setting=http_secret_value place=STREAMLING__HTTP_SECRET_VALUE__KEY",
         "setting=kafka_source.consumer_fetch_timeout_sec place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC",
         "setting=plugin place=STREAMLING__PLUGIN__MYSQL_SINK__PASSWORD",
         "setting=record_batch_size place=STREAMLING__RECORD_BATCH_SIZE",
@@ -236,7 +240,7 @@ def test_what_is_ignored_says_what_there_is_instead() -> None:
     for name, instead in IGNORED.items():
         assert instead.endswith("."), name
         section, _, key = name.rpartition(".")
-        assert section in ("", "state_backend.postgres") or section in fields, name
+        assert section in ("", "state_backend.postgres", "dynamic_table_backend.postgres") or section in fields, name
         assert key not in fields or section, f"{name} is a setting"
 
 

@@ -1,0 +1,96 @@
+"""The values of in-memory tables, on the disk of the host that runs the lane: one SQLite file per lane, durable at every commit.
+
+A value is kept with the epoch that brought it first. What the rows of epoch N ask is what came in epochs up to N, whenever the
+epoch is written: in a first attempt, after a crash, in a replay a year later.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.pipeline.errors import TargetError, TransientError
+
+_SCHEMA = (
+    (
+        "CREATE TABLE IF NOT EXISTS held (entity TEXT NOT NULL, value TEXT NOT NULL, epoch INTEGER NOT NULL, PRIMARY KEY (entity, value))"
+        " WITHOUT ROWID"
+    ),
+    "CREATE INDEX IF NOT EXISTS held_by_epoch ON held (entity, epoch)",
+    "CREATE TABLE IF NOT EXISTS reached (entity TEXT PRIMARY KEY, epoch INTEGER NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
+)
+_BUSY_SECONDS = 10.0
+_PIECE = 50_000
+
+
+class ValueStore:
+    """One file. Opened when first used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def add(self, entity: str, epoch: int, digest: str, values: pa.Array) -> None:
+        """Keeps an epoch's values in one transaction, with the word that the table has reached this epoch. Idempotent."""
+        with self._transaction() as connection:
+            for at in range(0, len(values), _PIECE):
+                rows = ((entity, value, epoch) for value in values.slice(at, _PIECE).to_pylist())
+                connection.executemany("INSERT OR IGNORE INTO held VALUES (?, ?, ?)", rows)
+            connection.execute("INSERT OR REPLACE INTO reached VALUES (?, ?, ?)", (entity, epoch, digest))
+
+    def between(self, entity: str, after: int, until: int) -> pa.Array:
+        """The values that came in epochs after `after`, up to `until`."""
+        query = "SELECT value FROM held WHERE entity = ? AND epoch > ? AND epoch <= ?"
+        with self._told():
+            rows = self._open().execute(query, (entity, after, until))
+            return pa.array((value for (value,) in rows), pa.string())
+
+    def reached(self, entity: str) -> tuple[int, str] | None:
+        """The last epoch whose values are here, if any, and the digest of its plan; None for a table that is not here."""
+        with self._told():
+            return self._open().execute("SELECT epoch, digest FROM reached WHERE entity = ?", (entity,)).fetchone()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            made = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            made.execute("PRAGMA journal_mode = WAL")
+            made.execute("PRAGMA synchronous = FULL")
+            for statement in _SCHEMA:
+                made.execute(statement)
+            self._connection = made
+        return self._connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._told():
+            connection = self._open()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.OperationalError, OSError) as error:
+            msg = f"the values in {self.path} cannot be read or written just now: {error}"
+            raise TransientError(msg) from error
+        except sqlite3.DatabaseError as error:
+            msg = f"the values in {self.path} cannot be read: {error}"
+            raise TargetError(msg, hint="Bring the file back from a backup that is as new as the ledger.") from error

@@ -1,0 +1,64 @@
+"""A circuit breaker: a service that fails is asked by one probe at a time, not by everybody again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+
+class Breaker:
+    """Shared by the threads of a process. `limit` failures in a row open it, 0: never; every `pause` seconds one probe may try."""
+
+    def __init__(self, name: str, limit: int, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._limit = limit
+        self._pause = pause
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._failures = 0
+        self._opened: float | None = None
+        self._probing = False
+        self.times_opened = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether only probes may try."""
+        with self._changed:
+            return self._opened is not None
+
+    def enter(self, deadline: float | None, stop: threading.Event) -> bool:
+        """Waits until this thread may try; False where it may not before `deadline`, or was told to stop."""
+        with self._changed:
+            while self._opened is not None:
+                left = self._opened + self._pause - self._clock()
+                if left <= 0 and not self._probing:
+                    self._probing = True
+                    return True
+                if stop.is_set() or (deadline is not None and self._clock() >= deadline):
+                    return False
+                self._changed.wait(max(0.01, min(0.5, left) if left > 0 else 0.5))
+            return True
+
+    def succeeded(self) -> None:
+        """The service answers, if only to refuse."""
+        with self._changed:
+            if self._opened is not None:
+                log.info("circuit closed node=%s", self._name)
+            self._failures, self._opened, self._probing = 0, None, False
+            self._changed.notify_all()
+
+    def failed(self) -> None:
+        """The service failed; after a failed probe the pause begins anew."""
+        with self._changed:
+            self._failures += 1
+            if self._limit and self._failures >= self._limit:
+                if self._opened is None:
+                    self.times_opened += 1
+                    log.warning("circuit open node=%s failures=%d probe_every_s=%.1f", self._name, self._failures, self._pause)
+                self._opened = self._clock()
+            self._probing = False
+            self._changed.notify_all()

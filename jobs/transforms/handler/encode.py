@@ -1,0 +1,62 @@
+"""Rows as the JSON of requests, by Spark's own compiled writer: nulls are written, bytes are hex, wide numbers are texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import OP
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType, StructType
+
+_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+
+
+def row_json(payload: StructType, version: int) -> Column:
+    """A row's JSON object: the payload and `_gs_op`; in version 1 below `data`, beside `metadata`."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [_plain(F.col(f"`{field.name}`"), field.dataType).alias(field.name) for field in payload.fields]
+    data = F.struct(*columns, F.col(OP).alias(OP))
+    if version:
+        data = F.struct(F.struct(F.col(OP).alias("op")).alias("metadata"), data.alias("data"))
+    return F.to_json(data, _OPTIONS)
+
+
+def _plain(column: Column, kind: DataType) -> Column:
+    """What JSON has a word for: bytes as hex, and null where a float is no number."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import types as T  # noqa: N812
+
+    if not _has(kind, (T.BinaryType, T.FloatType, T.DoubleType)):
+        return column
+    if isinstance(kind, T.BinaryType):
+        return F.lower(F.hex(column))
+    if isinstance(kind, T.ArrayType):
+        inner = kind.elementType
+        return F.transform(column, lambda item: _plain(item, inner))
+    if isinstance(kind, T.MapType):
+        held = kind.valueType
+        return F.transform_values(column, lambda _, item: _plain(item, held))
+    if isinstance(kind, T.StructType):
+        parts = [_plain(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
+        return F.when(column.isNotNull(), F.struct(*parts))
+    infinite = F.abs(column) == F.lit(float("inf"))
+    return F.when(~F.isnan(column) & ~infinite, column)
+
+
+def _has(kind: DataType, sought: tuple[type, ...]) -> bool:
+    from pyspark.sql import types as T  # noqa: N812
+
+    if isinstance(kind, T.StructType):
+        return any(_has(field.dataType, sought) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _has(kind.elementType, sought)
+    if isinstance(kind, T.MapType):
+        return _has(kind.valueType, sought)
+    return isinstance(kind, sought)

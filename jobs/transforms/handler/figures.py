@@ -1,0 +1,81 @@
+"""What the tasks' calls amounted to, on their way to the driver. Counts are of tasks that succeeded."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.accumulators import AccumulatorParam
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import SparkSession
+
+Latencies = dict[tuple[str, str], list[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Requests of one node: latencies in milliseconds by (outcome, status class), and how many were tries after the first.
+
+    Outcomes: success, retriable_error, non_retriable_error. Status classes: 2xx to 5xx, timeout, network_error, body_read_error.
+    """
+
+    latencies: Mapping[tuple[str, str], Sequence[float]]
+    retries: int
+
+
+class Tally:
+    """Counts inside of one task; threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._latencies: Latencies = defaultdict(list)
+        self._retries = 0
+
+    def add(self, outcome: str, status: str, milliseconds: float, *, retry: bool) -> None:
+        """One request that came to an end."""
+        with self._lock:
+            self._latencies[outcome, status].append(milliseconds)
+            self._retries += retry
+
+    def calls(self) -> Calls:
+        """What was counted."""
+        with self._lock:
+            return Calls(dict(self._latencies), self._retries)
+
+
+class _Sum(AccumulatorParam[Calls]):
+    def zero(self, value: Calls) -> Calls:
+        del value
+        return Calls({}, 0)
+
+    def addInPlace(self, value1: Calls, value2: Calls) -> Calls:  # noqa: N802  pyspark's name
+        keys = dict.fromkeys([*value1.latencies, *value2.latencies])
+        both = {key: [*value1.latencies.get(key, ()), *value2.latencies.get(key, ())] for key in keys}
+        return Calls(both, value1.retries + value2.retries)
+
+
+_counted: dict[str, tuple[object, Accumulator[Calls]]] = {}
+"""By node the Spark context, and what its tasks add to."""
+
+
+def counter(spark: SparkSession, node: str) -> Accumulator[Calls]:
+    """What tasks add the calls of a node to."""
+    context = spark.sparkContext
+    if node not in _counted or _counted[node][0] is not context:
+        _counted[node] = context, context.accumulator(Calls({}, 0), _Sum())
+    return _counted[node][1]
+
+
+def taken() -> dict[str, Calls]:
+    """The calls by node since this was last asked. On the driver, between two epochs."""
+    found: dict[str, Calls] = {}
+    for node, (_, accumulator) in _counted.items():
+        if accumulator.value.latencies:
+            found[node] = accumulator.value
+            accumulator.value = Calls({}, 0)
+    return found

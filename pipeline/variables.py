@@ -1,0 +1,48 @@
+"""`${VAR}` in texts of a pipeline file: what it means, and where it stays as it is written until a run needs its value."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.pipeline.errors import UserError
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+
+_TYPES, _LATE = ("handler",), ("url", "headers")
+"""Types of nodes, and keys of theirs, whose texts may carry secrets: the model, the hash and the ledger have them as written."""
+
+
+def filled(text: str, *, node: str = "") -> str:
+    """The text with its variables' values. Raises UserError for one that is not set."""
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            msg = f"`${{{match[1]}}}` is not set"
+            hint = f"Set the environment variable {match[1]}, or give a default: ${{{match[1]}:-value}}."
+            raise UserError(msg, hint=hint, node=node)
+        return found
+
+    return VARIABLE.sub(value, text)
+
+
+def keep_late(value: dict[str, Any], written: Mapping[tuple[str | int, ...], str]) -> None:
+    """Puts texts that may carry secrets back to how the file has them. `written` are the texts with a variable in them."""
+    for path in written:
+        if not _is_late(value, path):
+            continue
+        at: Any = value
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = written[path]
+
+
+def _is_late(value: dict[str, Any], path: tuple[str | int, ...]) -> bool:
+    if len(path) < 3 or path[2] not in _LATE:
+        return False
+    part = value.get(str(path[0]))
+    node = part.get(path[1]) if isinstance(part, dict) else None
+    return isinstance(node, dict) and node.get("type") in _TYPES

@@ -1,0 +1,93 @@
+"""A service that answers otherwise each time, and processes that die: every sink holds one and the same answer for a row."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from lane_world import World
+from pyspark.sql import SparkSession
+from web import Asked, Service, served
+
+from headrace.jobs.replay import replay
+from headrace.pipeline.errors import RecordError
+from headrace.pipeline.file import load_pipeline
+
+WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
+
+pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
+
+# Epochs as in test_kills: 1 to 4 history, 5 to 8 stream. The last word: whether the epoch's stage was complete when it died.
+STEPS = [
+    ("staging", 2, "driver", False),
+    ("staging", 6, "group", False),
+    ("staged", 3, "driver", True),
+    ("staged", 6, "group", True),
+    ("postgres-only", 2, "driver", True),
+    ("delta-only", 6, "group", True),
+    ("sinks-written", 5, "group", True),
+    ("postgres-only", 7, "jvm", True),
+]
+SAMPLE = [("postgres-only", 6, "group", True)]
+
+
+@pytest.fixture
+def web() -> Iterator[Service]:
+    numbers = itertools.count()
+
+    def answer(asked: Asked) -> Any:
+        return [{**row, "answer": next(numbers)} for row in asked.rows]
+
+    with served(answer) as service:
+        yield service
+
+
+@pytest.fixture
+def asking(world: World, web: Service) -> World:
+    """The world with a service between its transform and its sinks."""
+    ask = f"\n  asked: {{type: handler, from: shaped, url: '{web.url}', schema_override: {{answer: int64}}, batch_size: 100}}"
+    text = world.file.read_text().replace('from src"}', f'from src"}}{ask}').replace("from: shaped, table", "from: asked, table")
+    world.file.write_text(text.replace("from: shaped, path", "from: asked, path"))
+    return world
+
+
+def answers(world: World, spark: SparkSession) -> dict[int, int]:
+    """What both sinks hold, which must be the same."""
+    with psycopg.connect(world.conninfo) as connection:
+        held = dict(connection.execute("SELECT id, answer FROM target").fetchall())
+    lake = {row.id: row.answer for row in spark.read.format("delta").load(str(world.lake)).select("id", "answer").collect()}
+    assert held == lake
+    return held
+
+
+@pytest.mark.parametrize(("point", "nth", "who", "staged"), STEPS if WHOLE else SAMPLE)
+def test_both_sinks_hold_the_same_answers(
+    asking: World, web: Service, spark: SparkSession, point: str, nth: int, who: str, staged: bool
+) -> None:
+    assert asking.crash(point, nth, who) != 0
+    answer = asking.run()
+    assert answer["code"] == 0, answer
+    asking.check(spark)
+    held = answers(asking, spark)
+    twice = [key for key, times in Counter(web.keys).items() if times > 1]
+    assert not twice if staged else {key.split("/")[2] for key in twice} <= {str(nth)}
+
+    before, last = len(web.asked), answer["last"]
+    file, settings = load_pipeline(asking.file), asking.settings()
+    assert replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark).epochs == 2
+    assert answers(asking, spark) == held
+    assert len(web.asked) == before, "a replay asks nobody"
+
+    asked = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
+    shutil.rmtree(asking.folder / "home" / "staging")
+    with pytest.raises(RecordError, match="--recompute"):
+        replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark)
+    assert answers(asking, spark) == held, "a refused replay changes nothing"
+    replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)
+    assert {*web.keys[before:]} == asked, "computed anew, requests carry the keys that they had"

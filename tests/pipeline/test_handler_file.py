@@ -1,0 +1,143 @@
+"""A handler in a pipeline file: what may be said, what is a mistake, and that no secret stays in what is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.jobs.purity import impure_behind, impure_nodes
+from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
+from headrace.pipeline.file import PipelineFile, from_compiled, parse_pipeline
+from headrace.pipeline.handler import shown_url
+from headrace.pipeline.settings import Settings
+from headrace.pipeline.variables import filled
+
+FILE = """
+version: 1
+name: asks
+sources: {src: {type: kafka, topic: t, primary_key: id, schema: {id: int64, name: string}}}
+transforms:
+  ask: {type: handler, from: src, url: "https://host/rows", MORE}
+  after: {type: sql, sql: "select * from ask"}
+  beside: {type: sql, sql: "select id, name from src"}
+sinks:
+  one: {type: blackhole, from: after}
+  two: {type: blackhole, from: beside}
+"""
+
+
+def parsed(more: str = "batch_size: 5") -> PipelineFile:
+    return parse_pipeline(FILE.replace("MORE", more), "f.yaml")
+
+
+def told(more: str) -> str:
+    with pytest.raises(PipelineFileError) as caught:
+        parsed(more)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("schema_override: {a: Int63}", "column `a`: unsupported data type `Int63` in schema; did you mean `int64`?"),
+        ("schema_override: {_gs_op: Utf8}", "`_gs_op` cannot be overridden"),
+        ("payload_version: 2", "`payload_version` cannot be `2`"),
+        ("headers: {'bad name': x}", "`bad name` cannot be a header's name"),
+        ('headers: {X-A: "a\\nb"}', "the header `X-A` has a control character in it"),
+        ("headers: {Idempotency-Key: x}", "the header `Idempotency-Key` is set by Headrace itself"),
+        ("timeout: 0s", "`timeout` must be longer than nothing"),
+        ("retry_for: soon", "`retry_for`: `soon` is not a duration"),
+        ("parallelism: 0", "`parallelism` must be a whole number above 0"),
+        ("batch_size: 0", "`batch_size` must be a whole number above 0"),
+        ("retries: 3", "unknown key `retries`"),
+    ],
+)
+def test_a_mistake_is_told(more: str, said: str) -> None:
+    assert f"node 'ask': {said}" in told(more)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://host/", "must begin with http:// or https://"),
+        ("host/rows", "must begin with http:// or https://"),
+        ("https:///rows", "names no host"),
+        ("https://host:port/", "cannot be read as a URL"),
+        ("https://host/a b", "has a blank in it"),
+        ("https://canary-user:canary-word@:1", "names no host"),
+    ],
+)
+def test_a_url_that_is_none_is_told_and_not_shown(url: str, said: str) -> None:
+    with pytest.raises(PipelineFileError, match=f"`url` {said}") as caught:
+        parse_pipeline(FILE.replace("https://host/rows", url).replace("MORE", "batch_size: 5"))
+    assert "canary" not in str(caught.value)
+
+
+def test_names_of_arrow_are_taken() -> None:
+    model: Any = parsed(
+        'schema_override: {a: LargeUtf8, b: "Timestamp(Microsecond, Some(\\"UTC\\"))", c: "Decimal128(10, 2)", d: null}'
+    ).model
+    assert model.transforms["ask"].schema_override == {"a": "utf8", "b": "timestamp", "c": "Decimal128(10, 2)", "d": None}
+
+
+def test_variables_stay_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASK_TOKEN", "canary")
+    monkeypatch.setenv("ASK_SIZE", "7")
+    text = FILE.replace("https://host/rows", "https://host/rows?key=${ASK_TOKEN}")
+    file = parse_pipeline(text.replace("MORE", "headers: {X-Key: 'k ${ASK_TOKEN}'}, batch_size: '${ASK_SIZE}'"))
+    node: Any = file.model.transforms["ask"]
+    assert (node.headers["X-Key"], node.batch_size) == ("k ${ASK_TOKEN}", 7)
+    assert "canary" not in str(file.compiled())
+    assert filled(node.url) == "https://host/rows?key=canary"
+    before = file.hash
+    monkeypatch.setenv("ASK_TOKEN", "rotated")
+    assert from_compiled(file.compiled()).hash == before
+    monkeypatch.delenv("ASK_TOKEN")
+    with pytest.raises(UserError, match=r"`[$]{ASK_TOKEN}` is not set"):
+        filled(node.url, node="ask")
+    with pytest.raises(PipelineFileError, match=r"`[$]{ASK_TOKEN}` is not set"):
+        parse_pipeline(text.replace("MORE", "batch_size: 5"))
+
+
+def test_secrets_that_stand_in_the_file_are_worth_a_word() -> None:
+    file = parse_pipeline(FILE.replace("https://host", "https://u:word@host").replace("MORE", "headers: {Authorization: abc}"))
+    assert [word.message for word in file.warnings] == ["`url` holds a password", "the header `Authorization` holds a secret"]
+    assert not parsed("headers: {Authorization: '${TOKEN:-x}'}").warnings
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host:8443/a/b", "https://host:8443/a/b"),
+        ("https://user:word@host/a?token=abc&x=1#frag", "https://***@host/a?***"),
+        ("https://hooks.host/services/T0123456789012345678901234/x", "https://hooks.host/services/***/x"),
+        ("https://${USER}:${WORD}@${HOST}/a/${ID}?k=${KEY}", "https://***@${HOST}/a/${ID}?***"),
+        ("${URL:-https://user:word@host/}", "${URL}"),
+        ("https://[bad/", "(a URL that cannot be read)"),
+    ],
+)
+def test_a_url_is_shown_without_what_is_nobodys_business(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_what_has_an_effect_is_part_of_the_pipeline() -> None:
+    assert parsed("parallelism: 2").hash != parsed("parallelism: 3").hash
+    assert parsed("batch_flush_interval: 2s").hash == parsed("batch_flush_interval: 3s").hash
+    assert [word.message for word in parsed("parallelism: 2, batch_flush_interval: 3s").warnings] == [
+        "`batch_flush_interval` has no effect"
+    ]
+
+
+def test_who_is_impure_and_who_reads_it() -> None:
+    model = parsed().model
+    assert impure_nodes(model) == {"ask": "it asks a service, which may answer otherwise the next time"}
+    assert impure_behind(model, "one") == ["ask"]
+    assert impure_behind(model, "two") == []
+
+
+@pytest.mark.parametrize(("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")])
+def test_half_a_secret_is_told(header: str, value: str, said: str) -> None:
+    settings = Settings.model_validate({"http_secret_header": {"k": header}, "http_secret_value": {"k": value}})
+    with pytest.raises(SettingsError, match=said):
+        settings.http_secret("K")

@@ -1,0 +1,208 @@
+"""Tables in memory: what is kept on disk, by epoch, and what is said where it is not what the ledger knows."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pytest
+
+from headrace.jobs.tables.base import checker
+from headrace.jobs.tables.memory import Known, MemoryTable
+from headrace.jobs.tables.sets import TAIL, Segment, ValueSet
+from headrace.jobs.tables.store import ValueStore
+from headrace.pipeline.errors import RecordError, TargetError
+from headrace.pipeline.records import EpochPlan, Phase
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Sent:
+    """A broadcast, as far as this process is concerned."""
+
+    def __init__(self, value: Segment) -> None:
+        self.value = value
+        self.live = True
+
+    def unpersist(self) -> None:
+        assert self.live
+        self.live = False
+
+
+class Context:
+    """A session that sends to nobody."""
+
+    def __init__(self) -> None:
+        self.sparkContext = self
+        self.sent: list[Sent] = []
+
+    def broadcast(self, value: Segment) -> Sent:
+        self.sent.append(Sent(value))
+        return self.sent[-1]
+
+
+def no_spark() -> SparkSession:
+    return cast("SparkSession", Context())
+
+
+def plan(number: int, end: int | None = None) -> EpochPlan:
+    return EpochPlan(number, Phase.LIVE, {"s": number}, {"s": end or number + 1}, "hash", datetime(2025, 1, 1, tzinfo=UTC))
+
+
+class Lane:
+    """What the ledger remembers between runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.committed = 0
+        self.joined: set[str] = set()
+
+    def open(self, entity: str = "known") -> MemoryTable:
+        known = Known(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name))
+        table = MemoryTable("t", entity, ValueStore(self.path), no_spark(), known)
+        table.prepare()
+        return table
+
+
+def held(table: MemoryTable, number: int, *values: str) -> list[bool]:
+    return table.lookup(plan(number)).held(list(values))
+
+
+def fill(table: MemoryTable, number: int, *values: str) -> None:
+    assert table.wants(plan(number))
+    table.fill(plan(number), pa.array(values, pa.string()))
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Lane:
+    return Lane(tmp_path / "tables" / "main.db")
+
+
+def test_an_epoch_asks_what_came_up_to_it_whenever_it_is_written(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    assert held(table, 1, "a", "b", "c") == [True, False, False]
+    fill(table, 2, "a", "b")
+    assert held(table, 2, "a", "b", "c") == [True, True, False]
+    fill(table, 3)
+    lane.committed = 3
+    table.close()
+    again = lane.open()
+    assert held(again, 3, "a", "b", "c") == [True, True, False]
+    assert not any(again.wants(plan(number)) for number in (1, 2, 3))
+    assert held(again, 1, "a", "b", "c") == [True, False, False], "a replay sees the future"
+    assert held(again, 2, "a", "b", "c") == [True, True, False]
+    fill(again, 4, "c")
+    assert held(again, 4, "a", "b", "c") == [True, True, True]
+
+
+def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    lane.committed = 1
+    del table  # before the next epoch's values are kept
+    table = lane.open()
+    fill(table, 2, "b")
+    del table  # behind them, before the commit
+    table = lane.open()
+    assert not table.wants(plan(2))
+    assert held(table, 2, "a", "b") == [True, True]
+    lane.committed = 2
+    assert lane.open().wants(plan(3))
+
+
+def test_dying_before_the_ledger_knows_of_the_table(lane: Lane) -> None:
+    lane.committed = 7
+    store = ValueStore(lane.path)
+    store.add("known", 8, "digest", pa.array(["a"]))
+    assert lane.open().wants(plan(8)), "another plan of the same epoch brings other values"
+    store.close()
+    assert "known" in lane.joined
+
+
+def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    lane.committed = 1
+    table.close()
+    lane.path.unlink()
+    for other in lane.path.parent.glob("main.db-*"):
+        other.unlink()
+    with pytest.raises(RecordError, match="and it is not here; the ledger is at epoch 1") as caught:
+        lane.open()
+    assert caught.value.node == "t"
+    assert "another backend_entity_name" in caught.value.hint
+    assert lane.open("fresh").wants(plan(2))
+
+
+def test_values_that_are_older_or_newer_than_the_ledger(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    fill(table, 2, "b")
+    lane.committed = 5
+    with pytest.raises(RecordError, match="it stands at epoch 2; the ledger is at epoch 5"):
+        lane.open()
+    lane.committed = 0
+    with pytest.raises(RecordError, match=r"stand at epoch 2, the ledger only at 0"):
+        lane.open()
+
+
+def test_a_damaged_file_is_told(lane: Lane) -> None:
+    lane.path.parent.mkdir(parents=True)
+    lane.path.write_bytes(b"no database at all " * 100)
+    with pytest.raises(TargetError, match="cannot be read") as caught:
+        lane.open()
+    assert caught.value.node == "t"
+
+
+def test_two_tables_and_two_pipelines_with_the_same_name(tmp_path: Path) -> None:
+    one, other = Lane(tmp_path / "uuid-1" / "main.db"), Lane(tmp_path / "uuid-2" / "main.db")
+    here, there, beside = one.open(), other.open(), one.open("second")
+    fill(here, 1, "a")
+    fill(there, 1, "b")
+    fill(beside, 1, "c")
+    assert held(here, 1, "a", "b", "c") == [True, False, False]
+    assert held(there, 1, "a", "b", "c") == [False, True, False]
+    assert held(beside, 1, "a", "b", "c") == [False, False, True]
+
+
+def test_segments_hold_what_a_python_set_holds() -> None:
+    dice = random.Random(5)
+    context = Context()
+    values, model = ValueSet(cast("SparkSession", context)), set[str]()
+    for _ in range(120):
+        new = {f"v{dice.randrange(60_000)}" for _ in range(dice.choice([0, 1, 50, 900]))} - model
+        values.add(pa.array(sorted(new), pa.string()))
+        model |= new
+        asked = [f"v{dice.randrange(70_000)}" for _ in range(200)]
+        assert values.lookup.held(asked) == [value in model for value in asked]
+    live = [sent for sent in context.sent if sent.live]
+    assert len(model) > 3 * TAIL
+    assert len(live) <= 6
+    assert sum(len(sent.value.values) for sent in live) <= len(model)
+    before = values.lookup
+    values.add(pa.array([], pa.string()))
+    assert values.lookup is before, "nothing new, and yet the function would be made again"
+    values.clear()
+    assert values.lookup.held(["v1"]) == [False]
+    assert not any(sent.live for sent in context.sent)
+
+
+def test_the_function_over_arrow() -> None:
+    values = ValueSet(no_spark())
+    values.add(pa.array(["a", ""]))
+    check = checker({"t": values.lookup})
+
+    def ask(array: pa.Array) -> list[bool | None]:
+        return check(pa.array(["t"] * len(array)), array).to_pylist()
+
+    assert ask(pa.array(["a", "b", None, "", "a"])) == [True, False, None, True, True]
+    lists = [["b", "a"], ["b"], [], None, [None], [None, "a"]]
+    assert ask(pa.array(lists, pa.list_(pa.string()))) == [True, False, False, None, False, True]
+    assert ask(pa.array(lists, pa.list_(pa.string())).slice(1)) == [False, False, None, False, True]
+    assert ask(pa.nulls(2)) == [None, None]
+    assert ask(pa.array([], pa.string())) == []

@@ -1,0 +1,110 @@
+"""Answers as Arrow: what the compiled reader takes and what Python takes is the same, to the last digit."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.jobs.transforms.handler.decode import Answer, AnswerError, Decoder, excerpt
+from headrace.pipeline.wide import INT256, UINT256
+
+MOMENT = datetime(2025, 1, 2, 3, 4, 5, 123456)
+CASES: list[tuple[pa.DataType, Any, Any]] = [
+    (pa.int8(), -128, -128),
+    (pa.int64(), 2**63 - 1, 2**63 - 1),
+    (pa.float64(), 1, 1.0),
+    (pa.float64(), 1.5e300, 1.5e300),
+    (pa.float32(), 0.5, 0.5),
+    (pa.bool_(), True, True),
+    (pa.string(), 'a "quoted"\nline, \u00e4 \U0001f600', 'a "quoted"\nline, \u00e4 \U0001f600'),
+    (pa.decimal128(10, 2), "1.20", Decimal("1.20")),
+    (pa.decimal128(10, 2), 7, Decimal("7.00")),
+    (pa.decimal128(38, 18), "12345678901234567890.123456789012345678", Decimal("12345678901234567890.123456789012345678")),
+    (pa.binary(), "00ff", b"\x00\xff"),
+    (pa.binary(), "0xAB", b"\xab"),
+    (pa.binary(), "", b""),
+    (pa.date32(), "2025-01-02", date(2025, 1, 2)),
+    (pa.timestamp("us", tz="UTC"), "2025-01-02T03:04:05.123456Z", MOMENT.replace(tzinfo=UTC)),
+    (pa.timestamp("us", tz="UTC"), "2025-01-02T05:04:05.123456+02:00", MOMENT.replace(tzinfo=UTC)),
+    (pa.timestamp("us", tz="UTC"), "2025-01-02 03:04:05.123456", MOMENT.replace(tzinfo=UTC)),
+    (pa.timestamp("us", tz="UTC"), "2025-01-02T03:04:05.123456789Z", MOMENT.replace(tzinfo=UTC)),
+    (pa.timestamp("us"), "2025-01-02T03:04:05.123456", MOMENT),
+    (UINT256, str(2**256 - 1), str(2**256 - 1)),
+    (INT256, str(-(2**255)), str(-(2**255))),
+    (UINT256, 5, "5"),
+    (pa.decimal256(60, 2), "1.25", "1.25"),
+    (pa.list_(pa.int64()), [1, None, 2], [1, None, 2]),
+    (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "more": 2}, {"a": 1, "b": None}),
+    (pa.list_(pa.date32()), ["2025-01-02"], [date(2025, 1, 2)]),
+    (pa.struct([("x", pa.binary())]), {"x": "ff"}, {"x": b"\xff"}),
+    (pa.map_(pa.string(), pa.int64()), {"k": 1}, [("k", 1)]),
+]
+
+
+def decoder(kind: pa.DataType) -> Decoder:
+    return Decoder(pa.schema([("v", kind)]), 0, single=False)
+
+
+def body(*values: Any) -> bytes:
+    return json.dumps([{"v": value, "_gs_op": "i", "other": [{}]} for value in values]).encode()
+
+
+@pytest.mark.parametrize(("kind", "said", "meant"), CASES, ids=lambda value: str(value)[:30])
+def test_both_ways_read_the_same(kind: pa.DataType, said: Any, meant: Any) -> None:
+    made = decoder(kind)
+    text = body(said, None, said)
+    slow = made._slow(text, "batch")
+    assert slow.columns[0].to_pylist() == [meant, None, meant]
+    if (fast := made._fast(text)) is not None:
+        assert fast.columns[0].equals(slow.columns[0])
+        assert fast.columns[0].type == slow.columns[0].type
+        assert fast.ops.equals(slow.ops)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.string(), pa.binary(), pa.date32(), pa.timestamp("us", tz="UTC"), UINT256, pa.list_(pa.int64())], ids=str
+)
+def test_what_is_common_goes_the_fast_way(kind: pa.DataType) -> None:
+    said = next(case[1] for case in CASES if case[0] == kind)
+    assert decoder(kind)._fast(body(said, None)) is not None
+    assert decoder(kind)._fast(b"[]") is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (pa.int8(), 128), (pa.int64(), "1"), (pa.float64(), "1"), (pa.float64(), "NaN"), (pa.bool_(), 1), (pa.string(), 5),
+        (pa.decimal128(4, 2), "123.00"), (pa.decimal128(4, 2), "1.234"), (pa.decimal128(4, 2), "x"), (pa.binary(), "abc"), (pa.binary(), "zz"),
+        (pa.date32(), "2025-02-30"), (pa.date32(), 5), (pa.timestamp("us", tz="UTC"), "soon"), (pa.timestamp("us"), "2025-01-02T03:04:05Z"),
+        (UINT256, "-1"), (UINT256, str(2**256)), (UINT256, "1.5"), (INT256, str(2**255)), (pa.decimal256(40, 2), "1.234"),
+        (pa.list_(pa.int64()), [1, "x"]), (pa.list_(pa.int64()), {"a": 1}), (pa.struct([("a", pa.int32())]), [1]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_is_told_with_its_place(kind: pa.DataType, said: Any) -> None:
+    with pytest.raises(AnswerError, match=r"row 1, column `v`.* is declared as "):
+        decoder(kind).read(body(None, said))
+
+
+def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
+    with pytest.raises(AnswerError, match="failed to parse JSON"):
+        decoder(pa.int64()).read(b'[{"v": 1}]}{"r": [{"v": 2}]')
+
+
+def test_many_rows_and_none() -> None:
+    made = Decoder(pa.schema([("a", pa.int64()), ("b", pa.binary())]), 0, single=False)
+    found: Answer = made.read(json.dumps([{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]).encode())
+    assert found.rows == 5000
+    assert found.columns[1].to_pylist() == [None if n % 7 == 0 else n.to_bytes(4, "big") for n in range(5000)]
+    assert made.read(b" [] \n").rows == 0
+
+
+def test_an_excerpt_is_short_on_one_line_and_without_secrets() -> None:
+    found = excerpt(b"first\nkey=abcdef \xff" + b"x" * 1000, ("abcdef", ""))
+    assert found.startswith("first key=*** ")
+    assert len(found) == 201
