@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
+from headrace.jobs.functions import provide
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -220,6 +221,7 @@ class Planner:
         except UserError as error:
             error.place = error.place or self.file.place_of(name, "sql")
             raise
+        provide(self.spark, text, name)
         frame = self._sql(name, text)
         if plan is None and graph.asks(self.file.model, name):
             try:
@@ -232,11 +234,11 @@ class Planner:
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
+        node: Any = self.file.model.transforms[name]
         self.texts[name] = text
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            node: Any = self.file.model.transforms[name]
             said, hint = explained(error, node.sql)
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import HIDDEN
+from headrace.pipeline.functions import offered
 from headrace.pipeline.problems import meant
 from headrace.pipeline.refused import AGGREGATE
 
@@ -36,8 +37,11 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
         said, hint = _of_rows(error.getCondition() or "", parameters)
         return said or _plain(error), f"{hint}\n{shown}".lstrip()
     name = wrong.split(".")[-1]
-    offered = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
-    near = list(dict.fromkeys(last for one in offered if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
+    if kind == "function":
+        written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), offered())}", _where(text, name)
+    proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
+    near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
     return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\nThere are: {', '.join(near)}." if near else "")
 
 

@@ -177,6 +177,9 @@ class EpochStages:
     def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> Manifest:
         """Makes an attempt the one that counts, unless another was first. `parts` are file, rows and bytes, as the winning tasks say."""
         folder, lane = self._of(node), self._lane
+        if (first := self.held(node)) is not None:  # which has swept this attempt, perhaps
+            _remove(folder / attempt)
+            return first
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
                 msg = (

@@ -74,14 +74,6 @@ def _regexp_like(arguments: list[Any]) -> exp.Expr:
     return exp.RegexpLike(this=value, expression=pattern, flag=flags[0] if flags else None)
 
 
-def _replace_all(arguments: list[Any]) -> exp.Expr:
-    """All matches, the replacement taken as it is: Streamling has put this in the place of DataFusion's own."""
-    if len(arguments) == 3:
-        return template(r"regexp_replace(_0, _1, replace(replace(_2, '\\', '\\\\'), '$', '\\$'))", *arguments)
-    msg = "regexp_replace takes a text, a pattern and a replacement, and no flags"
-    raise UserError(msg, hint="It replaces every match. Write flags into the pattern, such as (?i).")
-
-
 def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
     """Encode and decode: by the name of the code."""
 
@@ -199,7 +191,6 @@ DATAFUSION: Mapping[str, Templates] = {
     "hex": {1: "lower(hex(_0))"},
     "regexp": _regexp_like,
     "similar": _regexp_like,
-    "regexp_replace": _replace_all,
     "regexp_count": {2: "regexp_count(_0, _1)"},
     "substr_index": {3: "substring_index(_0, _1, _2)"},
     "digest": _by_method,

@@ -6,7 +6,7 @@ What no rule is for is passed on under its name, so that Spark says that it has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from sqlglot.errors import ErrorLevel, ParseError, TokenError, UnsupportedError
 from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
 from sqlglot.tokenizer_core import TokenType
 
-from headrace.pipeline import dialect_functions as functions
+from headrace.pipeline import dialect_functions, functions
 from headrace.pipeline.dialect_nodes import translated
 from headrace.pipeline.errors import UserError
 
@@ -36,13 +36,21 @@ class HeadraceSpark(Spark):
 
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
+    class Parser(Spark.Parser):
+        """The names of our own functions stay as they are written."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = {**Spark.Parser.FUNCTIONS, **functions.parsed_names("spark")}
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(Spark.Parser.FUNCTION_PARSERS)
+
 
 DIALECT = HeadraceSpark
-template = functions.template
+template = dialect_functions.template
 
 
-def _builders(table: Mapping[str, functions.Templates]) -> dict[str, Callable[[list[Any]], exp.Expr]]:
-    return {name.upper(): functions.builder(name, templates) for name, templates in table.items()}
+def _functions(parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str) -> dict[str, Any]:
+    """A parser's functions, with those that mean something else in Spark, and under them our own."""
+    translated_ = {name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()}
+    return {**parser.FUNCTIONS, **translated_, **functions.parsed_names(dialect)}
 
 
 class HeadracePostgres(Postgres):
@@ -53,7 +61,7 @@ class HeadracePostgres(Postgres):
     class Parser(Postgres.Parser):
         """Functions of the same name that mean something else in Spark."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**Postgres.Parser.FUNCTIONS, **_builders(functions.POSTGRES)}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, dialect_functions.POSTGRES, "postgres")
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             name: read
             for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
@@ -69,7 +77,8 @@ class HeadraceDataFusion(HeadracePostgres):
 
         EXPONENT: ClassVar[dict[Any, Any]] = {}
         BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**HeadracePostgres.Parser.FUNCTIONS, **_builders(functions.DATAFUSION)}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(HeadracePostgres.Parser, dialect_functions.DATAFUSION, "datafusion")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(HeadracePostgres.Parser.FUNCTION_PARSERS)
 
 
 class HeadraceDuckDB(DuckDB):
@@ -80,7 +89,7 @@ class HeadraceDuckDB(DuckDB):
     class Parser(DuckDB.Parser):
         """Functions of the same name that mean something else in Spark."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**DuckDB.Parser.FUNCTIONS, **_builders(functions.DUCKDB)}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(DuckDB.Parser, dialect_functions.DUCKDB, "duckdb")
 
 
 class HeadraceTrino(Trino):
@@ -91,7 +100,7 @@ class HeadraceTrino(Trino):
     class Parser(Trino.Parser):
         """Functions of the same name that mean something else in Spark."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**Trino.Parser.FUNCTIONS, **_builders(functions.TRINO)}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Trino.Parser, dialect_functions.TRINO, "trino")
 
 
 class HeadraceClickHouse(ClickHouse):
@@ -102,7 +111,7 @@ class HeadraceClickHouse(ClickHouse):
     class Parser(ClickHouse.Parser):
         """Functions that the library leaves alone."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**ClickHouse.Parser.FUNCTIONS, **_builders(functions.CLICKHOUSE)}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(ClickHouse.Parser, dialect_functions.CLICKHOUSE, "clickhouse")
 
 
 DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {

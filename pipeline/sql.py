@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from headrace.pipeline import refused
+from headrace.pipeline import functions, refused
 from headrace.pipeline.dialects import DIALECT, meaning, read
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.hidden import carry
@@ -76,7 +76,7 @@ def _table_name(table: exp.Table) -> str:
 def with_hidden(
     text: str | exp.Query, hidden: Sequence[str], *, now: datetime | None = None, rename: dict[str, str] | None = None, node: str = ""
 ) -> str:
-    """The statement with the hidden columns carried through every SELECT, clocks fixed, and tables renamed, for Spark.
+    """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
     Args:
         text: in Spark's SQL, or what `parse` made of it.
@@ -88,10 +88,13 @@ def with_hidden(
     Raises UserError where the statement sets a hidden column to what it cannot be.
     """
     found = parse(text, node=node) if isinstance(text, str) else text.copy()
+    functions.expand(found, node=node, now=now)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
     try:
         for select in list(found.find_all(exp.Select)):
-            carry(select, hidden, spread(select), node)
+            numbers = spread(select)
+            functions.tell_apart(select, numbers)
+            carry(select, hidden, numbers, node)
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
@@ -121,7 +124,7 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
         name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
         if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
             call.replace(moment.copy())
-        elif isinstance(call, exp.CurrentDate) or name in ("today", "curdate"):
+        elif isinstance(call, exp.CurrentDate) or name == "curdate":
             call.replace(day.copy())
 
 

@@ -15,6 +15,7 @@ from sqlglot.optimizer.annotate_types import annotate_types
 
 from headrace.pipeline.dialects import DIALECT, template
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions import function_of
 from headrace.pipeline.hidden import relation_names
 from headrace.pipeline.unnest import unnested
 from headrace.pipeline.wide import WideInteger
@@ -27,6 +28,9 @@ _RESULTS = {
     "to_int64": "BIGINT", "u256_to_string": "STRING", "i256_to_string": "STRING",
 }  # fmt: skip
 """Functions that sqlglot does not know, by their results."""
+
+_OWN = {"int": "INT", "bigint": "BIGINT", "text": "STRING", "bool": "BOOLEAN", "boolean": "BOOLEAN", "double": "DOUBLE"}
+"""The same for our own functions, by what they say of their results."""
 
 UNKNOWN = exp.DataType.build("UNKNOWN")
 Types = Mapping[str, exp.DataType]
@@ -137,7 +141,8 @@ class Typer:
         for column in root.find_all(exp.Column):
             column.type = scope.find([part.name.lower() for part in column.parts])
         for call in root.find_all(exp.Anonymous):
-            if said := _RESULTS.get(call.name.lower()):
+            own = function_of(call)
+            if said := _OWN.get(own.result) if own else _RESULTS.get(call.name.lower()):
                 call.type = exp.DataType.build(said, dialect=DIALECT)
         for part in reversed(list(root.dfs())):
             made = rewritten(part)

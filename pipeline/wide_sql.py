@@ -13,15 +13,13 @@ from sqlglot import exp
 
 from headrace.pipeline.dialect_functions import template
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions import function_of
 from headrace.pipeline.wide import INT256, UINT256, WideInteger
 
 KINDS: Mapping[object, WideInteger] = {exp.DType.UINT256: UINT256, exp.DType.INT256: INT256}
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod"}
 _COMPARISONS: tuple[type[exp.Expr], ...] = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
-_FUNCTIONS = {
-    **{f"{prefix}_{name}": kind for prefix, kind in (("u256", UINT256), ("i256", INT256)) for name in ("add", "sub", "mul", "div", "mod")},
-    "i256_neg": INT256, "i256_abs": INT256, "to_u256": UINT256, "to_i256": INT256,
-}  # fmt: skip
+_NAMES = {"uint256": UINT256, "int256": INT256}
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _INEXACT = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.DECIMAL)
 
@@ -43,8 +41,8 @@ def kind_of(node: exp.Expr | None) -> WideInteger | None:
     if isinstance(node, exp.Paren | exp.Alias):
         return kind_of(node.this)
     if isinstance(node, exp.Anonymous):
-        name = node.name.lower()
-        return _agreed(node.expressions) if name == "coalesce_meta" else _FUNCTIONS.get(name)
+        own = function_of(node)
+        return _agreed(node.expressions) if node.name.lower() == "coalesce_meta" else _NAMES.get(own.result) if own else None
     if isinstance(node, exp.Case | exp.If | exp.Coalesce):
         return _agreed(_branches(node))
     return KINDS.get(node.type.this) if node.type is not None and isinstance(node, exp.Column) else None
@@ -54,7 +52,7 @@ def _agreed(parts: Sequence[exp.Expr]) -> WideInteger | None:
     """The type of several results: the signed one where both are there. A result that is none of them, and no number, is of another type."""
     kinds = {kind_of(part) for part in parts if not isinstance(part.unnest(), exp.Null)}
     found = {kind for kind in kinds if kind is not None}
-    if not found or any(kind_of(part) is None and _number(part) is None and not isinstance(part.unnest(), exp.Null) for part in parts):
+    if not found or not all(kind_of(part) is not None or _is_whole(part) or isinstance(part.unnest(), exp.Null) for part in parts):
         return None
     return found.pop() if len(found) == 1 else INT256
 
@@ -77,6 +75,10 @@ def _number(node: exp.Expr) -> str | None:
     if isinstance(bare, exp.Literal) and _WHOLE.fullmatch(bare.name):
         return bare.name.removeprefix("+").split(".", maxsplit=1)[0]
     return None
+
+
+def _is_whole(node: exp.Expr) -> bool:
+    return _number(node) is not None or (node.type is not None and node.type.this in exp.DataType.SIGNED_INTEGER_TYPES)
 
 
 def rewritten(node: exp.Expr) -> exp.Expr:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
-from lane_world import World
+from lane_world import World, until
 from pyspark.sql import SparkSession
 from web import Asked, Service, served
 
@@ -91,3 +93,16 @@ def test_both_sinks_hold_the_same_answers(
     assert answers(asking, spark) == held, "a refused replay changes nothing"
     replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)
     assert {*web.keys[before:]} == asked, "computed anew, requests carry the keys that they had"
+
+
+@pytest.mark.whole
+def test_a_process_that_slept_while_it_staged_is_fenced(asking: World, web: Service, spark: SparkSession) -> None:
+    zombie = asking.start("staging", 6, "stop")
+    until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)
+    until(lambda: (found := asking.run())["code"] == 0 and found, "the takeover, once the lease has expired", 240)
+    asked = len(web.asked)
+    os.kill(zombie.pid, signal.SIGCONT)
+    assert asking.answer(zombie)["error"] == "FencedError"
+    assert len(web.asked) == asked
+    asking.check(spark)
+    answers(asking, spark)

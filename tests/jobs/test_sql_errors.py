@@ -30,7 +30,11 @@ pytestmark = pytest.mark.spark
             "Line 1 of the SQL: SELECT id FROM t WHERE nothing = 1\nThere are: at, id, st, name.",
         ),
         ("SELECT st.b FROM t", "there is no field `b`", "Line 1 of the SQL: SELECT st.b FROM t\nThere are: a."),
-        ("SELECT lengthh(name) FROM t", "there is no function `lengthh`", "Line 1 of the SQL: SELECT lengthh(name) FROM t"),
+        (
+            "SELECT lengthh(name) FROM t",
+            "there is no function `lengthh`; did you mean `length`?",
+            "Line 1 of the SQL: SELECT lengthh(name) FROM t",
+        ),
         (
             "SELECT id FROM t WHERE name",
             'Cannot resolve "name" due to data type mismatch: Filter expression "name" of type "STRING" is not a boolean.',

@@ -180,6 +180,22 @@ def test_operations_that_a_row_may_not_have(plan: Plan) -> None:
     assert [row[OP] for row in found] == ["i", "i", "u"]
 
 
+def test_operators_beside_wide_integers_keep_every_digit(plan: Plan) -> None:
+    most = 2**256 - 1
+    planner = plan(
+        f"SELECT id, wei + {most - 9} AS a, {most} - wei AS b, -wei AS c, wei * wei % 4 AS d, CAST(wei AS STRING) AS s,"
+        " CASE WHEN wei < 10 THEN wei ELSE 0 END AS e FROM t WHERE wei BETWEEN 2 AND id AND wei > 1"
+    )
+    kinds = {field.name: str(field.type) for field in planner.schemas["x"]}
+    assert kinds == {"id": "int64", "a": "uint256", "b": "uint256", "c": "int256", "d": "uint256", "s": "string", "e": "uint256"}
+    found = [{name: row[name] for name in "abcdse"} for row in rows(planner)]
+    assert found == [
+        {"a": str(most - 9 + n), "b": str(most - n), "c": str(-n), "d": str(n * n % 4), "s": str(n), "e": str(n)} for n in (2, 3)
+    ]
+    with pytest.raises(DataError, match="node 'x': u256_sub overflow"):
+        rows(plan("SELECT id, wei - 5 AS w FROM t"))
+
+
 def test_rows_made_of_rows_have_no_bound(plan: Plan) -> None:
     found = rows(plan("SELECT id, explode(xs) AS x FROM t"))
     assert [(row["id"], row["x"], row[POS]["sub"]) for row in found] == [(i, x, x - 1) for i in (1, 2, 3) for x in (1, 2)]

@@ -105,6 +105,20 @@ def test_of_two_writers_the_first_manifest_counts(tmp_path: Path, random_rows: A
     assert overtaken[1].generation == 2
 
 
+def test_a_writer_that_slept_reads_what_was_staged_meanwhile(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = stages(tmp_path, generation=1)
+    complete = slow._complete
+    meanwhile: list[Any] = []
+
+    def asleep(node: str, attempt: str, parts: Any) -> Any:
+        meanwhile.append(stages(tmp_path, generation=2).make(node, random_rows))
+        return complete(node, attempt, parts)
+
+    monkeypatch.setattr(slow, "_complete", asleep)
+    assert slow.make("node", random_rows) == meanwhile[0]
+    assert {path.name for path in (slow.folder / "node").iterdir()} == {"manifest.json", meanwhile[0].attempt}
+
+
 def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:
     lane(tmp_path).of(plan(planned=1), "hash").make("node", random_rows)
     assert lane(tmp_path).of(plan(planned=2), "hash").held("node") is None

@@ -43,7 +43,6 @@ def test_names_fold_where_the_dialect_folds_them(dialect: str, text: str, meant:
         ("postgres", "encode(a, 'escape')", "the code `escape` cannot be said"),
         ("datafusion", "arrow_cast(a, 'Dictionary(Int32, Utf8)')", "arrow_cast to `Dictionary\\(Int32, Utf8\\)`"),
         ("datafusion", "to_char(a, '%Q')", "`%Q` of the format"),
-        ("datafusion", "regexp_replace(a, 'b', 'c', 'g')", "takes a text, a pattern and a replacement, and no flags"),
         ("datafusion", "xs[1:5:2]", "a slice with a step"),
         ("datafusion", "digest(a, 'blake3')", "digest by `blake3`"),
         ("datafusion", "array_remove(xs, 1)", "array_remove cannot be said"),

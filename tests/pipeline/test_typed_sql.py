@@ -64,6 +64,7 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("CASE WHEN u > 5 THEN u ELSE 0 END", "CASE WHEN U256_COMPARE(u, '5') > 0 THEN u ELSE TO_U256('0') END", "uint256"),
         ("CASE u WHEN 5 THEN 'a' END", "CASE WHEN U256_COMPARE(u, '5') = 0 THEN 'a' END", ""),
         ("coalesce(u, 0)", "COALESCE(u, TO_U256('0'))", "uint256"),
+        ("coalesce(u, n)", "COALESCE(u, TO_U256(n))", "uint256"),
         ("if(b, u, NULL)", "IF(b, u, NULL)", "uint256"),
         ("nullif(u, 0)", "CASE WHEN U256_COMPARE(u, '0') = 0 THEN NULL ELSE u END", "uint256"),
         ("CAST(u AS STRING)", "U256_TO_STRING(u)", ""),

@@ -1,0 +1,292 @@
+"""JSON in text: Flink's names and rules. Paths are `$`, `.key`, `[n]` and `['key']`, and are written out in the statement.
+
+Numbers with a fraction come as a double prints them; whole numbers keep all their digits.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions.registry import Builder, Call, Function, Group, Where
+from headrace.pipeline.functions.templates import fill, literal_text, text_of, with_failures
+
+_PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
+_KINDS = {"VALUE": "", "OBJECT": "{", "ARRAY": "[", "SCALAR": "-"}
+VALID = "(try_parse_json(concat('{{\"v\":', {0}, '}}')) IS NOT NULL AND json_array_length(concat('[', {0}, ']')) = 1)"
+"""Spark's parsers stop behind the first value; inside of two kinds of brackets only one value, and the whole of it, is valid."""
+_AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
+"""The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
+_OPEN = "left({}, 1) IN ('{{', '[')"
+
+
+def _path(call: Call) -> exp.Expr:
+    """The path, checked."""
+    path = literal_text(call, 1, "the path")
+    if not _PATH.fullmatch(path):
+        msg = f"`{call.name}`: the path `{path}` is not possible"
+        raise UserError(msg, hint="A path is $ and then any of .key, [n] and ['key'], such as $.items[0]['a b'].", node=call.node)
+    return call.args[1]
+
+
+def _scalar(call: Call) -> exp.Expr:
+    """Text that looks like an object may be one, or text in quotes: only then is the document parsed once more."""
+    path = _path(call)
+    found = "get_json_object(_1, _2)"
+    return fill(
+        f"CASE WHEN {_OPEN.format(found)} THEN CASE WHEN startswith({_AS_JSON}, '\"') THEN {found} END"
+        f" {_root_null(path, found)}ELSE {found} END",
+        [call.args[0], path],
+    )
+
+
+def _root_null(path: exp.Expr, found: str) -> str:
+    return f"WHEN {found} = 'null' AND trim(_1) = 'null' THEN NULL " if text_of(path) == "$" else ""
+
+
+def _container(call: Call) -> exp.Expr:
+    path = _path(call)
+    found = "get_json_object(_1, _2)"
+    return fill(
+        f"CASE WHEN {_OPEN.format(found)} THEN CASE WHEN NOT startswith({_AS_JSON}, '\"') THEN {found} END END",
+        [call.args[0], path],
+    )
+
+
+def _exists(call: Call) -> exp.Expr:
+    return fill("try_variant_get(try_parse_json(_1), _2, 'variant') IS NOT NULL", [call.args[0], _path(call)])
+
+
+def _json_exists(call: Call) -> exp.Expr:
+    """NULL for NULL; what cannot be read is false, unless a clause says otherwise."""
+    found = _exists(call)
+    said = call.options.get("on_error")
+    word = ((text_of(said) if said is not None else None) or "FALSE").upper()
+    if word == "FALSE":
+        return fill("CASE WHEN _1 IS NOT NULL THEN _2 END", [call.args[0], found])
+    otherwise = {
+        "TRUE": "TRUE",
+        "UNKNOWN": "CAST(NULL AS BOOLEAN)",
+        "ERROR": "CAST(hr_fail('json_exists: this is no JSON') AS BOOLEAN)",
+    }.get(word, "FALSE")
+    whole = fill(
+        f"CASE WHEN _1 IS NULL THEN CAST(NULL AS BOOLEAN) WHEN NOT {VALID.format('_1')} THEN {otherwise} ELSE _2 END",
+        [call.args[0], found],
+    )
+    return with_failures(whole, call.node)
+
+
+def _json_value(call: Call) -> exp.Expr:
+    """The scalar; RETURNING casts it, and the clauses say what stands for a missing one and for one that cannot be had."""
+    found = _scalar(call)
+    returning = call.options.get("returning")
+    if returning is not None:
+        found = exp.TryCast(this=found, to=returning.copy(), safe=True)
+    if not {"on_empty", "on_error"} & call.options.keys():
+        return found
+    empty = _instead(call, "on_empty", "there is nothing at the path")
+    error = _instead(call, "on_error", "this is no scalar")
+    return _with_clauses(call, found, empty, error, f"{_AS_JSON} = 'null'")
+
+
+def _with_clauses(call: Call, found: exp.Expr, empty: exp.Expr, error: exp.Expr, no_error: str) -> exp.Expr:
+    whole = fill(
+        f"CASE WHEN _1 IS NULL THEN NULL WHEN _3 IS NOT NULL THEN _3 WHEN NOT {VALID.format('_1')} THEN _error"
+        f" WHEN try_variant_get(try_parse_json(_1), _2, 'variant') IS NULL THEN _empty WHEN {no_error} THEN NULL ELSE _error END",
+        [call.args[0], call.args[1], found],
+        error=error,
+        empty=empty,
+    )
+    return with_failures(whole, call.node)
+
+
+def _instead(call: Call, clause: str, what: str) -> exp.Expr:
+    said = call.options.get(clause)
+    if isinstance(said, exp.Tuple):
+        default = said.expressions[0]
+        kind = call.options.get("returning") or exp.DataType.build("string", dialect="spark")
+        return exp.Cast(this=default.copy(), to=kind.copy())
+    word = (text_of(said) or "NULL").upper() if said is not None else "NULL"
+    if word == "ERROR":
+        return fill("hr_fail(concat(_name, ': ', _what))", [], name=exp.Literal.string(call.name), what=exp.Literal.string(what))
+    if word.startswith("EMPTY"):
+        return exp.Literal.string("[]" if word.endswith("ARRAY") else "{}")
+    return exp.Null()
+
+
+def _json_query(call: Call) -> exp.Expr:
+    """Objects and arrays; a wrapper puts brackets round what is none, or round everything."""
+    wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
+    found = _container(call)
+    if wrapper != "WITHOUT":
+        scalar = fill(f"concat('[', {_AS_JSON}, ']')", [call.args[0], call.args[1]])
+        every = fill("CASE WHEN _1 IS NOT NULL THEN concat('[', _1, ']') ELSE _2 END", [found, scalar])
+        found = fill("coalesce(_1, _2)", [found, scalar]) if wrapper == "CONDITIONAL" else every
+    if not {"on_empty", "on_error"} & call.options.keys():
+        return found
+    return _with_clauses(
+        call,
+        found,
+        _instead(call, "on_empty", "there is nothing at the path"),
+        _instead(call, "on_error", "this is no object or array"),
+        "FALSE",
+    )
+
+
+def _is_json(call: Call) -> exp.Expr:
+    kind = call.args[1].name.upper() if len(call.args) > 1 else "VALUE"
+    if kind not in _KINDS:
+        msg = f"`is_json`: `{kind}` is no kind of JSON"
+        raise UserError(msg, hint=f"Allowed: {', '.join(_KINDS)}.", node=call.node)
+    valid = VALID.format("_1")
+    first = {"VALUE": "", "SCALAR": " AND ltrim(_1) RLIKE '^[^\\\\[{]'"}.get(kind, f" AND startswith(ltrim(_1), '{_KINDS[kind]}')")
+    return fill(f"coalesce({valid}{first}, FALSE)", [call.args[0]])
+
+
+def checked(template: str) -> Builder:
+    """A template that knows whether its argument is JSON, and the function's name."""
+    return lambda call: with_failures(fill(template.format(valid=VALID.format("_1"), name=call.name), call.args), call.node)
+
+
+OR_FAIL = "CASE WHEN _1 IS NULL OR {valid} THEN _1 ELSE hr_fail(concat('{name}: this is no JSON: ', left(_1, 100))) END"
+_DOC = """'{"a": {"b": [1, "x", null]}, "n": 7, "s": "{1}", "d": 1.5, "z": null}'"""
+
+FUNCTIONS = (
+    Function(
+        name="json_value",
+        signature="json_value(text, path [RETURNING type] [NULL|ERROR|DEFAULT x ON EMPTY] [... ON ERROR])",
+        group=Group.JSON,
+        result="text, or the type after RETURNING",
+        least=2,
+        most=2,
+        sql=_json_value,
+        meaning="The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no JSON.",
+        examples=(
+            (f"json_value({_DOC}, '$.n')", "7"),
+            (f"json_value({_DOC}, '$.a.b[1]')", "x"),
+            (f"json_value({_DOC}, '$.a')", "NULL"),
+            (f"json_value({_DOC}, '$.s')", "{1}"),
+            (f"json_value({_DOC}, '$.z')", "NULL"),
+            (f"json_value({_DOC}, '$.x')", "NULL"),
+            ("json_value('{', '$.a')", "NULL"),
+            ("json_value('', '$.a')", "NULL"),
+            ("json_value(NULL, '$.a')", "NULL"),
+            ("json_value('{\"a b\": true}', '$[''a b'']')", "true"),
+            ("json_value('null', '$')", "NULL"),
+            ("json_value('\"null\"', '$')", "null"),
+            ("json_value('\"a\"', '$')", "a"),
+            ("json_value('[1]', '$')", "NULL"),
+            (f"json_value('{{\"v\": {2**256 - 1}}}', '$.v')", str(2**256 - 1)),
+            (f"json_value({_DOC}, '$.n' RETURNING INT) + 1", "8"),
+            (f"json_value({_DOC}, '$.x' DEFAULT 'none' ON EMPTY)", "none"),
+            (f"json_value({_DOC}, '$.a' DEFAULT 'bad' ON ERROR)", "bad"),
+            ("json_value('no', '$.a' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "bad"),
+            (f"json_value({_DOC}, '$.z' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "NULL"),
+            (f"json_value({_DOC}, '$.a.b[1]' RETURNING INT DEFAULT -1 ON ERROR)", "-1"),
+        ),
+        errors=(
+            ("json_value('{}', '$.a' ERROR ON EMPTY)", "json_value: there is nothing at the path"),
+            ("json_value('{}', '$..a')", "the path `$..a` is not possible"),
+            ("json_value('{}', lower('$.a'))", "the path must be written out"),
+        ),
+    ),
+    Function(
+        name="json_query",
+        signature="json_query(text, path [WITH [CONDITIONAL] WRAPPER] [NULL|ERROR|EMPTY ARRAY|EMPTY OBJECT ON EMPTY] [... ON ERROR])",
+        group=Group.JSON,
+        result="text",
+        least=2,
+        most=2,
+        sql=_json_query,
+        meaning="The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no JSON.",
+        examples=(
+            (f"json_query({_DOC}, '$.a')", '{"b":[1,"x",null]}'),
+            (f"json_query({_DOC}, '$.a.b')", '[1,"x",null]'),
+            (f"json_query({_DOC}, '$.n')", "NULL"),
+            (f"json_query({_DOC}, '$.s')", "NULL"),
+            (f"json_query({_DOC}, '$.x')", "NULL"),
+            ("json_query('[', '$')", "NULL"),
+            ("json_query(NULL, '$')", "NULL"),
+            (f"json_query({_DOC}, '$.n' WITH WRAPPER)", "[7]"),
+            (f"json_query({_DOC}, '$.a' WITH WRAPPER)", '[{"b":[1,"x",null]}]'),
+            (f"json_query({_DOC}, '$.a' WITH CONDITIONAL WRAPPER)", '{"b":[1,"x",null]}'),
+            (f"json_query({_DOC}, '$.x' EMPTY ARRAY ON EMPTY)", "[]"),
+            (f"json_query({_DOC}, '$.n' EMPTY OBJECT ON ERROR)", "{}"),
+        ),
+        errors=((f"json_query({_DOC}, '$.n' ERROR ON ERROR)", "json_query: this is no object or array"),),
+    ),
+    Function(
+        name="json_exists",
+        signature="json_exists(text, path [TRUE|FALSE|UNKNOWN|ERROR ON ERROR])",
+        group=Group.JSON,
+        result="boolean",
+        least=2,
+        most=2,
+        sql=_json_exists,
+        meaning="Whether there is anything at a path, JSON's null as well.",
+        examples=(
+            (f"json_exists({_DOC}, '$.a.b[2]')", "true"),
+            (f"json_exists({_DOC}, '$.a.b[3]')", "false"),
+            ("json_exists('no', '$.a')", "false"),
+            ("json_exists(NULL, '$.a')", "NULL"),
+            ("json_exists('no', '$.a' UNKNOWN ON ERROR)", "NULL"),
+            ("json_exists('no', '$.a' TRUE ON ERROR)", "true"),
+        ),
+        errors=(("json_exists('no', '$.a' ERROR ON ERROR)", "json_exists: this is no JSON"),),
+    ),
+    Function(
+        name="is_json",
+        signature="is_json(text[, VALUE|OBJECT|ARRAY|SCALAR])",
+        group=Group.JSON,
+        result="boolean",
+        least=1,
+        most=2,
+        sql=_is_json,
+        meaning=(
+            "Whether a text is JSON, and of that kind; false for NULL. An object with the same key twice is not taken for "
+            "JSON. `text IS JSON OBJECT` is the same."
+        ),
+        examples=(
+            ("is_json('{}')", "true"),
+            ("is_json('1', 'SCALAR')", "true"),
+            ("is_json('1', OBJECT)", "false"),
+            ("is_json(' [1]', 'ARRAY')", "true"),
+            ("is_json('{\"a\":1}' , 'OBJECT')", "true"),
+            ("is_json('{}x')", "false"),
+            ("is_json('{} {}')", "false"),
+            ("is_json('1, 2')", "false"),
+            ("is_json('1] [2')", "false"),
+            ("is_json('')", "false"),
+            ("is_json('abc')", "false"),
+            ("is_json('\"abc\"', 'SCALAR')", "true"),
+            ('is_json(\'{"a":1,"a":2}\')', "false"),
+            ("is_json(NULL)", "false"),
+            ("'[]' IS JSON ARRAY", "true"),
+            ("is_json('[]', 'SCALAR')", "false"),
+        ),
+        errors=(("is_json('1', 'NUMBER')", "`NUMBER` is no kind of JSON"),),
+    ),
+    Function(
+        name="parse_json",
+        signature="parse_json(text)",
+        group=Group.JSON,
+        result="text",
+        where=Where.DATAFUSION,
+        sql=checked(OR_FAIL),
+        meaning="The text, checked to be JSON. Spark's gives a VARIANT.",
+        examples=(("parse_json('[1]')", "[1]"), ("parse_json(NULL)", "NULL")),
+        errors=(("parse_json('[1')", "parse_json: this is no JSON: [1"),),
+    ),
+    Function(
+        name="try_parse_json",
+        signature="try_parse_json(text)",
+        group=Group.JSON,
+        result="text",
+        where=Where.DATAFUSION,
+        sql=f"CASE WHEN {VALID.format('_1')} THEN _1 END",
+        meaning="The text if it is JSON, else NULL. Spark's gives a VARIANT.",
+        examples=(("try_parse_json('[1]')", "[1]"), ("try_parse_json('[1')", "NULL"), ("try_parse_json(NULL)", "NULL")),
+    ),
+)

@@ -1,0 +1,198 @@
+"""What a function is, as data, and the list of all of them: the built-in ones and those that plugins register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+
+
+class Group(StrEnum):
+    """The heading below which a function stands on the page of functions."""
+
+    STRINGS = "strings"
+    JSON = "JSON in text"
+    ARRAYS = "arrays"
+    BYTES = "hashes and bytes"
+    WIDE = "256-bit integers"
+    CLOCK = "clock and ids"
+    PLUGIN = "plugins"
+
+
+class Where(StrEnum):
+    """In which dialects of `sql` transforms a name has the meaning that is written here."""
+
+    EVERYWHERE = "every dialect"
+    SPARK = "every dialect; Spark's own function"
+    DATAFUSION = "`datafusion`; in `spark` the name is Spark's own function"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call in a statement. `args` are the arguments, expanded already; `options` are clauses such as `on_empty`.
+
+    `node` names the transform, `place` counts the calls of the statement from 0, `now` is the epoch's planned time.
+    """
+
+    name: str
+    args: Sequence[exp.Expr]
+    options: Mapping[str, exp.Expr] = field(default_factory=dict)
+    node: str = ""
+    place: int = 0
+    now: datetime | None = None
+
+
+Builder = Callable[[Call], exp.Expr]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A function of `sql` transforms.
+
+    Exactly one of `sql` and `arrow` is given. `sql` is a template in Spark SQL with the arguments as `_1`, `_2` and so on, or a
+    callable that makes the expression. `arrow` is "module:function": it takes one `pyarrow.Array` per argument and returns one of the
+    same length and of the Spark type `returns`; the module must be importable in Spark's workers. An Arrow function of text says that
+    a row is wrong by a text that begins with `ERROR`; the row fails the epoch only if that value is used.
+    """
+
+    name: str
+    signature: str
+    group: Group
+    meaning: str
+    result: str
+    """In words for the page; `uint256` and `int256` also make an output column one of these types."""
+    examples: Sequence[tuple[str, str]]
+    """A call, and its result as Spark casts it to text (NULL for none). The first is the example, the others are edge cases."""
+    errors: Sequence[tuple[str, str]] = ()
+    """A call that fails, and what its message says."""
+    sql: str | Builder = ""
+    arrow: str = ""
+    returns: str = "string"
+    cast: str = ""
+    """The Spark type that an Arrow function's checked text is cast to."""
+    least: int = 1
+    most: int | None = 1
+    defaults: Sequence[str] = ()
+    """What stands for the last arguments of a template where they are left out."""
+    aliases: Sequence[str] = ()
+    where: Where = Where.EVERYWHERE
+    only_from: int = 0
+    """The number of arguments from which on the call is this function and not Spark's own of that name."""
+
+    def __post_init__(self) -> None:
+        if bool(self.sql) == bool(self.arrow):
+            msg = f"function `{self.name}` needs either an expression or an Arrow function"
+            raise ValueError(msg)
+
+    @property
+    def kind(self) -> str:
+        """How it runs."""
+        return "Arrow" if self.arrow else "expression"
+
+
+OTHERS = "datafusion"
+"""The dialect in which names of Spark's mean what the registry says."""
+_PREFIX = "hr_df_"
+"""What stands before such a name once a statement of that dialect is parsed: from there on it is no name of Spark's."""
+ERROR = "!"
+"""What the text of an Arrow function begins with where the row is an error."""
+ARROW = "hr_fn_"
+"""What the name of an Arrow function begins with inside of Spark."""
+
+_MODULES = ("clock", "strings", "patterns", "json", "json_made", "arrays", "bytes", "wide")
+_found: dict[str, Function] = {}
+_loaded: list[str] = []
+
+
+def register(function: Function) -> None:
+    """Adds a function, by its name and aliases; a later one takes the place of an earlier one with that name.
+
+    For plugins: `register(Function(name="twice", signature="twice(int)", group=Group.PLUGIN, sql="_1 * 2", ...))`.
+    """
+    for name in (function.name, *function.aliases):
+        key = name.lower()
+        _found[_PREFIX + key if function.where is Where.DATAFUSION else key] = function
+
+
+def _load() -> None:
+    """The built-in functions, once; plugins that came before keep their names."""
+    if _loaded:
+        return
+    _loaded.append("")
+    earlier = dict(_found)
+    for module in _MODULES:
+        for function in import_module(f"headrace.pipeline.functions.{module}").FUNCTIONS:
+            register(function)
+    _found.update(earlier)
+
+
+def functions() -> Mapping[str, Function]:
+    """Every function by each of its names, in lower case."""
+    _load()
+    return _found
+
+
+def distinct() -> Iterable[Function]:
+    """Every function once."""
+    return {id(one): one for one in functions().values()}.values()
+
+
+def named(name: str, arguments: int = 0) -> Function | None:
+    """The function that a name means once a statement is parsed, None where it is Spark's own or there is none."""
+    found = functions().get(name.lower())
+    if found is None and (found := functions().get(_PREFIX + name.lower())) is not None:
+        return found if found.only_from and arguments >= found.only_from else None
+    return None if found is None or found.where is Where.SPARK else found
+
+
+def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
+    """For the `FUNCTIONS` of a dialect's parser: our own names in capitals, and what keeps their calls as they are written."""
+    found = {}
+    for key, function in functions().items():
+        name = key.removeprefix(_PREFIX)
+        if function.where is Where.EVERYWHERE or (function.where is Where.DATAFUSION and dialect == OTHERS):
+            found[name.upper()] = _builder(key if dialect == OTHERS else name)
+        elif function.only_from and dialect == "spark":
+            found[name.upper()] = _builder(name)
+    return found
+
+
+def _builder(name: str) -> Callable[[list[Any]], exp.Expr]:
+    return lambda args: exp.Anonymous(this=name, expressions=args)
+
+
+def shown(name: str) -> str:
+    """A function's name as the user writes it."""
+    return name.lower().removeprefix(_PREFIX)
+
+
+def offered() -> tuple[str, ...]:
+    """The names of all functions, and of those of Spark's that are called most."""
+    return (*dict.fromkeys(map(shown, functions())), "dynamic_table_check", *_SPARKS)
+
+
+_SPARKS = (
+    "abs", "array", "array_contains", "cast", "ceil", "coalesce", "concat", "concat_ws", "date_format", "date_trunc", "element_at",
+    "explode", "filter", "floor", "from_json", "from_unixtime", "get_json_object", "greatest", "if", "ifnull", "initcap", "least",
+    "left", "length", "lower", "lpad", "ltrim", "map", "md5", "named_struct", "nullif", "nvl", "replace", "reverse", "right", "round",
+    "rpad", "rtrim", "sha2", "size", "struct", "substr", "substring", "substring_index", "timestamp_micros", "timestamp_millis",
+    "timestamp_seconds", "to_date", "to_json", "to_timestamp", "to_timestamp_ntz", "transform", "trim", "try_add", "try_cast",
+    "try_divide", "try_element_at", "try_to_timestamp", "unbase64", "unix_millis", "unix_timestamp", "upper", "xxhash64", "year",
+)  # fmt: skip
+
+
+def check_count(function: Function, call: Call) -> None:
+    """Raises UserError where a call has too few or too many arguments."""
+    count = len(call.args)
+    if count < function.least or (function.most is not None and count > function.most):
+        most = "or more" if function.most is None else f"to {function.most}"
+        wanted = f"{function.least}" if function.least == function.most else f"{function.least} {most}"
+        msg = f"`{shown(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
+        raise UserError(msg, hint=f"It is called as {function.signature}.", node=call.node)

@@ -1,0 +1,140 @@
+"""From templates to expressions. Function names in a template are Spark's, and stay exactly as they are written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar, cast
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+
+from headrace.pipeline.errors import ROW_ERROR, UserError
+from headrace.pipeline.functions.registry import ARROW, ERROR, Call, Function
+from headrace.pipeline.wide import INT256, UINT256
+
+_WHOLE = re.compile(r"-?[0-9]{1,100}")
+_KEPT = ("CAST", "TRY_CAST")
+_SIMPLE = (exp.Column, exp.Literal, exp.Func, exp.Paren, exp.Null, exp.Boolean, exp.Dot, exp.Bracket, exp.Neg)
+INNER = "headrace_inner"
+"""Where an expanded call keeps what it is without the check of its result."""
+NAME = "headrace_function"
+"""Where an expanded call keeps the name of its function."""
+
+
+class _Template(Spark):
+    """Spark's grammar without any function that would be written differently."""
+
+    class Parser(Spark.Parser):
+        FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
+        FUNCTION_PARSERS: ClassVar[dict[str, Callable[..., Any]]] = {
+            name: parser for name, parser in Spark.Parser.FUNCTION_PARSERS.items() if name in _KEPT
+        }
+
+
+@lru_cache(maxsize=1024)
+def _parsed(template: str) -> exp.Expr:
+    return cast("exp.Select", sqlglot.parse_one(f"SELECT {template}", dialect=_Template)).selects[0]
+
+
+def fill(template: str, args: Sequence[exp.Expr], **named: exp.Expr) -> exp.Expr:
+    """The template with its `_1`, `_2` and `_name` replaced; names of lambda variables in it begin with `hr_`."""
+    values = {f"_{place}": arg for place, arg in enumerate(args, start=1)} | {f"_{name}": arg for name, arg in named.items()}
+    whole = exp.Paren(this=_parsed(template).copy())
+    for column in list(whole.find_all(exp.Column)):
+        if not column.table and column.name in values:
+            column.replace(_safe(values[column.name]))
+    return whole.this if isinstance(whole.this, _SIMPLE) else whole
+
+
+def _safe(arg: exp.Expr) -> exp.Expr:
+    return arg.copy() if isinstance(arg, _SIMPLE) else exp.Paren(this=arg.copy())
+
+
+def expand_call(function: Function, call: Call) -> exp.Expr:
+    """The Spark expression that a call stands for."""
+    if function.arrow:
+        found = _arrow(function, call)
+    elif isinstance(function.sql, str):
+        missing = len(call.args) - (function.most or 0)
+        extra = [_parsed(default) for default in function.defaults[missing:]] if missing < 0 else []
+        found = with_failures(fill(function.sql, [*call.args, *extra]), call.node)
+    else:
+        found = function.sql(call)
+    found.meta[NAME] = function.name
+    return found
+
+
+def _arrow(function: Function, call: Call) -> exp.Expr:
+    """A call of an Arrow function. An error inside of another one's argument goes on through it, and is raised outside."""
+    if (known := _known_number(function, call)) is not None:
+        return known
+    args = [arg.meta.get(INNER, arg) for arg in call.args]
+    extra = (
+        [_parsed(default) for default in function.defaults[len(args) - (function.most or 0) :]] if len(args) < (function.most or 0) else []
+    )
+    inner = exp.Anonymous(this=ARROW + function.name, expressions=[arg.copy() for arg in (*args, *extra)])
+    if function.returns != "string":
+        return inner
+    template = f"CASE WHEN startswith(_1, '{ERROR}') THEN _raise ELSE {f'CAST(_1 AS {function.cast})' if function.cast else '_1'} END"
+    found = fill(template, [inner], **{"raise": failing(fill("substr(_1, 2)", [inner]), call.node)})
+    if not function.cast:
+        found.meta[INNER] = inner
+    return found
+
+
+def _known_number(function: Function, call: Call) -> exp.Expr | None:
+    """The digits of a whole number that is written out and has room; None leaves everything else to the rows."""
+    kind = {"to_u256": UINT256, "to_i256": INT256}.get(function.name)
+    if kind is None:
+        return None
+    arg = call.args[0].unnest()
+    literal = arg.this if isinstance(arg, exp.Neg) else arg
+    said = f"{'-' if literal is not arg else ''}{literal.name}" if isinstance(literal, exp.Literal) else ""
+    if not _WHOLE.fullmatch(said) or not kind.lowest <= int(said) <= kind.highest:
+        return None
+    return exp.Literal.string(str(int(said)))
+
+
+def with_failures(found: exp.Expr, node: str) -> exp.Expr:
+    """The expression with each `hr_fail(text)` in it as an error of this node's."""
+    for part in [one for one in found.find_all(exp.Anonymous) if one.name == "hr_fail"]:
+        part.replace(failing(part.expressions[0], node))
+    return found
+
+
+def failing(what: exp.Expr, node: str) -> exp.Expr:
+    """An expression that fails the row with this text, told with the name of the node."""
+    return fill(
+        "raise_error(concat(_mark, to_json(named_struct('node', _node, 'what', _1, 'hint', ''))))",
+        [what],
+        mark=exp.Literal.string(ROW_ERROR),
+        node=exp.Literal.string(node),
+    )
+
+
+def text_of(arg: exp.Expr) -> str | None:
+    """What a literal text says, None for any other expression."""
+    return arg.this if isinstance(arg, exp.Literal) and arg.is_string else None
+
+
+def literal_text(call: Call, place: int, what: str) -> str:
+    """The literal text at an argument's place (from 0). Raises UserError where something else stands there."""
+    found = text_of(call.args[place])
+    if found is None:
+        msg = f"`{call.name}`: {what} must be written out as a text, found `{call.args[place].sql('spark')}`"
+        raise UserError(msg, hint="Its value decides the columns of the result, so it is needed before any row is read.", node=call.node)
+    return found
+
+
+def field_of(variable: str, name: str) -> exp.Expr:
+    """A field of a lambda's variable."""
+    return exp.Dot(this=exp.to_identifier(variable), expression=exp.to_identifier(name, quoted=True))
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string."""
+    return json.dumps(text, ensure_ascii=False)

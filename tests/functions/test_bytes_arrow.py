@@ -1,0 +1,85 @@
+"""Hashes and bases over Arrow against other implementations and known values, without Spark."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from Crypto.Hash import keccak
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from headrace.jobs.functions import bases
+from headrace.jobs.functions.hashes import xxhash
+from headrace.jobs.functions.keccak import keccak256
+from headrace.jobs.functions.tuples import clickhouse_tuples
+
+ROWS = st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=8)
+
+
+def hashed(data: bytes) -> str:
+    return "0x" + keccak.new(digest_bits=256, data=data).hexdigest()
+
+
+@settings(deadline=None)
+@given(ROWS)
+@example([b"", bytes(135), bytes(136), bytes(137), bytes(271), bytes(272), None])
+def test_keccak_of_bytes(rows: list[bytes | None]) -> None:
+    assert keccak256(pa.array(rows, pa.binary())).to_pylist() == [None if row is None else hashed(row) for row in rows]
+
+
+def test_keccak_of_text_and_of_hexadecimal_side_by_side() -> None:
+    rows = ["abc", "0x616263", "0x", "0x0", "0xzz", "é", None, "0XFF", "x" * 500, "0x" + "ab" * 200]
+    decoded = [b"abc", b"abc", b"", b"0x0", b"0xzz", "é".encode(), None, b"0XFF", b"x" * 500, b"\xab" * 200]
+    assert keccak256(pa.array(rows)).to_pylist() == [None if row is None else hashed(row) for row in decoded]
+
+
+def test_keccak_of_slices_and_many_rows() -> None:
+    rows = [str(number) for number in range(3000)]
+    assert keccak256(pa.array(rows).slice(1000, 1500)).to_pylist() == [hashed(row.encode()) for row in rows[1000:2500]]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("", "99aa06d3014798d86001c324468d497f"), ("a", "a96faf705af16834e6c632b61e964e1f"), (None, None)]
+)
+def test_xxh3(text: str | None, wanted: str | None) -> None:
+    assert xxhash(pa.array([text], pa.string())).to_pylist() == [wanted]
+
+
+def encoded(data: bytes) -> str:
+    alphabet, number, found = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz", int.from_bytes(data, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        found = alphabet[digit] + found
+    return "1" * (len(data) - len(data.lstrip(b"\0"))) + found
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=64), min_size=1, max_size=8))
+@example([b"\xff" * 64, b"", b"\0", bytes(64), b"\xff"])
+@example([b"\xff" * 64])
+@example([b"\xff" * 200, b"a"])
+def test_base58_there_and_back(rows: list[bytes]) -> None:
+    found = bases.to_base58(pa.array(rows, pa.binary()))
+    assert found.to_pylist() == [encoded(row) for row in rows]
+    assert bases.from_base58(found).to_pylist() == rows
+
+
+def test_base58_of_nothing_and_of_no_base58() -> None:
+    assert bases.to_base58(pa.array([None, b"a"], pa.binary())).to_pylist() == [None, "2g"]
+    assert bases.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [b"", b"", b"a", b"", b"", b""]
+
+
+@given(st.integers(-(2**256), 2**256), st.integers(2, 36), st.integers(2, 36))
+def test_bases_there_and_back(number: int, source: int, target: int) -> None:
+    def convert(text: str, one: int, other: int) -> str:
+        (found,) = bases.conv_base(pa.array([text]), pa.array([str(one)]), pa.array([str(other)])).to_pylist()
+        return found
+
+    written = convert(str(number), 10, source)
+    assert int(written, source) == number
+    assert int(convert(written, source, target), target) == number
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "[1]", "[[", "null", "[" * 100_000])
+def test_tuples_of_what_is_no_list_of_objects(text: str) -> None:
+    assert clickhouse_tuples(pa.array([text]), pa.array([["a"]])).to_pylist() == [None]

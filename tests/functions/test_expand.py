@@ -1,0 +1,115 @@
+"""Statements with functions, as text: counts of arguments, paths, patterns, clauses, ids, and what a plugin adds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+import sqlglot
+from sqlglot import exp
+
+from headrace.pipeline import functions, sql
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions import Function, Group, expand, parsed_names, register, tell_apart
+from headrace.pipeline.functions.registry import _found
+from headrace.pipeline.typed_sql import typed
+from headrace.pipeline.wide import UINT256
+from headrace.pipeline.wide_sql import type_of_wide
+
+NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
+
+
+def expanded(select: str) -> str:
+    return sql.with_hidden(f"SELECT {select} FROM t", (), now=NOW, node="n")
+
+
+@pytest.mark.parametrize(
+    ("call", "said", "hint"),
+    [
+        ("u256_add(a)", "`u256_add` takes 2 arguments, found 1", "It is called as u256_add(uint256, uint256)."),
+        ("is_json(a, b, c)", "`is_json` takes 1 to 2 arguments, found 3", "is_json(text"),
+        ("uuid7(1)", "`uuid7` takes 0 arguments, found 1", "uuid7()"),
+        ("coalesce_meta()", "`coalesce_meta` takes 1 or more arguments, found 0", "coalesce_meta(a, b, ...)"),
+        ("json_value(a, '$[*]')", "the path `$[*]` is not possible", "$.items[0]['a b']"),
+        ("json_value(a, '$.a..b')", "is not possible", "A path is"),
+        ("json_value(a, 'a')", "is not possible", "A path is"),
+        ("json_query(a, b)", "the path must be written out", "before any row is read"),
+    ],
+)
+def test_mistakes_are_told_with_the_signature(call: str, said: str, hint: str) -> None:
+    with pytest.raises(UserError) as caught:
+        expanded(call)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert caught.value.node == "n"
+
+
+@pytest.mark.parametrize(
+    "call", ["split(a, ',')", "hex(a)", "regexp_extract(a, 'b', 1)", "elt(1, a)", "parse_json(a)", "instr(a, b)", "url_decode(a)"]
+)
+def test_names_of_spark_stay_sparks(call: str) -> None:
+    assert expanded(call).lower() == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=sql.DIALECT).sql(dialect=sql.DIALECT).lower()
+    assert call.split("(", maxsplit=1)[0].upper() in parsed_names("datafusion")
+
+
+def test_names_mean_the_same_in_small_and_capital_letters() -> None:
+    assert expanded("U256_Add(a, b)") == expanded("u256_add(a, b)")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"), [("to_u256('007')", "'7'"), ("to_u256(5)", "'5'"), ("to_i256(-5)", "'-5'"), ("to_i256('-0')", "'0'")]
+)
+def test_numbers_that_are_written_out_are_no_calls(call: str, said: str) -> None:
+    assert expanded(call) == f"SELECT {said} FROM t"
+    assert "HR_FN_TO_U256" in expanded(f"to_u256('{2**256}')")
+    assert "HR_FN_TO_U256" in expanded("to_u256(-1)")
+
+
+def test_nested_arithmetic_is_checked_once() -> None:
+    assert expanded("u256_add(u256_mul(a, b), u256_sub(c, d))").count("RAISE_ERROR") == 1
+
+
+def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
+    assert expanded("`current_time`, t.current_time, current_time") == "SELECT `current_time`, t.current_time, '05:06:07.890000' FROM t"
+
+
+def test_output_columns_that_are_wide() -> None:
+    query = sql.parse(
+        "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a)) AS p, coalesce(w, to_u256(a)) AS k,"
+        " coalesce(w, a) AS no, u256_to_string(a) AS text, CASE WHEN x THEN to_u256(a) ELSE to_i256(b) END AS mixed FROM t"
+    )
+    found = typed(query, {"t": {"w": type_of_wide(UINT256)}})
+    wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "mixed": "int256"}
+    assert {name: str(kind) for name, kind in found.items()} == wanted
+
+
+def test_ids_are_those_of_the_call_and_the_node() -> None:
+    one, two = (re.findall(r"'(\w+/\d+)'", expanded(call)) for call in ("uuid7()", "uuid7() || uuid7()"))
+    assert set(one) == {"n/0"}
+    assert set(two) == {"n/0", "n/1"}
+
+
+def test_ids_of_rows_made_of_one_row_follow_from_its_number() -> None:
+    query = sql.parse("SELECT uuid7() AS id FROM t")
+    expand(query, node="n", now=NOW)
+    assert "hr_number" not in query.sql()
+    select = query.find(exp.Select)
+    assert select is not None
+    tell_apart(select, [exp.column("hr_number")])
+    assert "CONCAT_WS(':', CAST(hr_number AS STRING))" in query.sql(dialect=sql.DIALECT)
+
+
+def test_a_function_that_is_registered_is_known() -> None:
+    made = Function(name="Twice", signature="twice(int)", group=Group.PLUGIN, meaning="", result="int", examples=(), sql="_1 * 2")
+    register(made)
+    try:
+        assert expanded("twice(a + 1) AS b") == "SELECT ((a + 1) * 2) AS b FROM t"
+        assert functions.function_of(sqlglot.parse_one("TWICE(1)")) is made
+    finally:
+        del _found["twice"]
+
+
+def test_a_function_is_an_expression_or_arrow() -> None:
+    with pytest.raises(ValueError, match="either an expression or an Arrow function"):
+        Function(name="x", signature="x()", group=Group.PLUGIN, meaning="", result="int", examples=())
