@@ -23,6 +23,8 @@ from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
 from benchmarks.kit import HISTORY, STREAM, Bench, rate, timed, tree_size
+from benchmarks.lookups import lookups
+from benchmarks.programs import script
 from headrace.connectors.postgres.records import RecordStore
 from headrace.jobs.events import Until
 from headrace.jobs.run import run
@@ -284,4 +286,6 @@ CASES: dict[str, Callable[[Bench, int], list[str]]] = {
     "live": live,
     "startup": startup,
     "memory": memory,
+    "lookups": lookups,
+    "script": script,
 }

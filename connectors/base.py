@@ -294,9 +294,14 @@ class UnboundedSource(ABC):
         """The position behind the last row that exists now: what "caught up" is measured against."""
         raise NotImplementedError
 
-    def backlog(self, at: Json) -> int | None:
-        """How many offsets lie between `at` and the end; None where unknown."""
+    def lags(self, at: Json) -> Mapping[str, int] | None:
+        """How many offsets lie between `at` and the end, by partition; None where unknown."""
         return None
+
+    def backlog(self, at: Json) -> int | None:
+        """The sum of `lags`."""
+        lags = self.lags(at)
+        return None if lags is None else sum(lags.values())
 
     def check_filter(self, spark: SparkSession) -> None:
         """Raises UserError where the node's filter does not fit its columns. Asks no other system."""

@@ -56,7 +56,7 @@ def _page(title: str, model: type[BaseModel], parts: Path, name: str, made: Mapp
         sections[heading] = "\n".join(filter(None, (sections.get(heading, ""), text)))
     body = "\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items() if text)
     whole = f"# {title}\n\n{_WRITTEN.format(part=name + '.md')}\n{option_tables.summary(model)}\n\n{intro}\n{body}"
-    return re.sub(r"\n{3,}", "\n\n", whole)
+    return re.sub(r"\n{3,}(?!def )", "\n\n", whole)
 
 
 def _sections(path: Path) -> tuple[str, dict[str, str]]:
@@ -120,7 +120,7 @@ for common tasks: [cookbook](../cookbook.md). `headrace validate --schema` write
 """
 
 
-_TELEMETRY = "What `telemetry` of any node may say. It is checked, and not sent anywhere yet."
+_TELEMETRY = "What `telemetry` of any node may say, for [its metrics](../observe.md). It changes no row."
 
 
 def _available(part: str) -> str:

@@ -16,6 +16,8 @@ from headrace.pipeline.durations import spell_duration
 
 HEAD = "| key | type | default | what it does |\n|---|---|---|---|\n"
 _IDLE = "So that Streamling's files run as they are. `headrace validate` tells where one of these is set."
+_ELSEWHERE: Mapping[str, str] = {"telemetry": "../index.md#telemetry"}
+"""Maps that all nodes share: one page tells of them."""
 _PLAIN: Mapping[Any, str] = {
     str: "text",
     int: "whole number",
@@ -44,7 +46,7 @@ def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> It
     yield _table(at_work)
     yield from _inner(at_work, level)
     if resting := {key: field for key, field in fields.items() if key in idle}:
-        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting).replace('see below', 'see [there](../index.md#telemetry)')}"
+        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting)}"
 
 
 def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
@@ -54,16 +56,18 @@ def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
 
 
 def _table(fields: Mapping[str, FieldInfo]) -> str:
-    rows = (
-        f"| `{key}` | {_cell(_words(field.annotation, field.metadata))} | {_default(field)} | {_cell(field.description or '')} |\n"
-        for key, field in fields.items()
-    )
+    rows = (f"| `{key}` | {_type(key, field)} | {_default(field)} | {_cell(field.description or '')} |\n" for key, field in fields.items())
     return HEAD + "".join(rows)
+
+
+def _type(key: str, field: FieldInfo) -> str:
+    found = _cell(_words(field.annotation, field.metadata))
+    return found.replace("see below", f"see [there]({_ELSEWHERE[key]})") if key in _ELSEWHERE else found
 
 
 def _inner(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
     for key, field in fields.items():
-        for found in _models(field.annotation):
+        for found in _models(field.annotation) if key not in _ELSEWHERE else ():
             yield f"{'#' * level} `{key}`\n\n{summary(found)}\n"
             yield from tables(found, level + 1)
 

@@ -165,11 +165,35 @@ def status(
     *,
     epochs: Annotated[int, typer.Option(min=0, help="How many of the last epochs to show.")] = 5,
     as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 1.0,
 ) -> None:
     """Show where pipelines stand, by the ledger."""
+    if watch:
+        if as_json:
+            msg = "--watch is for people, --json for programs"
+            raise typer.BadParameter(msg)
+        from headrace.commands.watch import watch as again
+
+        again(file, interval)
+        return
     from headrace.commands.inspect import status as work
 
     work(file, as_json=as_json, epochs=epochs)
+
+
+@app.command()
+def tail(
+    file: File,
+    node: Annotated[str | None, typer.Argument(help="A source, transform or sink; all of them if not given.", show_default=False)] = None,
+    *,
+    rows: Annotated[int | None, typer.Option("-n", "--rows", min=1, help="End after so many rows.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print rows of a running pipeline as they pass."""
+    from headrace.commands.tail import tail as work
+
+    work(file, node, as_json=as_json, rows=rows)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -15,26 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
+from headrace.pipeline.log_lines import WhereFilter, formatter
 
-_OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 _KEPT = 500
-
-
-class JsonLines(logging.Formatter):
-    """One flat JSON object per line: time, level, logger, message, and what was given as `extra`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
-        line: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= {key: value for key, value in record.__dict__.items() if key not in _OWN}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
 
 
 class Recent(logging.Handler):
@@ -49,8 +31,8 @@ class Recent(logging.Handler):
         self.lines.append(self.format(record))
 
 
-_TEXT = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s %(message)s", "%H:%M:%S")
 _recent = Recent()
+_where = WhereFilter()
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:
@@ -69,7 +51,9 @@ def set_up(*, level: int, log_format: str = "text") -> None:
     shown = logging.StreamHandler(sys.stderr)
     shown.setLevel(level)
     shown.addFilter(_not_py4j)
-    _recent.setFormatter(_TEXT)
+    _recent.setFormatter(formatter("text"))
+    for handler in (shown, _recent):
+        handler.addFilter(_where)
     root = logging.getLogger()
     root.handlers = [shown, _recent]
     use_format(log_format)
@@ -83,7 +67,7 @@ def use_format(log_format: str) -> None:
     """Writes lines as `text` or `json` from now on: known early from the environment, later from the settings."""
     for handler in logging.getLogger().handlers:
         if handler is not _recent:
-            handler.setFormatter(JsonLines() if log_format == "json" else _TEXT)
+            handler.setFormatter(formatter(log_format))
 
 
 def report(error: BaseException, home: Path) -> Path:

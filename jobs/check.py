@@ -69,6 +69,7 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
     sources = lane_sources(file.model.sources, settings)
     try:
         _check_sources(file, sources, spark, findings)
+        _check_scripts(file, settings, findings)
         _check_sql(file, settings, spark, findings)
         _check_event_times(file, findings)
         _check_tables(file, settings, findings)
@@ -122,6 +123,18 @@ def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> It
         yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
 
 
+def _check_scripts(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+    """Scripts and functions load or do not, whatever is known of the columns that they are given."""
+    from headrace.jobs.transforms.loads import loads
+
+    for name, node in file.model.transforms.items():
+        try:
+            loads(name, node, settings, file.lines_of(name, "script"))
+        except UserError as error:
+            error.place = error.place or file.place_of(name)
+            findings.errors.append(error)
+
+
 def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
     if spark is None:
         for name, sink in file.model.sinks.items():
@@ -130,10 +143,9 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
     known = {name: Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
     try:
         findings.schemas |= Planner(file, spark, known, settings).schemas
-    except PipelineFileError as error:
-        findings.errors += error.problems
     except UserError as error:
-        findings.errors.append(error)
+        told = {str(one) for one in findings.errors}
+        findings.errors += [one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in told]
     for name in graph.in_order(file.model):
         if name not in findings.schemas and not findings.errors:
             findings.unchecked[name] = "it reads what is not known"

@@ -15,8 +15,10 @@ from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.jobs.staging import LaneStages, Staging
+from headrace.jobs.watch.eyes import NoEyes
 from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.log_lines import carried, said_by
 from headrace.pipeline.records import Counts, EpochPlan, Phase
 
 if TYPE_CHECKING:
@@ -34,8 +36,10 @@ class EpochWriter:
         ways: Mapping[str, Route] | None = None,
         stages: LaneStages | None = None,
         pipeline_hash: str = "",
+        eyes: NoEyes | None = None,
     ) -> None:
         self._planner = planner
+        self._eyes = eyes or NoEyes()
         self._routes = ways or {}
         self._sources = sources
         self._sinks = sinks
@@ -68,10 +72,12 @@ class EpochWriter:
         try:
             staging = self.staging(plan, pending, replayed=replayed)
             readings = self._readings(plan)
-            with self._planner.frames(plan, readings, pending, staging) as frames:
+            self.steps["read"] = time.monotonic() - started
+            look = self._eyes.each([name for name in pending if not self._direct(plan, name)])
+            with self._planner.frames(plan, readings, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
-                self.steps["plan"] = time.monotonic() - started - sum(staged.values())
+                self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())
                 return self._side_by_side(plan, frames)
         except HeadraceError:
             raise
@@ -95,17 +101,22 @@ class EpochWriter:
             return {name: self._one(plan, name, frame) for name, frame in frames.items()}
         with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
             waiting = {
-                name: pool.submit(_in_pool(self._planner.spark, name, self._one), plan, name, frame) for name, frame in frames.items()
+                name: pool.submit(carried(_in_pool(self._planner.spark, name, self._one)), plan, name, frame)
+                for name, frame in frames.items()
             }
             errors = [error for future in waiting.values() if (error := future.exception()) is not None]
             if errors:
                 raise next((error for error in errors if not getattr(error, "retriable", False)), errors[0])
             return {name: future.result() for name, future in waiting.items()}
 
+    def _direct(self, plan: EpochPlan, name: str) -> bool:
+        route = self._routes.get(name)
+        return plan.phase is Phase.HISTORY and route is not None and route.direct and isinstance(self._sinks[name], DirectSink)
+
     def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitFetch] | None:
         """What tasks load this sink with, where history takes the direct route to it."""
         route, sink = self._routes.get(name), self._sinks[name]
-        if plan.phase is not Phase.HISTORY or route is None or not route.direct or not isinstance(sink, DirectSink):
+        if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
         for phase, splits in pieces_of(plan.splits, route.source).items():
             found = self._sources[route.source].fetch(plan.end[route.source], phase, splits, route.query)
@@ -115,9 +126,8 @@ class EpochWriter:
     def _one(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
         started = time.monotonic()
         try:
-            if fetch := self._fetch(plan, name):
-                return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
-            return self._sinks[name].write(plan, frame)
+            with said_by(node=name):
+                return self._written(plan, name, frame)
         except HeadraceError as error:
             error.node = error.node or name
             raise
@@ -125,6 +135,11 @@ class EpochWriter:
             raise as_headrace_error(error, node=name, texts=self._planner.texts) from error
         finally:
             self.steps[f"write {name}"] = time.monotonic() - started
+
+    def _written(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+        if fetch := self._fetch(plan, name):
+            return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
+        return self._sinks[name].write(plan, frame)
 
 
 def _in_pool(spark: SparkSession, pool: str, function: Callable[..., Counts]) -> Callable[..., Counts]:

@@ -22,10 +22,12 @@ from headrace.jobs.history import Step
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
+from headrace.jobs.watch.eyes import open_eyes
 from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
+from headrace.pipeline.log_lines import carried, said_by
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
 from headrace.pipeline.settings import Settings
 
@@ -74,6 +76,8 @@ class LaneRun:
             "file": file.path,
         }
         self._repair = repair
+        self._run_id = run_id
+        self.eyes = open_eyes(file, settings, run_id)
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, Assembly] = {}
@@ -86,9 +90,12 @@ class LaneRun:
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
         self._steps: Mapping[str, float] = {}
+        self._writing = 0.0
+        self._said: Json = {}
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(said_by(pipeline=self.file.name, run_id=self._run_id))
             stack.callback(self._stop_spark)
             stack.callback(self._close_assemblies)
             self._ledger = ledger = open_ledger(self.settings)
@@ -110,14 +117,18 @@ class LaneRun:
             stack.callback(self.lane.close)
             lease = self.lane.lease
             self._stages = LaneStages(self.settings, lease.pipeline, lease.lane, lease.generation)
-            ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)})
+            stack.callback(self.eyes.close)
+            seen = self.eyes.start(self.lane.generation, self.lane.committed)
+            ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
             done = threading.Event()
             stack.callback(done.set)
-            threading.Thread(target=self._abort_late, args=(done,), name="headrace-abort", daemon=True).start()
+            threading.Thread(target=carried(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self.eyes.failed(error)
         self._stack.close()
 
     # --- what the run is made of
@@ -179,8 +190,10 @@ class LaneRun:
     def carry(self, step: Step, backlog: Callable[[Position], int | None] | None = None) -> None:
         """Plans the step as the next epoch and carries it into every sink."""
         self._idle_since = None
-        self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
-        self._execute(backlog)
+        started = time.monotonic()
+        plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
+        self.eyes.planned(plan)
+        self._execute(backlog, time.monotonic() - started)
 
     def rewrite(self, sink: str, first: int | None) -> None:
         """Writes committed epochs again into one sink; see `replay`.
@@ -196,23 +209,30 @@ class LaneRun:
                 msg = f"stopped before epoch {pending.plan.number} was written again"
                 raise LaneError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
             started = time.monotonic()
-            counts = self._write(pending, replayed=True)
-            self._committed(pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
+            with said_by(epoch=pending.plan.number):
+                counts = self._write(pending, replayed=True)
+                self._committed(pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
             return counts
 
         self.lane.replay(sink, write, first, check)
 
-    def _execute(self, backlog: Callable[[Position], int | None] | None) -> None:
+    def _execute(self, backlog: Callable[[Position], int | None] | None, planning: float = 0.0) -> None:
         """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
+        with said_by(epoch=self.lane.committed + 1):
+            self._until_committed(backlog, planning)
+
+    def _until_committed(self, backlog: Callable[[Position], int | None] | None, planning: float) -> None:
         began, pause = time.monotonic(), 0.5
         while True:
             started = time.monotonic()
             try:
                 work = self.lane.pending()
-                self._steps = {}
+                self._steps, self._writing = {}, 0.0
                 counts = self.lane.execute(self._write)
                 if work is not None:
-                    self._committed(work.plan, counts, {**self._steps, "total": time.monotonic() - started}, backlog)
+                    total = time.monotonic() - started
+                    ledger = planning + max(0.0, total - self._writing)
+                    self._committed(work.plan, counts, {**self._steps, "ledger": ledger, "total": total}, backlog)
                 return
             except FencedError:
                 raise
@@ -220,6 +240,8 @@ class LaneRun:
                 if self._stop.is_set():
                     self.tell(Notice(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
                     return
+                self.eyes.failed(error)
+                self.lane.progress({**self._said, "error": _first_line(error)})
                 attempts = self.lane.failed(error.node or "?", error)
                 if not error.retriable or time.monotonic() - began > RETRY_FOR or not jvm_alive(self.spark):
                     raise
@@ -232,13 +254,16 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled))
+        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled), self.eyes)
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)
         self.lane.check()
-        self._steps = writer.steps
-        return writer.write(pending.plan, pending.sinks, replayed=replayed)
+        self._steps, started = writer.steps, time.monotonic()
+        try:
+            return writer.write(pending.plan, pending.sinks, replayed=replayed)
+        finally:
+            self._writing = time.monotonic() - started
 
     def _committed(
         self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: Callable[[Position], int | None] | None
@@ -253,15 +278,15 @@ class LaneRun:
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, Counts()) + count
         left = backlog(plan.end) if backlog else None
-        self.lane.progress(
-            {
-                "phase": str(plan.phase),
-                "epoch": plan.number,
-                "rows": rows,
-                "rows_per_s": round(rows / max(self.last_seconds, 1e-3)),
-                "backlog": left,
-            }
-        )
+        self._said = {
+            "phase": str(plan.phase),
+            "epoch": plan.number,
+            "rows": rows,
+            "rows_per_s": round(rows / max(self.last_seconds, 1e-3)),
+            "backlog": left,
+        }
+        self.lane.progress(self._said)
+        self.eyes.committed(plan, counts, steps, left)
         self.tell(EpochDone(plan, counts, steps, left))
         self._window_progress(plan, counts)
 
@@ -293,6 +318,7 @@ class LaneRun:
         """Notes the phase; says so when it is another one than before."""
         if phase is not self._phase:
             self._phase = phase
+            self.eyes.phase(phase)
             self.tell(PhaseChanged(phase, detail or {}))
 
     def announce_stream(self, begun: Position) -> None:
@@ -305,6 +331,9 @@ class LaneRun:
     def idle(self, backlog: int | None) -> None:
         """A stream that brings nothing says so after a while, and keeps its heartbeat's word fresh."""
         now = time.monotonic()
+        if self._said and self._said["backlog"] != backlog:
+            self._said = {**self._said, "backlog": backlog}
+            self.lane.progress(self._said)
         if self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > _IDLE_NOTICE:
@@ -351,3 +380,8 @@ class LaneRun:
     def _stop_spark(self) -> None:
         if self._spark is not None and self._given is None:
             stop_session(self._spark)
+
+
+def _first_line(error: HeadraceError) -> str:
+    """For people who look at the lane from outside."""
+    return error.message.splitlines()[0][:200] if error.message else type(error).__name__

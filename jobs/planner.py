@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot import exp
 
+    from headrace.jobs.watch.eyes import Each
+
 
 class HasSchema(Protocol):
     """What the planner asks a source for."""
@@ -125,14 +127,16 @@ class Planner:
         plan: EpochPlan | None,
         problems: list[UserError] | None = None,
         staged: Mapping[str, Callable[[str, DataFrame], Reading]] | None = None,
+        each: Each | None = None,
     ) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
 
         Dynamic tables are filled with what an epoch brings before those transforms that ask them are planned. With `problems`,
         mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are computed here and now, and
-        stand for what was kept of them.
+        stand for what was kept of them. `each` is handed every frame of a transform, and of a source that has rows, and gives the
+        one to use.
         """
-        found = {name: reading.frame for name, reading in readings.items()}
+        found = {name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
         for name, frame in found.items():
             frame.createOrReplaceTempView(names[name])
@@ -149,8 +153,9 @@ class Planner:
                     raise
                 problems.append(error)
                 continue
-            if staged and name in staged:
-                found[name] = staged[name](name, found[name]).frame
+            kept = staged.get(name) if staged else None
+            found[name] = kept(name, found[name]).frame if kept else found[name]
+            found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
             found[name].createOrReplaceTempView(names[name])
         return found
 
@@ -161,16 +166,7 @@ class Planner:
             return self._select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            context = TransformContext(
-                name,
-                node,
-                self._settings,
-                _payload(found[upstream]),
-                self.spark,
-                key=graph.key_of(self.file.model, name),
-                pipeline=lambda: self.pipeline,
-            )
-            self._transforms[name] = open_transform(context)
+            self._transforms[name] = self._opened(name, node, _payload(found[upstream]))
         return self._transforms[name].rows(found[upstream], plan)
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
@@ -231,6 +227,24 @@ class Planner:
                 raise
         return frame
 
+    def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
+        """A transform that is no SQL. Its mistakes get their place in the file."""
+        context = TransformContext(
+            name,
+            node,
+            self._settings,
+            payload,
+            self.spark,
+            key=graph.key_of(self.file.model, name),
+            pipeline=lambda: self.pipeline,
+            text_at=self.file.lines_of(name, "script"),
+        )
+        try:
+            return open_transform(context)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name)
+            raise
+
     def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
@@ -263,9 +277,14 @@ class Planner:
 
     @contextmanager
     def frames(
-        self, plan: EpochPlan, readings: Mapping[str, Reading], sinks: Sequence[str], staging: Staging | None = None
+        self,
+        plan: EpochPlan,
+        readings: Mapping[str, Reading],
+        sinks: Sequence[str],
+        staging: Staging | None = None,
+        each: Each | None = None,
     ) -> Iterator[dict[str, Frame]]:
-        """One frame per sink for this epoch. Sources without a reading have no rows in it.
+        """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
 
         With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
         node that several of these sinks read is persisted at the latest shared point and given back afterwards.
@@ -273,13 +292,16 @@ class Planner:
         every = self._every(readings)
         filled = [name for name, table in self.tables.items() if table.wants(plan)]
         wanted = staging.wanted([*sinks, *filled]) if staging else ()
-        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None)
+        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None, each=each)
         counts = staging.rows if staging else {}
         model = self.file.model
         shared = {
             model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }
         persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
+        if each is not None:
+            for frame in persisted.values():
+                each.share(frame)
         try:
             yield {
                 sink: Frame(

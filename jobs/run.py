@@ -115,6 +115,7 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
         step = stream.next(begun)
         if step is None:
             lane_run.idle(stream.backlog(begun))
+            lane_run.eyes.lags(stream.lags)
             if until is Until.CAUGHT_UP:
                 return True
             lane_run.wait(pause)
@@ -123,6 +124,7 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
         pause = _IDLE_FIRST
         lane_run.enter(step.phase)
         lane_run.carry(step, backlog=stream.backlog)
+        lane_run.eyes.lags(stream.lags)
         stream.commit(lane.position)
         if until is Until.CAUGHT_UP and stream.passed(lane.position, target):
             return True

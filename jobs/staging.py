@@ -21,6 +21,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -179,6 +180,7 @@ class EpochStages:
         folder, lane = self._of(node), self._lane
         if (first := self.held(node)) is not None:  # which has swept this attempt, perhaps
             _remove(folder / attempt)
+            self.settle(node)
             return first
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
@@ -199,12 +201,18 @@ class EpochStages:
             log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
         finally:
             beside.unlink()
-        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
-            _sync(path)
+        self.settle(node)
         held = self.held(node)
         assert held is not None  # noqa: S101  it is there, whoever made it
         self._sweep_beside(held)
         return held
+
+    def settle(self, node: str) -> None:
+        """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
+        folder = self._of(node)
+        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
+            with suppress(PermissionError):  # a folder above may be somebody else's
+                _sync(path)
 
     def _sweep_beside(self, held: Manifest) -> None:
         """Removes the attempts that lost: with the manifest there, none of them can ever count."""
@@ -342,6 +350,8 @@ class Staging:
             started = time.monotonic()
             self._stages.make(name, frame)
             self.seconds[name] = time.monotonic() - started
+        else:
+            self._stages.settle(name)
         found = self._stages.read(name, frame)
         self.rows[name] = found.rows or 0
         return found

@@ -17,6 +17,8 @@ class Stream:
     def __init__(self, sources: Mapping[str, LaneSource], rows: int) -> None:
         self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
         self._rows = rows
+        self.lags: dict[str, Mapping[str, int]] = {}
+        """By source and partition, at the last look of `backlog`."""
 
     def __bool__(self) -> bool:
         return bool(self._sources)
@@ -42,10 +44,11 @@ class Stream:
         total = 0
         for name, source in self._sources.items():
             assert source.unbounded is not None  # noqa: S101  by construction
-            found = source.unbounded.backlog(position[name]["stream"])
-            if found is None:
+            lags = source.unbounded.lags(position[name]["stream"])
+            if lags is None:
                 return None
-            total += found
+            self.lags[name] = lags
+            total += sum(lags.values())
         return total
 
     def ends(self, position: Position) -> Position:

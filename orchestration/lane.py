@@ -22,6 +22,7 @@ from dagster import DagsterExecutionInterruptedError
 from headrace.jobs.events import CheckResult, Event, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.log_lines import WhereFilter, formatter
 
 if TYPE_CHECKING:
     from headrace.orchestration.spark import LaneSpark
@@ -53,12 +54,12 @@ def run_lane(
     """
     from headrace.jobs.run import run  # Spark is imported in the run alone, never where definitions are loaded
 
-    _log_to_stderr()
     events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def work() -> RunResult:
         settings = spark.settings(pipeline.settings())
+        _log_to_stderr(settings.log_format)
         return run(
             pipeline.file,
             settings,
@@ -157,11 +158,12 @@ def _wait(future: Future[RunResult]) -> None:
         )
 
 
-def _log_to_stderr() -> None:
-    """Headrace's own log lines go to the run's captured standard error, once per process."""
+def _log_to_stderr(log_format: str) -> None:
+    """Headrace's own log lines go to the run's captured standard error, once per process, with pipeline, run, epoch and node."""
     logger = logging.getLogger("headrace")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler.setFormatter(formatter(log_format))
+        handler.addFilter(WhereFilter())
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

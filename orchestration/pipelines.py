@@ -13,6 +13,7 @@ import dagster as dg
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery
 from headrace.jobs.status import stream_wanted
+from headrace.jobs.tables.opening import value_tables
 from headrace.pipeline import graph
 from headrace.pipeline.cases import is_test_file
 from headrace.pipeline.errors import UserError
@@ -58,6 +59,8 @@ class Pipeline:
     proven: frozenset[str]
     """Sinks that keep a record: the ones that checks can say something about."""
     partitions: dg.TimeWindowPartitionsDefinition | None = field(default=None)
+    tables: Mapping[str, Physical] = field(default_factory=dict)
+    """Dynamic tables in Postgres, which others may write. Those in memory are the pipeline's own affair."""
 
     @property
     def name(self) -> str:
@@ -127,7 +130,8 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
         for name, node in model.sources.items()
     }
     proven = (name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE)
-    return Pipeline(file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions))
+    tables = {name: Physical.of(table.describe(), ("table", file.name, name)) for name, table in value_tables(model, settings)}
+    return Pipeline(file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions), tables)
 
 
 def partitions_of(partitions: Partitions | None) -> dg.TimeWindowPartitionsDefinition | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,16 @@ def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
 
 
 def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
-    """External assets for what the pipelines of a whole code location read, each once, without those that one of them writes.
+    """External assets for what the pipelines of a whole code location read or ask, each once, without those that one of them writes.
 
     They have the columns that a reader's file names. One with a single reader stands in that pipeline's group.
     """
-    readers = Counter(thing.key for pipeline in pipelines for thing in {*chain(*pipeline.sources.values())})
+    readers = Counter(thing.key for pipeline in pipelines for thing in {*chain(*pipeline.sources.values()), *pipeline.tables.values()})
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
     found: dict[dg.AssetKey, dg.AssetSpec] = {}
     for pipeline in pipelines:
         book = ColumnBook(pipeline)
-        for name, things in pipeline.sources.items():
+        for name, things in [*pipeline.sources.items(), *((name, (table,)) for name, table in pipeline.tables.items())]:
             for physical in things:
                 if physical.key not in written and physical.key not in found:
                     metadata = _physical_metadata(physical) | _columns(book, name)
@@ -76,7 +76,7 @@ def _sink_spec(pipeline: Pipeline, sink: str, book: ColumnBook) -> dg.AssetSpec:
     place = file.place("sinks", sink)
     return dg.AssetSpec(
         physical.key,
-        deps=[thing.key for source in graph.upstream_sources(file.model, sink) for thing in pipeline.sources[source]],
+        deps=[*dict.fromkeys(_upstream(pipeline, sink))],
         description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).",
         metadata=_physical_metadata(physical)
         | _columns(book, sink)
@@ -90,6 +90,16 @@ def _sink_spec(pipeline: Pipeline, sink: str, book: ColumnBook) -> dg.AssetSpec:
         group_name=pipeline.name,
         partitions_def=pipeline.partitions,
     )
+
+
+def _upstream(pipeline: Pipeline, sink: str) -> Iterator[dg.AssetKey]:
+    """The physical keys of sources and of tables that were asked; a table that the pipeline writes itself is no input to it."""
+    model, own = pipeline.file.model, {physical.key for physical in pipeline.sinks.values()}
+    for source in graph.upstream_sources(model, sink):
+        yield from (thing.key for thing in pipeline.sources[source])
+    for name in graph.asked_behind(model, sink):
+        if name in pipeline.tables and pipeline.tables[name].key not in own:
+            yield pipeline.tables[name].key
 
 
 def _physical_metadata(physical: Physical) -> dict[str, Any]:

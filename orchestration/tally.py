@@ -40,7 +40,7 @@ class Tally:
 
     def add(self, event: EpochDone) -> None:
         """Takes an epoch in for every sink."""
-        number, seconds = event.plan.number, sum(event.steps.values())
+        number, seconds = event.plan.number, event.steps.get("total", 0.0)
         for sink, had in self._figures.items():
             self._figures[sink] = replace(
                 had,

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 
 TYPES: Mapping[str, Mapping[str, str]] = {
     "sources": {},
-    "transforms": {
-        "script": "What Spark SQL can say is a `sql` transform: CASE, regular expressions, JSON and string functions.",
-    },
+    "transforms": {},
     "sinks": {
         "kafka": "Write to a `postgres` or a `delta` sink and publish from there.",
         "clickhouse": "Write to a `postgres` or a `delta` sink; ClickHouse reads both by its own table functions.",

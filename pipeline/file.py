@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
 from headrace.pipeline.table_checks import check_tables
 from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
+from headrace.pipeline.typescript import javascript
 from headrace.pipeline.variables import keep_late
 
 
@@ -50,13 +52,32 @@ class PipelineFile:
         """Where a node stands, or what is at `path` in it."""
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
+    def lines_of(self, name: str, key: str) -> Place | None:
+        """Where the first line of a node's text of several lines stands, if it stands in the file line by line; else None."""
+        node = self.model.nodes()[name]
+        place, text = self.place_of(name, key), getattr(node, key, None)
+        if not isinstance(text, str) or place.line is None:
+            return None
+        try:
+            lines = Path(self.path).read_text(encoding="utf-8").splitlines()[place.line :]
+        except (OSError, UnicodeDecodeError):
+            return None
+        wanted = text.rstrip("\n").split("\n")
+        if [line.strip() for line in lines[: len(wanted)]] != [line.strip() for line in wanted]:
+            return None
+        first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
+        return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
+
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
 
         Texts that may carry secrets (`pipeline.variables`) are as the file has them.
         """
         silent: Any = {
-            part: {name: set(nodes.without_effect(part, node.type)) for name, node in getattr(self.model, part).items()} for part in PARTS
+            part: {
+                name: set(nodes.without_effect(part, node.type) | nodes.WITHOUT_ROWS) for name, node in getattr(self.model, part).items()
+            }
+            for part in PARTS
         }
         return self.model.model_dump(
             mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
@@ -118,10 +139,21 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
         raise PipelineFileError(in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places, texts=tree.texts)
     if not problems:
-        problems += check_tables(model, found.place) or check_model(model, found.place)
+        problems += check_tables(model, found.place) or [*check_model(model, found.place), *_types_in_scripts(found)]
     if problems:
         raise PipelineFileError(in_order(problems, tree))
     return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))
+
+
+def _types_in_scripts(file: PipelineFile) -> Iterator[UserError]:
+    """What cannot be taken out of TypeScript. Where its parser is not installed, a run says so."""
+    for name, node in file.model.transforms.items():
+        if node.type == "script" and node.language == "typescript" and find_spec("tree_sitter_typescript"):
+            try:
+                javascript(node.script, node=name, at=file.lines_of(name, "script"))
+            except UserError as error:
+                error.place = error.place or file.place_of(name, "script")
+                yield error
 
 
 def name_of(shown: str) -> str:

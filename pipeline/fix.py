@@ -58,7 +58,7 @@ def _removed(root: CommentedMap) -> Iterator[str]:
     for part in WITHOUT_EFFECT:
         for name, node in (root.get(part) or {}).items():
             silent = without_effect(part, node.get("type", ""))
-            for key in [key for key in node if key in silent and key != "telemetry"]:
+            for key in [key for key in node if key in silent]:
                 del node[key]
                 yield f"node '{name}': removed `{key}`, which has no effect"
 

@@ -89,6 +89,12 @@ def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return tuple(source for source in model.sources if source in found)
 
 
+def asked_behind(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The dynamic tables that the rows of a node were asked about on their way, in the file's order."""
+    found = {*asks(model, name)}.union(*(asked_behind(model, upstream) for upstream in inputs_of(model, name)))
+    return tuple(table for table in tables(model) if table in found)
+
+
 def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
     """What only whole nodes of a sound shape show: keys, values, guarantees, one lane. Opens no connection."""
     problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]

@@ -19,4 +19,4 @@ class Node(Strict):
         description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
         " their key, and append without one.",
     )
-    telemetry: Telemetry | None = Field(default=None, description="Labels and event time; checked, and not sent anywhere yet.")
+    telemetry: Telemetry | None = Field(default=None, description="Labels and event time of the node's metrics.")

@@ -22,11 +22,13 @@ from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.transforms import TransformNode
 
 WITHOUT_EFFECT = {
-    "sources": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
-    "transforms": frozenset({"telemetry", "parallelism", "batch_flush_interval"}),
-    "sinks": frozenset({"telemetry", "parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
+    "sources": frozenset({"parallelism", "batch_flush_interval"}),
+    "transforms": frozenset({"parallelism", "batch_flush_interval"}),
+    "sinks": frozenset({"parallelism", "batch_size", "batch_flush_interval", "deduplicate"}),
 }
-"""Keys that change no row, by the part of the file: a change of one is no change of the pipeline."""
+"""Keys that are taken and do nothing, by the part of the file."""
+WITHOUT_ROWS = frozenset({"telemetry"})
+"""Keys of all nodes that change no row, as those above: a change of one is no change of the pipeline."""
 
 _WITH_EFFECT = {"handler": frozenset({"parallelism"})}
 

@@ -136,7 +136,7 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
         return f"`{key}` is not available yet", elsewhere.KEYS[key]
     node = _at(path[:2], plain)
     silent = nodes.without_effect(str(path[0]), str(node.get("type")) if isinstance(node, dict) else "")
-    useful = [name for name in allowed if name == "telemetry" or name not in silent]
+    useful = [name for name in allowed if name not in silent]
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
 
 

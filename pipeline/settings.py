@@ -10,8 +10,9 @@ import logging
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -144,6 +145,77 @@ class SparkSettings(Section):
     conf: dict[str, str] = Field(default_factory=dict)
 
 
+class MetricsSettings(Section):
+    """How metrics are named, and where they are sent beside what the endpoint of a run shows. Keys are Streamling's, and two more."""
+
+    ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; anything that is no URL: nowhere.")
+    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(_lower)] = ""
+    batch_interval_secs: float = Field(default=15.0, gt=0)
+    global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
+    metric_deny_list: str = Field(default="", description="Regular expressions with commas between them: metrics that are left out.")
+    headers: dict[str, Secret] = Field(default_factory=dict, description="HTTP headers for the collector, such as Authorization.")
+    prefix: str = Field(default="headrace", pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$", description="What names begin with.")
+
+    @field_validator("ingestion_endpoint")
+    @classmethod
+    def _without_secrets(cls, value: str) -> str:
+        if is_url(value) and ("@" in urlsplit(value).netloc or urlsplit(value).query):
+            msg = "must not hold credentials, which would end up in logs; put them under `headers`"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("global_tags")
+    @classmethod
+    def _pairs(cls, value: str) -> str:
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            key, colon, _ = part.partition(":")
+            if not colon or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", key.strip()):
+                msg = f"must be written as key:value,key:value; `{key.strip()}` is not, or is no name of a label"
+                raise ValueError(msg)
+        return value
+
+    @field_validator("metric_deny_list")
+    @classmethod
+    def _expressions(cls, value: str) -> str:
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            try:
+                re.compile(part)
+            except re.error as error:
+                msg = f"`{part}` is no regular expression: {error}"
+                raise ValueError(msg) from None
+        return value
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """`global_tags` as a map."""
+        pairs = (part.partition(":") for part in self.global_tags.split(",") if part.strip())
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+    def denied(self, name: str) -> bool:
+        """Whether a metric is left out, by its name without the prefix."""
+        return any(re.search(part.strip(), name) for part in self.metric_deny_list.split(",") if part.strip())
+
+
+class InspectSettings(Section):
+    """How much of the rows on their way can be looked at."""
+
+    records_per_topology_node: int = Field(default=15, gt=0, description="Rows kept per node, and shown of it in `refresh_in_secs`.")
+    refresh_in_secs: float = Field(default=30.0, gt=0)
+
+
+def is_url(value: str) -> bool:
+    """Whether a setting names an HTTP address; `none`, for one, does not."""
+    return value.startswith(("http://", "https://"))
+
+
+class PythonTransforms(Section):
+    """Which Python a pipeline file may name."""
+
+    allow: list[str] = Field(
+        default_factory=list, description="Modules, with all below them, whose functions `python` transforms may call. Empty: none."
+    )
+
+
 class Settings(BaseSettings):
     """All settings of one process."""
 
@@ -174,6 +246,17 @@ class Settings(BaseSettings):
     iceberg: IcebergSettings = IcebergSettings()
     staging: StagingSettings = StagingSettings()
     spark: SparkSettings = SparkSettings()
+    open_telemetry_metrics: MetricsSettings = MetricsSettings()
+    admin_api_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Where a run answers /metrics and /health over HTTP; 0: any free port. Not given: nowhere.",
+    )
+    admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
+    live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")
+    live_data_inspect: InspectSettings = InspectSettings()
+    python_transforms: PythonTransforms = PythonTransforms()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
         """The connection of one Postgres sink: its overrides over the general block."""

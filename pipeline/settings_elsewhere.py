@@ -13,8 +13,7 @@ _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = "There are no plugins of this kind yet."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
-_METRICS = "`headrace status` and the log say how far a pipeline is."
-_PAGES = "`headrace ui` serves pages and says where a pipeline stands."
+_METRICS = "Lag is told with every epoch; see docs/observe.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file."
 _SINK = "There is no such sink yet."
 
@@ -40,15 +39,11 @@ IGNORED: Mapping[str, str] = {
     "record_batch_interval_ms": _EPOCH,
     "record_batch_size": _EPOCH,
     "internal_buffer_size": _SPARK,
-    "backpressure_event_threshold_ms": _METRICS,
+    "backpressure_event_threshold_ms": "An epoch is read when the one before it is written: nothing waits in between.",
     "external_http_handler": _HTTP,
     "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
     "plugin": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
-    "open_telemetry_metrics": _METRICS,
-    "live_data_inspect_enabled": _PAGES,
-    "live_data_inspect": _PAGES,
-    "admin_api_port": _PAGES,
     "print_sink": "A `print` sink prints what its node in the pipeline file says.",
     "kafka_sink": _SINK,
     "clickhouse_sink": _SINK,

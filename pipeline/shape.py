@@ -97,7 +97,7 @@ def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
                 continue
             there = f"no source or transform{meant(upstream, known)}"
             what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else there
-            place = tree.place((part, name, "sql" if part == "transforms" else "from"))
+            place = tree.place((part, name, "from" if "from" in tree.value[part][name] else "sql"))
             if upstream in shape.tables:
                 msg = f"reads `{upstream}`, which is a dynamic table: no rows leave it"
                 hint = f"Ask it in a sql transform: WHERE dynamic_table_check('{upstream}', column)."

@@ -24,6 +24,9 @@ _RESERVED_OF: Mapping[str, tuple[str, ...]] = {
     "postgres": ("table",),
     "hybrid": ("table", "topic"),
     "file": ("path",),
+    "delta": ("path",),
+    "iceberg": ("table",),
+    "script": ("language",),
 }
 """By node type: labels that its metrics carry by themselves."""
 

@@ -12,6 +12,7 @@ from headrace.pipeline import sql
 from headrace.pipeline.dialects import DialectName
 from headrace.pipeline.handler import HandlerTransform
 from headrace.pipeline.node import PARALLELISM, Node
+from headrace.pipeline.programs import PythonTransform, ScriptTransform
 from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.telemetry import Telemetry
 
@@ -98,4 +99,4 @@ class DynamicTable(Strict):
         return sql.parse(self.sql or "", node=node, dialect=self.dialect)
 
 
-TransformNode = Annotated[SqlTransform | HandlerTransform | DynamicTable, Field(discriminator="type")]
+TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]

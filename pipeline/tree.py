@@ -22,6 +22,7 @@ from headrace.pipeline.variables import VARIABLE
 Path = tuple[str | int, ...]
 
 _CORE = "tag:yaml.org,2002:"
+_SCRIPT = ("transforms", "node", "script")
 WRAPPER = "definition"
 """A key round a whole file that Streamling's tools know."""
 _DEEPEST = 40
@@ -247,7 +248,9 @@ class _Walk:
                 self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path), path)
             return found or ""
 
-        filled = VARIABLE.sub(value, text) if self._fill else text
+        # In a script `${name}` is JavaScript's own.
+        program = len(path) >= len(_SCRIPT) and path[-3::2] == _SCRIPT[::2]
+        filled = VARIABLE.sub(value, text) if self._fill and not program else text
         if filled != text:
             self._tree.written[path] = text
         return filled

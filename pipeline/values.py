@@ -50,8 +50,22 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
     for name, node in model.transforms.items():
         for keys, problem in handler_problems(node) if node.type == "handler" else ():
             yield type(problem)(problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys))
+        yield from _programs(name, node, place)
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
+
+
+def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Columns and limits of transforms that are programs."""
+    if node.type not in ("script", "python"):
+        return
+    yield from _schema(name, node.schema_ or {}, ("transforms", name, "schema"), place)
+    if node.schema_ == {}:
+        hint = "Name the columns that come out, or leave `schema` out: then they are those that come in."
+        yield UserError("`schema` is empty", hint=hint, node=name, place=place("transforms", name, "schema"))
+    if node.type == "script" and not node.timeout:
+        hint = "Write a time above 0, such as 1s."
+        yield UserError("`timeout` is 0", hint=hint, node=name, place=place("transforms", name, "timeout"))
 
 
 def _stream_of(source: Any) -> Any:

@@ -114,10 +114,10 @@ class KafkaStream(UnboundedSource):
         found = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
 
-    def backlog(self, at: Json) -> int:
+    def lags(self, at: Json) -> dict[str, int]:
         """Offsets between `at` and the end, transaction markers and compacted gaps included."""
         offsets = at["offsets"]
-        return sum(max(0, end - offsets.get(part, 0)) for part, end in self.end()["offsets"].items())
+        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.end()["offsets"].items()}
 
     def latest(self, after: Json, limits: Limits) -> Json:
         """At most `limits.rows` offsets behind `after`, shared fairly: small backlogs whole, the rest in equal parts.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.session import Address, Control, Session, trusted
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError
+from headrace.pipeline.records import Json
 from headrace.pipeline.settings import TableConnection
 from headrace.pipeline.transforms import DynamicTable
 
@@ -134,6 +135,16 @@ class ValueTable:
     def lookup(self, at_most: int) -> PostgresLookup:
         """What workers ask the table itself by, in chunks of `at_most` values."""
         return PostgresLookup(self._node, self.where, self._address, at_most)
+
+    def describe(self) -> Json:
+        """For people and Dagster, as sinks do."""
+        connection, where = self._address.connection, self.where
+        return {
+            "kind": "postgres",
+            "asset_key": ["postgres", where.schema, where.table],
+            "table_name": f"{connection.db}.{where.name}",
+            "location": f"{connection.host}:{connection.port}",
+        }
 
     def close(self) -> None:
         """Closes the connection."""

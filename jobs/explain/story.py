@@ -76,7 +76,9 @@ class _Drawer:
             parts, notes = words.parts_of(name, node, self._settings), words.notes_of(self._model, name)
             yield replace(self._node(name, "source"), parts=parts, notes=notes)
         for name in graph.in_order(self._model):
-            yield replace(self._node(name, "transform"), notes=words.staged_of(self._model, name))
+            yield replace(
+                self._node(name, "transform"), notes=words.program_of(self._model.transforms[name]) + words.staged_of(self._model, name)
+            )
         for name, node in graph.tables(self._model).items():
             askers = tuple(other for other in self._model.transforms if name in graph.asks(self._model, other))
             yield replace(self._node(name, "table"), asked_by=askers, notes=words.table_notes(node, self._settings))

@@ -29,6 +29,13 @@ def parts_of(name: str, node: Any, settings: Settings) -> tuple[Part, ...]:
     return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
 
 
+def program_of(node: Any) -> tuple[tuple[str, str], ...]:
+    """What program a transform runs, and within which limits; nothing for SQL and services."""
+    if node.type == "script":
+        return (("runs", f"{node.language} in a sandbox: {spell_duration(node.timeout)} per call, {node.memory_limit >> 20} MiB"),)
+    return (("runs", f"`{node.function}` in Spark's workers, as the settings allow"),) if node.type == "python" else ()
+
+
 def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     """What there is to say of a transform whose rows are staged, nothing for others."""
     why = impure_nodes(model).get(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.pipeline.errors import Place
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
 
@@ -29,6 +30,8 @@ class TransformContext:
     spark: SparkSession
     key: tuple[str, ...] = ()
     pipeline: Callable[[], str] = str
+    text_at: Place | None = None
+    """Where the first line of the node's program stands in the file, if it stands there line by line."""
 
 
 class RowTransform(ABC):

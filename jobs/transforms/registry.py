@@ -7,7 +7,11 @@ from importlib import import_module
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import UserError
 
-_TRANSFORMS: dict[str, str] = {"handler": "handler.rows:HandlerRows"}
+_TRANSFORMS: dict[str, str] = {
+    "handler": "handler.rows:HandlerRows",
+    "script": "script.transform:ScriptRows",
+    "python": "python.transform:PythonRows",
+}
 _NEEDS = "pip install 'headrace[transforms]'"
 
 
@@ -15,10 +19,9 @@ def open_transform(context: TransformContext) -> RowTransform:
     """The transform of a node. Raises UserError where a package is missing, or where the node does not fit the columns."""
     module, name = _TRANSFORMS[context.node.type].split(":")
     try:
-        kind = getattr(import_module(f"headrace.jobs.transforms.{module}"), name)
+        return getattr(import_module(f"headrace.jobs.transforms.{module}"), name)(context)
     except ImportError as error:
         if (error.name or "").startswith("headrace"):
             raise
         msg = f"type `{context.node.type}` needs the package `{error.name}`"
         raise UserError(msg, hint=_NEEDS, node=context.name) from error
-    return kind(context)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from headrace.pipeline.errors import FencedError, HeadraceError
 from headrace.pipeline.ledger import Lease, Ledger
+from headrace.pipeline.log_lines import carried
 from headrace.pipeline.records import Json
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Heartbeat:
         self._last = clock()
         self._lost: FencedError | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
+        self._thread = threading.Thread(target=carried(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
         self.progress: Json = {}
 
     def start(self) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from headrace import logs
+from headrace.orchestration.lane import _log_to_stderr
+from headrace.pipeline.log_lines import FIELDS, carried, said_by
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +64,56 @@ def test_retries_of_the_http_client_are_not_shown(capsys: pytest.CaptureFixture[
     logging.getLogger("urllib3").setLevel(logging.WARNING)
     logging.getLogger("urllib3.connectionpool").warning("Retrying")
     assert capsys.readouterr().err == ""
+
+
+def said(text: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a lane writes them: the sinks' pool takes along what its starter is about; another thread knows nothing of it."""
+    logs.set_up(level=logging.INFO, log_format="json")
+    log = logging.getLogger("headrace.x")
+
+    def write(sink: str) -> None:
+        with said_by(node=sink):
+            log.info("write")
+
+    with said_by(pipeline="shop", run_id="", epoch=None), said_by(epoch=3):
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(carried(write), sink) for sink in ("pg", "lake")]:
+                future.result()
+        log.info("commit", extra={"node": "all"})
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(log.info, "elsewhere").result()
+    log.info("after")
+    lines = said(capsys.readouterr().err)
+    fields = [{key: line.get(key) for key in FIELDS if key in line} for line in lines]
+    assert sorted(str(found) for found in fields[:2]) == [str({"pipeline": "shop", "epoch": 3, "node": sink}) for sink in ("lake", "pg")]
+    assert fields[2:] == [{"pipeline": "shop", "epoch": 3, "node": "all"}, {}, {}]
+
+
+def test_text_has_the_same_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.set_up(level=logging.INFO)
+    with said_by(pipeline="shop", run_id="r1", epoch=3, node="pg"):
+        logging.getLogger("headrace.x").info("rows=%d", 4)
+    logging.getLogger("headrace.x").info("plain")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("headrace.x rows=4 [pipeline=shop run_id=r1 epoch=3 node=pg]")
+    assert second.endswith("headrace.x plain")
+
+
+def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("headrace")
+    kept, level, passed_on = logger.handlers[:], logger.level, logger.propagate
+    logger.handlers, logger.propagate = [], False
+    try:
+        _log_to_stderr("json")
+        _log_to_stderr("json")
+        with said_by(pipeline="shop", run_id="r1", epoch=7):
+            logging.getLogger("headrace.jobs.x").info("rows=%d", 4)
+    finally:
+        logger.handlers, logger.propagate = kept, passed_on
+        logger.setLevel(level)
+    (line,) = said(capsys.readouterr().err)
+    assert {key: line[key] for key in ("message", *FIELDS[:3])} == {"message": "rows=4", "pipeline": "shop", "run_id": "r1", "epoch": 7}

@@ -31,6 +31,7 @@ _SHOWN = re.compile(r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<s
 _LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
 _COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
 _PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
+_MODULE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _GIVES = re.compile(r"`(SELECT [^`]+)`\s+gives\s+`([^`]+)`")
 
 
@@ -77,6 +78,7 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
             "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
             "kafka_source": {"brokers": services.kafka.brokers},
             "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
+            "python_transforms": {"allow": ["shop_rates"]},
         }
     )
     market.fill(made)
@@ -85,6 +87,9 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
     service = scores.server(0)
     threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
     os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"
+    module = home / "shop_rates.py"
+    module.write_text(_MODULE.findall((DOCS / "nodes" / "transforms" / "python.md").read_text())[0])
+    spark.sparkContext.addPyFile(str(module))
     yield made
     del os.environ["SCORES_URL"]
     service.shutdown()

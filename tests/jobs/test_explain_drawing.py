@@ -6,6 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -228,7 +229,7 @@ def parsed(document_: str) -> tuple[dict[str, dict[str, str]], list[tuple[str, s
     """Nodes with their attributes, edges with their labels, by the grammar of what is written there."""
     words = list(tokens(document_))
     assert words[0] == ("id", "digraph")
-    assert [word for _, word in words].count("{") == [word for _, word in words].count("}")
+    assert words.count(("sign", "{")) == words.count(("sign", "}"))
     nodes: dict[str, dict[str, str]] = {}
     edges = []
     statements: list[list[tuple[str, str]]] = [[]]
@@ -290,3 +291,22 @@ def test_json_says_all_that_is_known() -> None:
         {"column": "id", "sources": [{"node": "a", "column": "id"}], "steps": []},
         {"column": "x", "sources": [], "steps": [{"node": "t", "column": "x", "expression": "'<x>'"}]},
     ]
+
+
+def test_a_dynamic_table_stands_beside_the_stream() -> None:
+    table = replace(
+        node("t", "a", kind="transform", key=()), kind="table", type="dynamic_table", asked_by=("s",), notes=(("values", "kept"),)
+    )
+    found = explanation([node("a"), node("s", "a"), table, node("k", "s", kind="sink")])
+    lines = text(found).splitlines()
+    assert any(line.endswith("◇  t: dynamic table") for line in lines)
+    assert "  filled by a, before the same epoch asks" in lines
+    assert "  asked by  s" in lines
+    assert 'n2[["t<br/>dynamic table"]]' in mermaid(found)
+    assert 'n2 -.->|"asked"| n1' in mermaid(found)
+    assert '"t" -> "s" [style=dashed, label=asked];' in dot(found)
+    told = {one["name"]: one for one in json.loads(json.dumps(document(found)))["nodes"]}
+    assert (told["t"]["kind"], told["t"]["asked_by"], told["t"]["inputs"]) == ("table", ["s"], ["a"])
+    assert told["s"]["asked_by"] == []
+    lonely = replace(table, inputs=(), asked_by=())
+    assert "  filled by others" in text(explanation([node("a"), lonely, node("k", "a", kind="sink")])).splitlines()

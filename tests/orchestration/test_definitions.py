@@ -119,6 +119,22 @@ def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(writ
     assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
 
 
+def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
+    text = FLIGHTS.replace(
+        "transforms:\n",
+        "transforms:\n  late: {type: dynamic_table, backend_type: Postgres, backend_entity_name: lists.carriers}\n"
+        "  own: {type: dynamic_table, backend_type: InMemory, backend_entity_name: own, sql: SELECT carrier FROM flights}\n"
+        "  known: {type: sql, sql: \"SELECT * FROM clean WHERE dynamic_table_check('late', carrier)"
+        " OR dynamic_table_check('own', carrier)\"}\n",
+    )
+    text += "  known_pg: {type: postgres, from: known, table: known}\n"
+    graph = build([written(text)]).resolve_asset_graph()
+    asked = graph.get(dg.AssetKey(["postgres", "lists", "carriers"]))
+    assert (asked.is_materializable, asked.group_name) == (False, "flights")
+    assert asked.child_keys == {dg.AssetKey(["postgres", "public", "known"])}
+    assert not [key for key in graph.get_all_asset_keys() if "own" in key.path]
+
+
 class TestBrokenFiles:
     def test_others_still_load_and_the_mistake_is_readable(self, written):
         good, bad = written(), written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad")

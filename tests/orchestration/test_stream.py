@@ -31,7 +31,7 @@ from headrace.pipeline.records import Counts, EpochPlan, Phase
 def epoch(number, *, backlog=0, rows=10):
     plan = EpochPlan(number, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
     counts = {"flights_pg": Counts(rows, inserted=rows - 1, updated=1), "lake": Counts(rows, inserted=None)}
-    return EpochDone(plan, counts, {"write": 0.5}, backlog)
+    return EpochDone(plan, counts, {"write pg": 0.4, "total": 0.5}, backlog)
 
 
 class Clock:

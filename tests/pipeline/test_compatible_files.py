@@ -49,7 +49,6 @@ def test_a_topology_file_is_read_as_it_is(tmp_path):
     assert [(w.node, line(w), w.message) for w in file.warnings] == [
         ("blocks", 8, "`parallelism` has no effect"),
         ("blocks", 9, "`batch_flush_interval` has no effect"),
-        ("blocks", 10, "`telemetry` has no effect"),
         ("out", 18, "`parallelism` has no effect"),
         ("out", 19, "`batch_size` has no effect"),
         ("out", 20, "`batch_flush_interval` has no effect"),

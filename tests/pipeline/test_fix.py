@@ -44,7 +44,7 @@ def test_another_tools_spelling_becomes_ours() -> None:
         "added `name: feed`",
     ]
     assert parse_pipeline(text, "feed.yaml").hash == parse_pipeline(OLD, "feed.yaml").hash
-    assert [w.message for w in parse_pipeline(text, "feed.yaml").warnings] == ["`telemetry` has no effect"]
+    assert parse_pipeline(text, "feed.yaml").warnings == ()
     for kept in ("# from the old system", "# the feed", "# where it goes", "# quoted", '"chain.blocks"', "'blocks'"):
         assert kept in text
     assert fixed(text, "feed.yaml") == (text, [])

@@ -186,7 +186,7 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
     said = [record.getMessage() for record in caplog.records]
     assert (settings.dynamic_table_backend.max_batch_size, settings.postgres_for_tables().host) == (10, "db")
     assert settings.postgres_for_tables().password.get_secret_value() == "other"
-    assert len(said) == 19
+    assert len(said) == 17
     assert (
         "setting=checkpoint_interval_sec place=config.yaml:8:1 ignored=yes instead=Say `epoch: {interval: 5s}` in the pipeline file."
         in said

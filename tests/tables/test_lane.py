@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
+from headrace.connectors.postgres.session import Address
+from headrace.connectors.postgres.values import ValueTable, Where
+from headrace.jobs.check import check
 from headrace.jobs.events import Until
+from headrace.jobs.explain.formats import Format, render
+from headrace.jobs.explain.story import explain
+from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.replay import replay
+from headrace.jobs.routes import Columns, route
 from headrace.jobs.run import run
-from headrace.pipeline.errors import HeadraceError, RecordError
+from headrace.jobs.sources import lane_sources
+from headrace.jobs.tables.base import register
+from headrace.jobs.tables.outside import OutsideTable
+from headrace.pipeline.errors import HeadraceError, RecordError, TargetError, TransientError
 from headrace.pipeline.file import PipelineFile, parse_pipeline
-from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.records import EpochPlan, Phase
+from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend, TableConnection
+from headrace.pipeline.transforms import DynamicTable
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
+PLAN = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime(2025, 1, 1, tzinfo=UTC))
 TEXT = """
 version: 1
 name: {name}
@@ -123,3 +140,65 @@ def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, 
     with pytest.raises(HeadraceError, match=r"table lists.known has no column 'value'; it has v") as caught:
         run(one, settings, until=Until.HISTORY, spark=spark)
     assert caught.value.node == "known"
+
+
+def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str) -> None:
+    put(tmp_path)
+    outside = '{type: dynamic_table, backend_type: Postgres, backend_entity_name: known, column: wallet, sql: "SELECT wallet FROM events"}'
+    file, settings = file_of(tmp_path, outside), settings_of(tmp_path, pg)
+    good = check(file, settings, lambda: spark)
+    assert (good.errors, good.warnings, good.unchecked) == ([], [], {})
+    with psycopg.connect(pg, autocommit=True) as connection:
+        assert connection.execute("SELECT to_regclass('known')").fetchone() == (None,), "a look makes the table"
+        connection.execute("CREATE TABLE known (wallet int)")
+    (wrong,) = check(file, settings, lambda: spark).errors
+    assert (wrong.node, wrong.message) == ("known", "column 'wallet' of table public.known is integer, and values are texts")
+    assert wrong.place
+    away = settings.model_copy(update={"postgres_sink": settings.postgres_sink.model_copy(update={"port": 1})})
+    assert "Connection refused" in check(file, away, lambda: spark).unchecked["known"]
+
+    def shown(file: PipelineFile) -> str:
+        return " ".join(render(explain(file, settings, offline=True, spark=spark), Format.TEXT).split())
+
+    assert "values postgres public.known, column `wallet` (made if missing): others may write it too; asked in batches" in shown(file)
+    assert "filled by events, before the same epoch asks asked by hits" in shown(file)
+    assert "it asks the dynamic table `known`, which others may change" in shown(file)
+    assert "values known, in memory: this pipeline's alone" in shown(file_of(tmp_path))
+    assert "staged" not in shown(file_of(tmp_path))
+
+
+def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> None:
+    found = conninfo_to_dict(pg)
+    values = {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+    connection = TableConnection.model_validate(values)
+    node = DynamicTable(backend_type="Postgres", backend_entity_name="nowhere")
+    table = ValueTable("known", Where.of(node, connection), Address(connection, "headrace test", "known"))
+    session = spark.newSession()
+    register(session, {"known": OutsideTable(table, at_most=10, committed=0).lookup(PLAN)})
+    frame: Any = session.sql("SELECT dynamic_table_check('known', CAST(id AS STRING)) FROM range(3)")
+    with pytest.raises(PythonException) as caught:
+        frame.collect()
+    told = as_headrace_error(caught.value, node="out")
+    assert isinstance(told, TargetError)
+    assert (told.node, told.retriable) == ("known", False)
+    assert "table public.nowhere, column value" in told.message
+    assert str(found["password"]) not in f"{caught.value}{frame._jdf.queryExecution()}"
+
+    lost = as_headrace_error(Exception("headrace.pipeline.errors.TransientError: node 'known': Postgres says: gone\n at x"), node="out")
+    assert (type(lost), lost.node, lost.message) == (TransientError, "known", "Postgres says: gone")
+
+
+def test_history_that_asks_a_table_goes_by_rows() -> None:
+    text = """
+name: direct
+sources: {src: {type: clickhouse, table_name: d.t, primary_key: id}}
+transforms:
+  known: {type: dynamic_table, backend_type: InMemory, backend_entity_name: known, sql: SELECT wallet FROM src}
+  hits: {type: sql, sql: "SELECT id, wallet FROM src WHERE dynamic_table_check('known', wallet)"}
+sinks: {out: {type: postgres, from: hits, table: hits}}
+"""
+    file = parse_pipeline(text)
+    schema = pa.schema([("id", pa.int64()), ("wallet", pa.string())])
+    columns = Columns({"src": schema}, {"src": schema, "hits": schema}, lambda _: schema)
+    found = route(file, columns, lane_sources(file.model.sources, Settings()), "out")
+    assert (found.path, found.why) == ("rows", "transform `hits` asks the dynamic table `known`, which Spark's workers do")

@@ -351,7 +351,7 @@ def test_an_answer_that_is_none_is_told(answer: bytes, said: str) -> None:
     with served(lambda _: answer) as web:
         told = failure(task(web), batch(2))
     assert isinstance(told, DataError)
-    assert told.message.startswith("POST http://service/rows answered HTTP 2xx, but ")
+    assert told.message.startswith("POST http://service/rows answered HTTP 200, but ")
     assert said in told.message
     if answer:
         assert answer.decode()[:20] in told.message

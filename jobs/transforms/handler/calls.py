@@ -71,6 +71,14 @@ class Batch:
     key: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with 2xx."""
+
+    status: int
+    body: bytes
+
+
 class Caller:
     """Asks a service, again where that may help. One per process and service: connections are kept, and what failed is remembered."""
 
@@ -81,7 +89,8 @@ class Caller:
             logging.getLogger(name).setLevel(logging.WARNING)
         self._service = service
         self._errors = httpx
-        limits = httpx.Limits(max_connections=service.concurrency, max_keepalive_connections=service.concurrency)
+        # The task's threads bound what is under way; a bound here would make requests wait for those of a task that failed.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
         self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
         self.breaker = Breaker(service.node, service.break_after, service.break_for)
 
@@ -89,8 +98,8 @@ class Caller:
         """Lets go of the connections."""
         self._client.close()
 
-    def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> bytes:
-        """The body of the answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
+    def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> Reply:
+        """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
         began, attempt, pause, last = time.monotonic(), 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
         while True:
@@ -98,14 +107,14 @@ class Caller:
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
             try:
-                body, last, wait = self._once(batch, tally, retry=attempt > 1)
+                reply, last, wait = self._once(batch, tally, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
                 self.breaker.failed()  # whatever it was: others must not wait for this probe
                 raise
-            if body is not None:
-                return body
+            if reply is not None:
+                return reply
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
             wait = spread if wait is None else wait
             pause = min(pause * 2, _LAST_PAUSE)
@@ -113,8 +122,8 @@ class Caller:
             if over or attempt == self._service.max_attempts or stop.wait(wait):
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
-    def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[bytes | None, str, float | None]:
-        """The body; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
+    def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[Reply | None, str, float | None]:
+        """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
         httpx, started = self._errors, time.monotonic()
 
         def count(outcome: str, status: str) -> None:
@@ -139,11 +148,11 @@ class Caller:
             return None, self._clean(_said(error)), None
         return self._judged(response, status, body, count)
 
-    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[bytes | None, str, float | None]:
+    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[Reply | None, str, float | None]:
         if 200 <= status < 300:
             self.breaker.succeeded()
             count("success", "2xx")
-            return body, "", None
+            return Reply(status, body), "", None
         said = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks to be left alone works.
@@ -280,12 +289,12 @@ class HandlerTask:
         if stop.is_set():
             msg = "another request of the task failed"
             raise stop.error or TransientError(msg, node=self.service.node)
-        body = caller.ask(batch, stop, tally)
+        reply = caller.ask(batch, stop, tally)
         try:
-            return self._rows(batch.rows, self.decoder.read(body))
+            return self._rows(batch.rows, self.decoder.read(reply.body))
         except AnswerError as error:
-            found = excerpt(body, self.service.secrets)
-            msg = f"POST {self.service.shown} answered HTTP 2xx, but {error}" + (f"\n  body: {found}" if found else "")
+            found = excerpt(reply.body, self.service.secrets)
+            msg = f"POST {self.service.shown} answered HTTP {reply.status}, but {error}" + (f"\n  body: {found}" if found else "")
             hint = "An answer has the columns of the node: those of `from`, changed by `schema_override`."
             raise DataError(msg, hint=hint, node=self.service.node) from None
 

@@ -1,0 +1,1 @@
+"""Transforms in Python: rows through a function of the user's own package."""

@@ -1,0 +1,181 @@
+"""Batches through a function of the user's own: what a Spark task runs, without anything of Spark in it.
+
+The function gets the payload and `_gs_op`. Which row became which is told by `_gs_row`, a column with the number of the input row;
+without it the rows are those that came in, one for one. Positions follow from that, as for every transform (`FAN_OUT`).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.base import FAN_OUT, OP, POS
+from headrace.pipeline.errors import DataError, SchemaError, UserError
+from headrace.pipeline.wide import stored
+
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
+
+ROW = "_gs_row"
+_OPERATIONS = pa.array(["i", "u", "d"])
+
+
+def find(path: str, node: str) -> Callable[..., Any]:
+    """The function at `package.module:name`. Raises UserError where there is none; what the module itself raises is told with its place."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = import_module(module)
+    except Exception as error:  # noqa: BLE001  whatever the user's module raises is told to the user
+        if isinstance(error, ModuleNotFoundError) and error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            msg = f"there is no module `{error.name}` for `function: {path}`"
+            hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
+            raise UserError(msg, hint=hint, node=node) from None
+        msg = f"the module `{module}` does not load: {said(error, module)}"
+        raise UserError(msg, hint="Mend the module.", node=node) from None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        msg = f"there is no function `{name}` in the module `{module}`"
+        raise UserError(msg, hint="Correct `function`, which is `package.module:name`.", node=node)
+    return found
+
+
+def said(error: BaseException, module: str) -> str:
+    """What an exception says, and the line of the user's own code where it was raised: the last frame in the module's package."""
+    package = module.split(".", maxsplit=1)[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [frame for frame in frames if "importlib" not in frame.filename and Path(frame.filename) != Path(__file__)]
+    own = [frame for frame in outside if f"/{package}/" in frame.filename or Path(frame.filename).stem == package]
+    where = f" ({(own or outside)[-1].filename}:{(own or outside)[-1].lineno})" if own or outside else ""
+    text = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A python node, ready for work. `schema` is the payload that comes out, in the types that rows have."""
+
+    node: str
+    function: str
+    options: dict[str, Any]
+    schema: pa.Schema
+    batch: int | None
+
+    def rows(self, batches: Iterable[pa.RecordBatch], hidden: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `hidden`. Raises UserError."""
+        function = find(self.function, self.node)
+        for whole in batches:
+            for start in range(0, whole.num_rows, self.batch or whole.num_rows or 1):
+                batch = whole.slice(start, self.batch or whole.num_rows)
+                yield self._one(function, batch, hidden)
+
+    def _one(self, function: Callable[..., Any], batch: pa.RecordBatch, hidden: pa.Schema) -> pa.RecordBatch:
+        given = batch.drop_columns([POS])
+        try:
+            found = function(given, **self.options)
+        except Exception as error:  # noqa: BLE001  whatever the user's function raises is told to the user
+            msg = f"`{self.function}` failed on {self._rows(batch)}: {said(error, self.function.partition(':')[0])}"
+            raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
+        if not isinstance(found, pa.RecordBatch | pa.Table):
+            msg = f"`{self.function}` returned {type(found).__name__}"
+            raise SchemaError(msg, hint="Return a pyarrow.RecordBatch or a pyarrow.Table.", node=self.node)
+        table = pa.table(found) if isinstance(found, pa.RecordBatch) else found
+        columns = [self._column(table, field, kind) for field, kind in zip(self.schema, stored(self.schema), strict=True)]
+        rows = self._numbers(table, batch)
+        return pa.RecordBatch.from_arrays([*columns, self._operations(table, batch, rows), self._positions(batch, rows)], schema=hidden)
+
+    def _rows(self, batch: pa.RecordBatch) -> str:
+        first, last = batch.column(POS)[0].as_py(), batch.column(POS)[batch.num_rows - 1].as_py()
+        return (
+            f"{batch.num_rows} rows from partition {first['part']}, offset {first['off']} to partition {last['part']}, offset {last['off']}"
+        )
+
+    def _column(self, table: pa.Table, field: pa.Field, kind: pa.Field) -> pa.Array:
+        """One column of the result in its declared type; a cast that would lose something is refused."""
+        if table.schema.get_field_index(field.name) < 0:
+            msg = f"`{self.function}` returned no column `{field.name}`{' twice' if field.name in table.column_names else ''}"
+            hint = f"It must return {', '.join(self.schema.names)}; it returned {', '.join(table.column_names)}."
+            raise SchemaError(msg, hint=hint, node=self.node)
+        found = table.column(field.name).combine_chunks()
+        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        found = found.storage if isinstance(found, pa.ExtensionArray) else found
+        try:
+            return found if found.type == kind.type else pc.cast(found, kind.type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            msg = f"column `{field.name}` of what `{self.function}` returned is {found.type} and must be {field.type}: {str(error).splitlines()[0]}"
+            raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=self.node) from None
+
+    def _numbers(self, table: pa.Table, batch: pa.RecordBatch) -> pa.Array | None:
+        """The input row of each row; None where they are the same rows."""
+        if ROW not in table.column_names:
+            if table.num_rows == batch.num_rows:
+                return None
+            msg = f"`{self.function}` made {table.num_rows} rows of {batch.num_rows} and does not say which became which"
+            hint = f"Add a column `{ROW}` with the number of the input row, from 0; such as pyarrow.array(range(batch.num_rows)) filtered alike."
+            raise SchemaError(msg, hint=hint, node=self.node)
+        found = table.column(ROW).combine_chunks()
+        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        try:
+            rows = pc.cast(found, pa.int64())
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            rows = None
+        ends = pc.min_max(rows) if rows is not None and len(rows) else None
+        good = (
+            rows is not None
+            and not rows.null_count
+            and (ends is None or (ends["min"].as_py() >= 0 and ends["max"].as_py() < batch.num_rows))
+        )
+        if not good or rows is None:
+            msg = f"`{ROW}` of what `{self.function}` returned does not count the {batch.num_rows} input rows from 0"
+            raise SchemaError(msg, hint="It is a whole number from 0 to the number of rows less one, and never null.", node=self.node)
+        return rows
+
+    def _operations(self, table: pa.Table, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
+        """The operations that the function says, or those of the input rows."""
+        carried = batch.column(OP) if rows is None else batch.column(OP).take(rows)
+        if OP not in table.column_names:
+            return carried
+        found = table.column(OP).combine_chunks()
+        found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        found = pc.coalesce(pc.cast(found, pa.string()), carried)
+        if len(found) and not pc.all(pc.is_in(found, value_set=_OPERATIONS)).as_py():
+            msg = f"`{OP}` of what `{self.function}` returned must be i, u or d"
+            raise DataError(msg, hint="Leave it out to carry the operation over.", node=self.node)
+        return found
+
+    def _positions(self, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
+        pos = batch.column(POS)
+        if rows is None:
+            return pos
+        taken = pos.take(rows)
+        try:
+            sub = pc.add_checked(pc.multiply_checked(taken.field("sub"), FAN_OUT), _ranks(rows))
+        except pa.ArrowInvalid:
+            msg = "too many transforms that make several rows of one stand behind each other; three fit"
+            raise DataError(msg, hint="Do the work of two of them in one.", node=self.node) from None
+        names = [field.name for field in pos.type]
+        return pa.StructArray.from_arrays([sub if name == "sub" else taken.field(name) for name in names], names=names)
+
+
+def _ranks(rows: pa.Array) -> pa.Array:
+    """How many rows of the same input row come before each: 0, 0, 1 for 4, 7, 4. Raises ArrowInvalid for FAN_OUT or more."""
+    order = pc.sort_indices(
+        pa.table({"row": rows, "at": pa.array(range(len(rows)), pa.int64())}), [("row", "ascending"), ("at", "ascending")]
+    )
+    by_row = rows.take(order)
+    counts = pc.value_counts(by_row).field("counts")
+    starts = pc.subtract(pc.cumulative_sum(counts), counts)
+    parents = pc.list_parent_indices(
+        pa.ListArray.from_arrays(pc.cast(pa.concat_arrays([starts, pa.array([len(rows)])]), pa.int32()), by_row)
+    )
+    inside = pc.subtract(pa.array(range(len(rows)), pa.int64()), starts.take(parents))
+    if len(rows) and pc.max(inside).as_py() >= FAN_OUT:
+        msg = "too many rows of one"
+        raise pa.ArrowInvalid(msg)
+    return inside.take(pc.sort_indices(order))

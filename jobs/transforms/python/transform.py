@@ -1,0 +1,63 @@
+"""The `python` transform over Spark's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.rowerrors import task_error
+from headrace.connectors.spark_types import spark_schema
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.python.calls import Call, find
+from headrace.jobs.transforms.shape import final_schema, hidden_fields, with_hidden
+from headrace.pipeline.errors import HeadraceError, UserError
+from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.transforms import PythonTransform
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class PythonRows(RowTransform):
+    """Looks the function up once when it is made, so that a wrong name is told before any row."""
+
+    def __init__(self, context: TransformContext) -> None:
+        super().__init__(context)
+        node: PythonTransform = context.node
+        allowed(node.function, context.settings.python_transforms.allow, context.name)
+        find(node.function, context.name)
+        payload = final_schema(context.name, node.schema_, context.schema)
+        self._call = Call(context.name, node.function, node.options, payload, node.batch_size)
+        self._hidden = with_hidden(payload)
+        self._spark_schema = hidden_fields(spark_schema(payload))
+
+    def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
+        """See `RowTransform`."""
+        del plan
+        return rows.mapInArrow(_task(self._call, self._hidden), self._spark_schema)
+
+
+def allowed(function: str, allow: list[str], node: str) -> None:
+    """Raises UserError for a function of a module that the settings do not trust: a pipeline file alone runs no code of its own choice."""
+    module = function.partition(":")[0]
+    if not any(module == one or module.startswith(f"{one}.") for one in allow):
+        msg = f"the settings do not allow Python from `{module}` (allowed: {', '.join(allow) or 'nothing'})"
+        package = module.split(".", maxsplit=1)[0]
+        hint = (
+            f"Add to config.yaml: python_transforms: {{allow: [{package}]}}; or set HEADRACE__PYTHON_TRANSFORMS__ALLOW='[\"{package}\"]'."
+        )
+        raise UserError(msg, hint=hint, node=node)
+
+
+def _task(call: Call, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """What each of Spark's tasks runs."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from call.rows(batches, schema)
+        except HeadraceError as error:
+            raise task_error(error) from None
+
+    return run

@@ -1,0 +1,160 @@
+"""The process that a script runs in. Started by path with `python -I -S`: it imports nothing of Headrace and nothing of its workplace.
+
+It holds one engine at a time, reads frames from standard input and answers on standard output. Before any script is loaded it gives up
+what a script could do through a fault of the engine: it can open no file, write none and start no process; its memory is bounded by the
+kernel, and so is the time of one step (SIGPROF ends the process, which even a loop inside of native code cannot evade).
+
+Frames are a tag, four bytes of length, and the content. What comes in is `marshal`, made by the parent; what goes out is text.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import resource
+import signal
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+
+TYPE_CHECKING = False  # `typing` is slow to import, and nothing here needs it at run time
+if TYPE_CHECKING:
+    from typing import Any
+
+STACK = 1 << 20  # bytes of native stack that a script may use; the thread has 8 MiB
+SLICE_MS = 20
+GRACE_S = 0.5
+"""How much later than the engine the kernel ends a step."""
+_ROOM = 256 << 20  # bytes beside the engine's: the interpreter and copies of texts on their way
+_ALL_ROWS = 1 << 30
+
+
+class Engine:
+    """One script in one virtual machine."""
+
+    def __init__(self, quickjs: Any, asked: dict[str, Any]) -> None:
+        self._seconds = asked["seconds"]
+        self._context = quickjs.Context()
+        self._error = quickjs.JSException
+        self._context.set_memory_limit(asked["memory"])
+        self._context.set_max_stack_size(STACK)
+        runtime = self._timed(lambda: self._context.eval(asked["runtime"]))
+        self._command = self._timed(lambda: runtime(asked["settings"]))
+        # The line before the script keeps its own line numbers readable: they are one too high.
+        self._timed(lambda: self._context.eval('"use strict";\n' + asked["script"] + "\n;undefined"))
+        find = "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
+        function = self._timed(lambda: self._context.eval(find))
+        self._timed(lambda: self._command("start", function))
+        self._timed(lambda: self._command("shape", asked["shape"]))
+
+    def rows(self, text: str, one: bool) -> None:
+        """Sends what becomes of a batch; with `one`, a sign of life before each row."""
+        self._timed(lambda: self._command("load", text))
+        state = "more"
+        while state in ("more", "full"):
+            if one:
+                send(b"p", str(self._command("at")).encode())
+            state = self._timed(lambda: self._command("step", SLICE_MS, 1 if one else _ALL_ROWS))
+            if state == "failed":
+                send(b"f", self._command("failure").encode())
+                return
+            if state != "more":
+                send(b"r", self._timed(lambda: self._command("take")).encode())
+        send(b"d", b"")
+
+    def _timed(self, act: Any) -> Any:
+        # A step may begin late in its slice, and no row is to be cut short for that.
+        limit = self._seconds + SLICE_MS / 1000
+        self._context.set_time_limit(limit)
+        signal.setitimer(signal.ITIMER_PROF, limit + GRACE_S)
+        try:
+            return act()
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def where(self) -> int:
+        """The row at hand."""
+        self._context.set_memory_limit(_ROOM)
+        return int(self._command("at"))
+
+
+def read(size: int) -> bytes:
+    """Exactly so many bytes; the process ends with its parent."""
+    parts = []
+    while size:
+        part = os.read(0, min(size, 1 << 20))
+        if not part:
+            os._exit(0)
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def send(tag: bytes, content: bytes) -> None:
+    """One frame to the parent."""
+    view = memoryview(tag + len(content).to_bytes(4, "little") + content)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def confine(memory: int) -> None:
+    """Gives up files, processes, and memory beyond what the engine may have."""
+    with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as source:
+        pages = int((source.read().split() or [b"0"])[0])
+    room = pages * resource.getpagesize() + memory + _ROOM
+    for what, limit in (
+        ("RLIMIT_AS", room if pages else -1),
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_NPROC", 0),
+        ("RLIMIT_NOFILE", 0),
+    ):
+        if limit >= 0:
+            try:
+                resource.setrlimit(getattr(resource, what), (limit, limit))
+            except (ValueError, OSError):
+                continue  # a limit that this system does not have is not the only one
+
+
+def told(error: BaseException, engine: Engine | None) -> None:
+    """What ended a step: `t` time, `m` memory, `x` an exception of the script. With the row at hand where there is one."""
+    text = str(error)
+    first = text.split("\n", 1)[0]
+    if "InternalError: interrupted" in first:
+        tag = b"t"
+    elif isinstance(error, MemoryError) or "out of memory" in first or first in ("null", ""):
+        tag = b"m"
+    else:
+        tag = b"x"
+    try:
+        row = engine.where() if engine is not None else -1
+    except BaseException:  # noqa: BLE001  the engine is spent; the parent finds the row by itself
+        row = -1
+    send(tag, f"{row}\n{text[:4000]}".encode("utf-8", "replace"))
+
+
+def main() -> None:
+    """Serves until the parent closes the pipe."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    quickjs = None
+    engine: Engine | None = None
+    while True:
+        tag, size = read(1), int.from_bytes(read(4), "little")
+        asked = marshal.loads(read(size))  # noqa: S302  from the parent, which started this process
+        try:
+            if tag == b"o":
+                engine = None
+                if quickjs is None:
+                    loader = ExtensionFileLoader("_quickjs", asked["engine"])
+                    quickjs = module_from_spec(ModuleSpec("_quickjs", loader, origin=asked["engine"]))
+                    loader.exec_module(quickjs)
+                    confine(asked["memory"])
+                engine = Engine(quickjs, asked)
+                send(b"o", b"")
+            elif engine is not None:
+                engine.rows(asked["text"], asked["one"])
+        except BaseException as error:  # noqa: BLE001  the parent is told, and ends this process
+            told(error, engine)
+
+
+main()

@@ -1,0 +1,83 @@
+"""The `script` transform over Spark's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.connectors.rowerrors import task_error
+from headrace.connectors.spark_types import spark_schema
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.script.codec import encoded, shape
+from headrace.jobs.transforms.script.host import Script
+from headrace.jobs.transforms.script.vm import Limits, Program
+from headrace.jobs.transforms.shape import final_schema, hidden_fields, with_hidden
+from headrace.pipeline.errors import HeadraceError, Place, SchemaError
+from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.transforms import ScriptTransform
+from headrace.pipeline.types import parse_type
+from headrace.pipeline.typescript import javascript
+from headrace.pipeline.wide import stored
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS = 100_000
+"""That a script may make of one."""
+
+
+class ScriptRows(RowTransform):
+    """Loads the script once when it is made, so that what is wrong with it is told before any row."""
+
+    def __init__(self, context: TransformContext) -> None:
+        super().__init__(context)
+        node: ScriptTransform = context.node
+        self._payload = final_schema(context.name, node.schema_, context.schema)
+        self._script = script_of(context.name, node, context.schema, self._payload, key=context.key, text_at=context.text_at)
+        self._script.check()
+        self._spark_schema = hidden_fields(spark_schema(self._payload))
+
+    def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
+        """See `RowTransform`. `Date` stands at the epoch's planned time."""
+        script = self._script.at(plan.planned_at) if plan is not None else self._script
+        return rows.mapInArrow(_task(script, with_hidden(self._payload)), self._spark_schema)
+
+
+def script_of(
+    name: str, node: ScriptTransform, inputs: pa.Schema, payload: pa.Schema, *, key: tuple[str, ...] = (), text_at: Place | None = None
+) -> Script:
+    """The node as a task runs it. `payload` are the columns that come out. Raises UserError for TypeScript that cannot be stripped."""
+    _check_inputs(name, inputs)
+    source = javascript(node.script, node=name, at=text_at) if node.language == "typescript" else node.script
+    outputs = {field.name: (parse_type(node.schema_[field.name]) if node.schema_ else field.type, field.type) for field in payload}
+    try:
+        made = shape(inputs, {column: kind for column, (kind, _) in outputs.items()}, node.schema_ or {})
+    except SchemaError as error:
+        error.node = name
+        raise
+    program = Program(source, made, node.deterministic, None)
+    limits = Limits(node.timeout.total_seconds(), node.memory_limit, ROWS)
+    return Script(name, program, limits, tuple(inputs.names), outputs, node.batch_size, key, text_at)
+
+
+def _check_inputs(name: str, inputs: pa.Schema) -> None:
+    for field in stored(inputs):
+        try:
+            encoded([pa.array([], field.type)])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            msg = f"column `{field.name}` has the type {field.type}, which a script cannot be given"
+            raise SchemaError(msg, hint="Cast it in a sql transform before, such as CAST(x AS string).", node=name) from None
+
+
+def _task(script: Script, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """What each of Spark's tasks runs."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from script.rows(batches, schema)
+        except HeadraceError as error:
+            raise task_error(error) from None
+
+    return run

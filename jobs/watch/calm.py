@@ -1,0 +1,52 @@
+"""An exporter whose collector may be away: said once when it goes, once when it is back, and never more than that."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
+
+log = logging.getLogger(__name__)
+
+_CHATTY = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp")
+
+
+def calm(exporter: Any, where: str) -> MetricExporter:
+    """The exporter, with log lines of ours in place of its own: theirs come with every batch, and with traces."""
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return _Calm(exporter, where)
+
+
+class _Calm(MetricExporter):
+    """Passes on to `inner`. `where` is host and port, for messages; a URL's path may be somebody's token."""
+
+    def __init__(self, inner: Any, where: str) -> None:
+        super().__init__(preferred_temporality=inner._preferred_temporality, preferred_aggregation=inner._preferred_aggregation)  # noqa: SLF001
+        self._inner = inner
+        self._where = where
+        self._away = False
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
+        """One batch; what is not delivered comes with the next one, since counters are cumulative."""
+        reason = "it refused"
+        try:
+            result = self._inner.export(metrics_data, timeout_millis=timeout_millis, **kwargs)
+        except Exception as error:  # noqa: BLE001  whatever it is: the pipeline goes on
+            result, reason = MetricExportResult.FAILURE, type(error).__name__
+        away = result is not MetricExportResult.SUCCESS
+        if away and not self._away:
+            log.warning("metrics collector=%s state=away reason=%s; the pipeline goes on without it", self._where, reason)
+        elif self._away and not away:
+            log.info("metrics collector=%s state=back", self._where)
+        self._away = away
+        return result
+
+    def force_flush(self, timeout_millis: float = 10_000) -> bool:
+        """Nothing is held back here."""
+        return self._inner.force_flush(timeout_millis)
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        """Ends the connection."""
+        self._inner.shutdown(timeout_millis=timeout_millis, **kwargs)

@@ -1,0 +1,96 @@
+"""Log lines that say where they belong: pipeline, run, epoch and node go with every line that a running lane writes.
+
+`said_by` sets them for a piece of work; threads that such work starts take them along by `carried`. `WhereFilter` on a handler puts
+them into records, `TextLines` and `JsonLines` write them.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, ParamSpec, TypeVar
+
+FIELDS = ("pipeline", "run_id", "epoch", "node")
+"""In the order in which a line of text has them."""
+
+_OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "where"}
+_where: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("headrace_where")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def said_by(**fields: Any) -> Iterator[None]:
+    """Lines of the work inside carry these fields beside those of the work around it; empty ones are left out."""
+    token = _where.set({**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}})
+    try:
+        yield
+    finally:
+        _where.reset(token)
+
+
+def carried(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, for another thread: what it logs belongs where this thread's lines belong now."""
+    context = contextvars.copy_context()
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        return context.run(function, *args, **kwargs)
+
+    return run
+
+
+def where() -> Mapping[str, Any]:
+    """The fields of the work that is under way in this thread."""
+    return _where.get({})
+
+
+class WhereFilter(logging.Filter):
+    """Lets every record pass, with the fields of its thread's work; what a line was given as `extra` goes before them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True, always."""
+        found = where()
+        for key in FIELDS:
+            if key in found and not hasattr(record, key):
+                setattr(record, key, found[key])
+        return True
+
+
+class TextLines(logging.Formatter):
+    """`time level logger message [pipeline=… run_id=… epoch=… node=…]`, the brackets only where there is something to say."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s%(where)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as a line; an exception follows on lines of its own."""
+        said = " ".join(f"{key}={getattr(record, key)}" for key in FIELDS if hasattr(record, key))
+        record.where = f" [{said}]" if said else ""
+        return super().format(record)
+
+
+class JsonLines(logging.Formatter):
+    """One flat JSON object per line: time, level, logger, message, the fields of the work, and what was given as `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in record.__dict__.items() if key not in _OWN}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def formatter(log_format: str) -> logging.Formatter:
+    """Of the setting `log_format`: text or json."""
+    return JsonLines() if log_format == "json" else TextLines()

@@ -1,0 +1,54 @@
+"""Scripts and functions over small tables, without Spark: what a task would do with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.connectors.base import OP, POS
+from headrace.jobs.transforms.script.host import Script
+from headrace.jobs.transforms.script.transform import script_of
+from headrace.jobs.transforms.shape import POS_ARROW, final_schema, with_hidden
+from headrace.pipeline.errors import Place
+from headrace.pipeline.transforms import ScriptTransform
+
+Row = dict[str, Any]
+
+
+def hidden(table: pa.Table, ops: str = "", sub: int = 0) -> pa.Table:
+    """The table as rows travel: with an operation each (`i` if not given) and positions 0, 1, 2, ... of partition 7."""
+    count = table.num_rows
+    pos = [{"source": 9, "part": 7, "off": index, "sub": sub} for index in range(count)]
+    columns = [column.combine_chunks() for column in table.columns]
+    plain = [column.storage if isinstance(column, pa.ExtensionArray) else column for column in columns]
+    arrays = [*plain, pa.array(list(ops or "i" * count), pa.string()), pa.array(pos, POS_ARROW)]
+    return pa.table(arrays, schema=with_hidden(table.schema))
+
+
+def script(source: str, columns: pa.Schema, schema: dict[str, str] | None = None, at: Place | None = None, **options: Any) -> Script:
+    """A script node over these columns, not loaded yet."""
+    said = {"type": "script", "from": "s", "language": "js", "script": source, "timeout": "300ms", "memory_limit": "32MiB"}
+    node = ScriptTransform.model_validate(said | options | ({"schema": schema} if schema else {}))
+    payload = final_schema("n", node.schema_, columns)
+    return script_of("n", node, columns, payload, key=("id",) if "id" in columns.names else (), text_at=at)
+
+
+def run(source: str, table: pa.Table, schema: dict[str, str] | None = None, ops: str = "", sub: int = 0, **options: Any) -> pa.Table:
+    """What becomes of the table, with the hidden columns."""
+    made = script(source, table.schema, schema, **options)
+    made.check()
+    payload = final_schema("n", schema, table.schema)
+    batches = hidden(table, ops, sub).to_batches()
+    return pa.Table.from_batches(made.rows(batches, with_hidden(payload)), with_hidden(payload))
+
+
+def rows(source: str, given: list[Row], schema: dict[str, str] | None = None, ops: str = "", **options: Any) -> list[Row]:
+    """The same for rows of Python, whose types Arrow finds; positions are left out."""
+    found = run(source, pa.Table.from_pylist(given), schema, ops, **options).drop_columns([POS])
+    return found.to_pylist()
+
+
+def bare(source: str, given: list[Row], schema: dict[str, str] | None = None, **options: Any) -> list[Row]:
+    """The payload alone."""
+    return [{name: value for name, value in row.items() if name != OP} for row in rows(source, given, schema, **options)]

@@ -1,0 +1,285 @@
+"""Metrics without a pipeline: names and labels, both exporters, and collectors that are away."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+from otlpkit import Collector
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.jobs.purity import impure_nodes
+from headrace.jobs.transforms.handler import figures
+from headrace.jobs.watch.eyes import Eyes, NoEyes, _Look, open_eyes
+from headrace.jobs.watch.labels import node_labels
+from headrace.jobs.watch.meters import Meters
+from headrace.jobs.watch.names import BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
+from headrace.jobs.watch.observe import Observed
+from headrace.pipeline.errors import TransientError, UserError
+from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.records import Counts, EpochPlan, Phase
+from headrace.pipeline.settings import MetricsSettings, Settings
+
+FILE = """
+version: 1
+name: shop
+sources:
+  src:
+    type: hybrid
+    primary_key: id
+    bounded_sources: [{source_type: clickhouse, table_name: shop.orders}]
+    unbounded_source: {source_type: kafka, topic: orders, schema: {id: int64}}
+    offset_table: {}
+    telemetry: {labels: {team: shop}}
+transforms:
+  kept: {type: sql, sql: select id from src}
+sinks:
+  pg: {type: postgres, from: kept, table: orders, telemetry: {labels: {tier: gold}}}
+  hole: {type: blackhole, from: kept}
+"""
+
+
+def scraped(meters: Meters) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Samples by name and labels, by Prometheus' own parser."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(meters.text()[0].decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+@pytest.fixture
+def meters() -> Iterator[Meters]:
+    made = Meters(MetricsSettings(global_tags="stage:test, team:data"), "shop")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_names_are_of_one_spelling_and_counters_end_in_total() -> None:
+    assert len(BY_NAME) == len(METRICS)
+    for metric in METRICS:
+        assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total"), metric.name
+        assert (metric.kind is Kind.HISTOGRAM) <= metric.name.endswith("_milliseconds"), metric.name
+
+
+def test_labels_say_what_a_node_is_about_and_what_the_file_adds() -> None:
+    labels = node_labels(parse_pipeline(FILE, "shop.yaml").model)
+    assert labels["src"] == {
+        "id": "src",
+        "topology_node_type": "source",
+        "operator_type": "hybrid",
+        "table": "shop.orders",
+        "topic": "orders",
+        "team": "shop",
+    }
+    assert labels["kept"] == {"id": "kept", "topology_node_type": "transform", "operator_type": "sql"}
+    assert labels["pg"]["table"] == "orders"
+    assert labels["pg"]["tier"] == "gold"
+    assert all(set(NODE_LABELS) <= set(found) for found in labels.values())
+
+
+def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_docs(meters: Meters) -> None:
+    meters.add("output_rows_total", 5, {"id": "a"})
+    meters.add("output_rows_total", 7, {"id": "a"})
+    meters.set("backlog", 9)
+    meters.set("backlog", 3)
+    for milliseconds in (100, 100.5, 400, 4e6, -1):
+        meters.record("checkpoint_epoch_duration_milliseconds", milliseconds)
+    found = scraped(meters)
+    own = (("service_instance_id", "shop"), ("stage", "test"), ("team", "data"))
+    assert found["headrace_output_rows_total"] == {(("id", "a"), *own): 12.0}
+    assert found["headrace_backlog"] == {own: 3.0}
+    buckets = {dict(labels)["le"]: value for labels, value in found["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()}
+    assert [float(bound) for bound in buckets] == [*map(float, DURATIONS), float("inf")]
+    assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
+    assert found["headrace_checkpoint_epoch_duration_milliseconds_count"] == {own: 5.0}
+
+
+def test_the_prefix_and_what_is_left_out_are_settings() -> None:
+    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^backlog$, kafka_consumer.messages"), "shop")
+    made.add("output_rows_total", 1)
+    made.set("backlog", 1)
+    made.set("kafka_consumer_messages_lag", 1)
+    assert set(scraped(made)) == {"streamling_output_rows_total"}
+    made.close()
+
+
+def test_a_metric_of_another_kind_is_a_mistake(meters: Meters) -> None:
+    with pytest.raises(TypeError, match="backlog is a gauge"):
+        meters.add("backlog", 1)
+
+
+def test_a_collector_gets_all_of_it_with_the_headers_of_the_settings(collector: Collector) -> None:
+    settings = MetricsSettings.model_validate(
+        {"ingestion_endpoint": collector.url, "headers": {"x-token": "s3cret"}, "batch_interval_secs": 60}
+    )
+    made = Meters(settings, "shop", "run-1")
+    made.add("output_rows_total", 5, {"id": "a"})
+    made.record("checkpoint_epoch_duration_milliseconds", 300)
+    made.close()
+    path, request = collector.got[0]
+    assert path == "/v1/metrics"
+    assert {key.lower(): value for key, value in collector.headers[0].items()}["x-token"] == "s3cret"
+    (resource,) = request.resource_metrics
+    about = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert (about["service.name"], about["service.instance.id"], about["headrace.run_id"]) == ("headrace", "shop", "run-1")
+    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    assert set(metrics) == {"headrace_output_rows_total", "headrace_checkpoint_epoch_duration_milliseconds"}
+    (point,) = metrics["headrace_output_rows_total"].sum.data_points
+    assert (point.as_int, {one.key: one.value.string_value for one in point.attributes}) == (5, {"id": "a", "service_instance_id": "shop"})
+    (histogram,) = metrics["headrace_checkpoint_epoch_duration_milliseconds"].histogram.data_points
+    assert list(histogram.explicit_bounds) == list(map(float, DURATIONS))
+    assert "s3cret" not in str(request)
+
+
+def test_batches_go_out_while_the_run_works(collector: Collector) -> None:
+    made = Meters(MetricsSettings(ingestion_endpoint=f"{collector.url}/own/path", batch_interval_secs=0.05), "shop")
+    made.set("epoch", 4)
+    assert collector.arrived.wait(30)
+    made.close()
+    assert collector.got[0][0] == "/own/path"
+
+
+def test_a_collector_that_is_away_is_said_once_and_disturbs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    with caplog.at_level(logging.DEBUG):
+        made = Meters(MetricsSettings(ingestion_endpoint=f"http://127.0.0.1:{port}/token-in-path", batch_interval_secs=0.05), "shop")
+        made.add("output_rows_total", 5)
+        made.close()
+        assert scraped_after_close(made) is None
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == 1
+    assert said[0].startswith(f"metrics collector=127.0.0.1:{port} state=away")
+    assert "token-in-path" not in said[0]
+
+
+def scraped_after_close(meters: Meters) -> None:
+    """A scrape that comes too late gets nothing, and no error."""
+    assert isinstance(meters.text()[0], bytes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ingestion_endpoint": "https://me:s3cret@collector"}, "must not hold credentials"),
+        ({"ingestion_endpoint": "https://collector/?api_key=s3cret"}, "must not hold credentials"),
+        ({"global_tags": "team"}, "key:value"),
+        ({"global_tags": "9:value"}, "no name of a label"),
+        ({"metric_deny_list": "a,("}, "no regular expression"),
+        ({"prefix": "9"}, "pattern"),
+    ],
+)
+def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said) as raised:
+        MetricsSettings.model_validate(given)
+    assert "s3cret" not in str(raised.value)
+
+
+def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = parse_pipeline(FILE, "shop.yaml")
+    assert type(open_eyes(file, Settings(), "")) is NoEyes
+    assert type(open_eyes(file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), "")) is NoEyes
+    monkeypatch.setattr("headrace.jobs.watch.eyes.find_spec", lambda _: None)
+    assert type(open_eyes(file, Settings(), "")) is NoEyes
+    with pytest.raises(UserError, match="need the package") as raised:
+        open_eyes(file, Settings(admin_api_port=0), "")
+    assert raised.value.hint == "pip install 'headrace[telemetry]'"
+
+
+def test_a_failure_shows_until_an_epoch_is_committed() -> None:
+    eyes = Eyes(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    eyes.failed(TransientError("the broker is away", node="src"))
+    assert eyes._stand.error == {"node": "src", "message": "the broker is away", "internal": False, "retriable": True}
+    assert eyes._health()["status"] == "failing"
+    eyes.failed(RuntimeError("password=s3cret"))
+    assert eyes._stand.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
+    found = scraped(eyes._meters)
+    assert list(found["headrace_blocked"].values()) == [1.0]
+    assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
+    eyes.close()
+
+
+def test_a_look_that_fails_is_nobodys_problem(caplog: pytest.LogCaptureFixture) -> None:
+    eyes = Eyes(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    eyes.lags({"src": {"0": "no number"}})  # type: ignore[dict-item]
+    assert any("watching=lags" in record.getMessage() for record in caplog.records)
+    eyes.close()
+
+
+HANDLER = """
+version: 1
+name: asked
+sources:
+  src: {type: clickhouse, table_name: shop.orders}
+transforms:
+  ask: {type: handler, from: src, url: "http://127.0.0.1:9", primary_key: id}
+sinks:
+  hole: {type: blackhole, from: ask}
+"""
+
+
+def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "taken", lambda: {"ask": figures.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
+    eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
+    eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0, "write hole": 0.5}, None)
+    found = scraped(eyes._meters)
+    (labels,) = found["headrace_http_requests_total"]
+    assert dict(labels) == {
+        "id": "ask",
+        "topology_node_type": "transform",
+        "operator_type": "handler",
+        "outcome": "success",
+        "status_class": "2xx",
+        "service_instance_id": "asked",
+    }
+    assert found["headrace_http_requests_total"][labels] == 2.0
+    assert list(found["headrace_http_retries_total"].values()) == [1.0]
+    assert found["headrace_http_request_latency_milliseconds_count"][labels] == 2.0
+    assert list(found["headrace_output_rows_total"].values()) == [5.0]
+    eyes.close()
+
+
+def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
+    text = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace("from: ask}", "from: after}")
+    model = parse_pipeline(text, "asked.yaml").model
+    every = ("src", "ask", "after")
+
+    def kept(*staged: str) -> list[str]:
+        seen = Observed()
+        look = _Look(seen, model, (), every, impure_nodes(model), {})
+        for name in every:
+            look(name, cast("Any", name), staged=name in staged)
+        return list(seen.frames)
+
+    assert kept() == ["src"]
+    assert kept("ask") == ["src", "ask", "after"]
+
+
+def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
+    model = parse_pipeline(FILE, "shop.yaml").model
+    seen = Observed()
+    look = _Look(seen, model, ("src",), (), (), {})
+    frame = cast("Any", object())
+    assert look("src", frame) is frame
+    look.share(frame)
+    assert (seen.waiting, seen.shared) == ({}, [])
+    assert [line for line in caplog.messages if line.startswith("watching=src")]

@@ -1,0 +1,132 @@
+"""`headrace status --watch`, over a real ledger and a clock of the test's own."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.commands.watch import View, Watcher, age, plain, table
+from headrace.connectors.ledgers import open_ledger
+from headrace.pipeline.ledger import Lease, Ledger
+from headrace.pipeline.records import Counts, EpochPlan, Json, Phase
+from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    found = open_ledger(Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db"))))
+    yield found
+    found.close()
+
+
+class Lane:
+    """A lane that does as it is told."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self.ledger, self.number = ledger, 0
+        self.lease: Lease = ledger.acquire(name, "main", {"host": "box", "pid": 7, "door": "cli"}, 60.0)
+        ledger.begin(self.lease, lambda: {"src": {}})
+        ledger.set_sink(self.lease, "out", "joined", 0)
+
+    def plan(self) -> None:
+        self.number += 1
+        self.ledger.plan(self.lease, EpochPlan(self.number, Phase.LIVE, {"src": {}}, {"src": {}}, "hash", datetime.now(UTC)), {"a": 1})
+
+    def commit(self, rows: int) -> None:
+        self.plan()
+        self.ledger.commit(self.lease, self.number, {"out": Counts(rows)})
+
+    def says(self, **progress: object) -> None:
+        self.ledger.heartbeat(self.lease, 60.0, Json(progress))
+
+
+def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
+    now = [100.0]
+    lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None, lambda: now[0])
+    lane.commit(1_000_000)
+    (first,) = watcher.look()
+    assert (first.epoch, first.rate) == (1, None)
+    now[0] += 2
+    lane.commit(300)
+    lane.commit(100)
+    lane.says(phase="catching_up", backlog=12_345)
+    (view,) = watcher.look()
+    assert (view.phase, view.epoch, view.rate, view.behind, view.holder, view.error) == ("live", 3, 200.0, 12_345, "cli 7@box", "")
+    assert view.age is not None
+    now[0] += 20
+    assert watcher.look()[0].rate == 0.0
+
+
+def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
+    lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None)
+    lane.plan()
+    lane.ledger.failed(lane.lease, 1, "out", "TargetError: no such table")
+    assert watcher.look()[0].error == "out: TargetError: no such table"
+    ledger.release(lane.lease)
+    (view,) = watcher.look()
+    assert (view.phase, view.holder, view.rate, view.behind) == ("stopped", "nobody", None, None)
+    assert Watcher(ledger, "other").look() == []
+
+
+WIDE = [
+    View("flights", "catching up", 12_345, 1_234_567.4, 98_765_432, 3.2, "dagster 123456@a-host-with-a-long-name.internal"),
+    View("a_pipeline_with_a_very_long_name", "stopped", 7, None, None, None, "nobody"),
+    View("orders", "live", 99, 0.0, 0, 90_000.0, "cli 77@box", "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200),
+]
+
+
+def test_the_screen_fits_eighty_columns() -> None:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table(WIDE))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    for word in (
+        "flights",
+        "catching up",
+        "12345",
+        "1.23 M",
+        "98.8 M",
+        "3 s",
+        "dagster 123456@",
+        "stopped",
+        "orders: blocked at epoch 100",
+    ):
+        assert word in text
+    assert len(text.splitlines()) == 5
+
+
+def test_lines_for_where_there_is_no_terminal() -> None:
+    lines = plain(WIDE)
+    assert "flights: catching up, epoch 12345, 1,234,567 rows/s, 98,765,432 behind, last commit 3 s ago, dagster 123456@" in lines[0]
+    assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, nobody")
+    assert "error: blocked at epoch 100" in lines[2]
+    assert "nothing has been started yet" in plain([])[0]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")])
+def test_ages(seconds: float | None, said: str) -> None:
+    assert age(seconds) == said
+
+
+def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:
+    Lane(ledger, "shop").commit(5)
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE__", "STREAMLING"))} | {
+        "HEADRACE_HOME": str(tmp_path)
+    }
+    command = [sys.executable, "-m", "headrace", "status", "--watch", "--interval", "0.2"]
+    process = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    lines = [process.stdout.readline() for _ in range(2)]
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert all("shop: live, epoch 1" in line for line in lines)
+    assert (process.returncode, errors) == (0, "")
