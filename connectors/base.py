@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.pipeline.hidden import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 from headrace.pipeline.nodes import OffsetTable
+from headrace.pipeline.plugins.host import PluginContext
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record, SinkKey
 
 if TYPE_CHECKING:
@@ -330,3 +331,8 @@ class SinkContext:
     schema: pa.Schema
     spark: SparkSession | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plugin(self) -> PluginContext:
+        """What a plugin's sink is made of, beside the rest. Only there for a plugin's node."""
+        return self.extra["plugin"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
+from headrace.connectors.plugins.guard import guarded
 from headrace.pipeline.errors import InternalError, UserError
+from headrace.pipeline.plugins.host import PluginContext
+from headrace.pipeline.plugins.nodes import PluginNode, PluginSink, PluginSource
 from headrace.pipeline.records import Json, SinkKey
 from headrace.pipeline.settings import Settings
 
@@ -34,24 +38,40 @@ def _load(table: dict[str, str], kind: str) -> Any:
         raise UserError(msg, hint=f"pip install 'headrace[{_EXTRAS.get(kind, kind)}]'") from error
 
 
+def plugin_context(name: str, node: PluginNode, settings: Settings, ordinal: int = 0) -> PluginContext:
+    """What a node's plugin is made of."""
+    labels = node.telemetry.labels if node.telemetry else {}
+    return PluginContext(name, node.parsed, node.found, node.pipeline, settings.home, ordinal, labels)
+
+
 def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> BoundedSource:
     """A bounded source for a node of that kind. Opens nothing. `ordinal` is the source's rank in `_gs_pos`."""
+    if isinstance(node, PluginSource):
+        context = plugin_context(name, node, settings, ordinal)
+        return guarded(lambda: node.plugin.make(context), BoundedSource, node.found, name)
     return _load(_BOUNDED, node.type)(node, settings, ordinal, name)
 
 
 def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
     """An unbounded source, likewise; `name` is the node's, for consumer groups and messages."""
+    if isinstance(node, PluginSource):
+        context = plugin_context(name, node, settings, ordinal)
+        return guarded(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
     return _load(_UNBOUNDED, node.type)(name, node, settings, ordinal)
 
 
 def open_sink(context: SinkContext) -> Sink:
     """A sink for one lane. Connects when it is prepared."""
-    return sink_class(context.node)(context)
+    node = context.node
+    if not isinstance(node, PluginSink):
+        return sink_class(node)(context)
+    given = replace(context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)})
+    return guarded(lambda: node.plugin.make(given), Sink, node.found, context.key.sink)
 
 
 def sink_class(node: Any) -> type[Sink]:
     """The class behind a sink node, for its capabilities."""
-    return sink_class_of(node.type)
+    return node.plugin.make if isinstance(node, PluginSink) else sink_class_of(node.type)  # pyright: ignore[reportReturnType]
 
 
 def sink_class_of(kind: str) -> type[Sink]:
@@ -78,11 +98,15 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     if node.type == "hybrid":
         phases = [part.node() for part in node.bounded_sources]
         return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
+    if isinstance(node, PluginSource):
+        return [(unbounded_source if node.endless else bounded_source)(name, node, settings, 0).describe()]
     if node.type in _BOUNDED:
         return [bounded_source(name, node, settings, 0).describe()]
     if node.type in _UNBOUNDED:
         return [unbounded_source(name, node, settings, 0).describe()]
     import pyarrow as pa
 
+    if isinstance(node, PluginSink):
+        return [open_sink(SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))).describe()]
     key = SinkKey("", "", "main", name)
     return [sink_class(node)(SinkContext(key, node, settings, pa.schema([]))).describe()]

@@ -166,5 +166,6 @@ def _not_yet() -> str:
 | key or value | instead |
 |---|---|
 {keys}{values}
-Types of plugins ({", ".join(f"`{name}`" for name in sorted(elsewhere.PLUGINS))}, and any with a dot in its name) are not available either.
+Any other type is a [plugin's](../plugins.md): `headrace plugin list` shows which are installed. Those of Streamling's community
+({", ".join(f"`{name}`" for name in sorted(elsewhere.PLUGINS))}) are not among them.
 """

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headrace.pipeline.durations import spell_duration
+from headrace.pipeline.plugins.nodes import PluginNode
 
 HEAD = "| key | type | default | what it does |\n|---|---|---|---|\n"
 _IDLE = "So that Streamling's files run as they are. `headrace validate` tells where one of these is set."
@@ -84,6 +85,7 @@ def _words(kind: Any, metadata: list[Any]) -> str:
     options = [option for option in get_args(kind) if option is not type(None)] if get_origin(kind) in (Union, types.UnionType) else [kind]
     if len(options) == 1 and options[0] is not kind:
         return _words(options[0], metadata)
+    options = [get_args(option)[0] if get_origin(option) is Annotated and _model(get_args(option)[0]) else option for option in options]
     if all(_model(option) for option in options):
         return "node" if all(_is_node(option) for option in options) else "map, see below"
     return " or ".join(_one(option, metadata) for option in options)
@@ -137,7 +139,7 @@ def _model(kind: Any) -> bool:
 
 def _is_node(model: Any) -> bool:
     field = model.model_fields.get("type")
-    return field is not None and get_origin(field.annotation) is Literal
+    return field is not None and (get_origin(field.annotation) is Literal or issubclass(model, PluginNode))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -1,3 +1,98 @@
-"""Headrace carries data from history to live, every row exactly once."""
+"""Headrace carries data from history to live, every row exactly once.
+
+A plugin's author imports this alone; each name is loaded when it is first used. docs/plugins.md tells what they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.connectors.base import (
+        OP,
+        POS,
+        BoundedSource,
+        Delivery,
+        Frame,
+        Limits,
+        Sink,
+        SinkCapabilities,
+        SinkContext,
+        Snapshot,
+        SourceCapabilities,
+        UnboundedSource,
+        Visibility,
+    )
+    from headrace.connectors.plugins.sinks import ArrowSink, EpochSink
+    from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
+    from headrace.jobs.side_outputs import SideOutput
+    from headrace.jobs.transforms.arrow import ArrowTransform, fan_out
+    from headrace.jobs.transforms.base import RowTransform, TransformContext
+    from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TargetError, TransientError, UserError
+    from headrace.pipeline.plugins.declared import Options, Plugin
+    from headrace.pipeline.plugins.host import PluginContext
+    from headrace.pipeline.records import Counts, EpochPlan, Record
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "connectors.base": "OP POS BoundedSource Delivery Frame Limits Sink SinkCapabilities SinkContext Snapshot SourceCapabilities"
+    " UnboundedSource Visibility",
+    "connectors.plugins.sinks": "ArrowSink EpochSink",
+    "connectors.plugins.sources": "ArrowSource ArrowStream",
+    "jobs.side_outputs": "SideOutput",
+    "jobs.transforms.arrow": "ArrowTransform fan_out",
+    "jobs.transforms.base": "RowTransform TransformContext",
+    "pipeline.errors": "DataError FencedError HeadraceError TargetError TransientError UserError",
+    "pipeline.plugins.declared": "Options Plugin",
+    "pipeline.plugins.host": "PluginContext",
+    "pipeline.records": "Counts EpochPlan Record",
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "OP",
+    "POS",
+    "ArrowSink",
+    "ArrowSource",
+    "ArrowStream",
+    "ArrowTransform",
+    "BoundedSource",
+    "Counts",
+    "DataError",
+    "Delivery",
+    "EpochPlan",
+    "EpochSink",
+    "FencedError",
+    "Frame",
+    "HeadraceError",
+    "Limits",
+    "Options",
+    "Plugin",
+    "PluginContext",
+    "Record",
+    "RowTransform",
+    "SideOutput",
+    "Sink",
+    "SinkCapabilities",
+    "SinkContext",
+    "Snapshot",
+    "SourceCapabilities",
+    "TargetError",
+    "TransformContext",
+    "TransientError",
+    "UnboundedSource",
+    "UserError",
+    "Visibility",
+    "fan_out",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        msg = f"module 'headrace' has no attribute {name!r}"
+        raise AttributeError(msg)
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(f"headrace.{_HOME[name]}"), name)
+    return found

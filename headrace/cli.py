@@ -252,6 +252,17 @@ def services(ctx: typer.Context) -> None:
     services_app(args=ctx.args, prog_name="headrace services")
 
 
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def plugin(ctx: typer.Context) -> None:
+    """Plugins: write one, list those that are installed."""
+    from headrace.commands.plugin import app as plugin_app
+
+    plugin_app(args=ctx.args, prog_name="headrace plugin")
+
+
 @app.command()
 def ui(
     *,

@@ -10,6 +10,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.jobs.planner import Planner
 from headrace.jobs.routes import Route, routes
+from headrace.jobs.side_outputs import SideOutputs
 from headrace.jobs.sources import LaneSource, lane_sources
 from headrace.jobs.tables.memory import Known
 from headrace.jobs.tables.opening import EVENT, open_tables
@@ -115,6 +116,7 @@ class Assembly:
         self.settings = settings
         self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
         self.planner = Planner(file, spark, self.sources, settings)
+        self.side_outputs = SideOutputs(file.name, settings)
 
     @cached_property
     def routes(self) -> Mapping[str, Route]:
@@ -145,6 +147,7 @@ class Assembly:
     def close(self) -> None:
         """Lets go of the connections of sources and dynamic tables; sinks belong to the lane."""
         self._close_tables()
+        self.side_outputs.close()
         for source in self.sources.values():
             source.close()
 

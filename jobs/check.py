@@ -20,6 +20,7 @@ from headrace.pipeline.advice import missing_keys
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.graph import key_of
+from headrace.pipeline.plugins.nodes import PluginSink, PluginSource
 from headrace.pipeline.records import SinkKey
 from headrace.pipeline.settings import Settings
 from headrace.pipeline.telemetry import event_time_problem
@@ -48,7 +49,9 @@ class Findings:
 def needs_spark(file: PipelineFile) -> bool:
     """Whether something in a file can only be checked by Spark: transforms, filters, or what a connector has no other means for."""
     filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
-    return bool(file.model.transforms) or any(filtered) or not all(map(registry.without_spark, node_types(file)))
+    plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSource | PluginSink)]
+    lone = all(node.plugin.make.capabilities.without_spark for node in plugins)  # pyright: ignore[reportFunctionMemberAccess]
+    return bool(file.model.transforms) or any(filtered) or not lone or not all(map(registry.without_spark, node_types(file)))
 
 
 def _stream(source: Any) -> Any:

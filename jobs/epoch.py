@@ -13,6 +13,7 @@ from headrace.jobs.history import pieces_of
 from headrace.jobs.planner import Planner
 from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
+from headrace.jobs.side_outputs import SideOutputs
 from headrace.jobs.sources import LaneSource, Reading
 from headrace.jobs.staging import LaneStages, Staging
 from headrace.jobs.watch.eyes import NoEyes
@@ -37,6 +38,7 @@ class EpochWriter:
         stages: LaneStages | None = None,
         pipeline_hash: str = "",
         eyes: NoEyes | None = None,
+        side: SideOutputs | None = None,
     ) -> None:
         self._planner = planner
         self._eyes = eyes or NoEyes()
@@ -45,6 +47,7 @@ class EpochWriter:
         self._sinks = sinks
         self._stages = stages
         self._hash = pipeline_hash or planner.file.hash
+        self._side = side
         self.steps: dict[str, float] = {}
 
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
@@ -73,6 +76,8 @@ class EpochWriter:
             staging = self.staging(plan, pending, replayed=replayed)
             readings = self._readings(plan)
             self.steps["read"] = time.monotonic() - started
+            if self._side is not None:
+                self._side.see(plan, readings)
             look = self._eyes.each([name for name in pending if not self._direct(plan, name)])
             with self._planner.frames(plan, readings, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}

@@ -24,7 +24,7 @@ from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.jobs.watch.eyes import open_eyes
 from headrace.pipeline import positions
-from headrace.pipeline.errors import FencedError, HeadraceError, LaneError
+from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.log_lines import carried, said_by
@@ -94,6 +94,14 @@ class LaneRun:
         self._said: Json = {}
 
     def __enter__(self) -> Self:
+        try:
+            self._open()
+        except PluginError as error:
+            self.file.placed(error)
+            raise
+        return self
+
+    def _open(self) -> None:
         with ExitStack() as stack:
             stack.enter_context(said_by(pipeline=self.file.name, run_id=self._run_id))
             stack.callback(self._stop_spark)
@@ -124,11 +132,12 @@ class LaneRun:
             stack.callback(done.set)
             threading.Thread(target=carried(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.eyes.failed(error)
+        if isinstance(error, PluginError):
+            self.file.placed(error)
         self._stack.close()
 
     # --- what the run is made of
@@ -154,7 +163,7 @@ class LaneRun:
     def _version(self, compiled: Json) -> PipelineFile:
         stored = hash_of(compiled)
         if stored not in self._versions:
-            found = from_compiled(compiled, self.file.path)
+            found = from_compiled(compiled, self.file.path, self.file)
             self._versions[stored] = self.file if found.hash == self.file.hash else found
         return self._versions[stored]
 
@@ -254,7 +263,16 @@ class LaneRun:
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(assembly.planner, assembly.sources, sinks, routes, self._stages, hash_of(pending.compiled), self.eyes)
+        return EpochWriter(
+            assembly.planner,
+            assembly.sources,
+            sinks,
+            routes,
+            self._stages,
+            hash_of(pending.compiled),
+            eyes=self.eyes,
+            side=assembly.side_outputs,
+        )
 
     def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
         writer = self._writer(pending)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
 from headrace.jobs.functions import provide
+from headrace.jobs.plugin_functions import register_functions
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -23,7 +24,7 @@ from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
 from headrace.pipeline.dialects import double_quoted
-from headrace.pipeline.errors import PipelineFileError, SchemaError, UserError
+from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
@@ -89,7 +90,18 @@ class Planner:
         self._order = graph.in_order(file.model)
         if self._lookups:
             register(self.spark, self._lookups)
+        self._register_functions()
         self._analyse()
+
+    def _register_functions(self) -> None:
+        """Functions of plugins, by the names that the SQL calls them by."""
+        for name, node in self.file.model.transforms.items():
+            if text := getattr(node, "sql", None):
+                try:
+                    register_functions(self.spark, [text])
+                except PluginError as error:
+                    error.node, error.place = name, self.file.place_of(name, "sql")
+                    raise
 
     def _analyse(self) -> None:
         problems: list[UserError] = []
@@ -151,6 +163,7 @@ class Planner:
             except UserError as error:
                 if problems is None:
                     raise
+                self.file.placed(error)
                 problems.append(error)
                 continue
             kept = staged.get(name) if staged else None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.jobs.plugin_functions import called
 from headrace.pipeline import graph, sql
 from headrace.pipeline.nodes import PipelineModel
+from headrace.pipeline.plugins.found import load
+from headrace.pipeline.plugins.nodes import PluginTransform
 
 
 def impure_nodes(model: PipelineModel) -> dict[str, str]:
@@ -36,9 +39,15 @@ def _why(model: PipelineModel, name: str) -> str:
     tables = graph.tables(model)
     if outside := [table for table in graph.asks(model, name) if table in tables and not tables[table].in_memory]:
         return f"it asks the dynamic table `{outside[0]}`, which others may change"
-    if node.type == "sql" and (calls := sql.impure(node.sql, dialect=node.dialect)):
-        return f"`{calls[0]}` gives another value each time"
-    return ""
+    if isinstance(node, PluginTransform):
+        return "" if node.plugin.deterministic else f"the plugin `{node.type}` says that it may give other rows the next time"
+    calls = [*sql.impure(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))] if node.type == "sql" else []
+    return f"`{calls[0]}` gives another value each time" if calls else ""
+
+
+def _of_plugins(text: str) -> list[str]:
+    """Functions of plugins in a statement that say that they are not deterministic."""
+    return [f"{name}()" for name, found in called([text]).items() if not load(found).deterministic]
 
 
 def _upstream(model: PipelineModel, name: str) -> set[str]:

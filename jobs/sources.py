@@ -40,11 +40,12 @@ class LaneSource:
     def __init__(self, name: str, node: Any, settings: Settings, index: int) -> None:
         self.name = name
         self.node = node
-        phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [node] if node.type != "kafka" else []
+        endless = positions.has_stream(node)
+        phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [] if endless else [node]
         self.bounded: list[BoundedSource] = [
             registry.bounded_source(name, part, settings, index * _RANKS + rank) for rank, part in enumerate(phases)
         ]
-        stream = node.unbounded_source.node() if node.type == "hybrid" else node if node.type == "kafka" else None
+        stream = node.unbounded_source.node() if node.type == "hybrid" else node if endless else None
         self.unbounded: UnboundedSource | None = (
             registry.unbounded_source(name, stream, settings, index * _RANKS + _RANKS - 1) if stream is not None else None
         )

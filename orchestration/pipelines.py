@@ -14,7 +14,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import Delivery
 from headrace.jobs.status import stream_wanted
 from headrace.jobs.tables.opening import value_tables
-from headrace.pipeline import graph
+from headrace.pipeline import graph, positions
 from headrace.pipeline.cases import is_test_file
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
@@ -75,7 +75,7 @@ class Pipeline:
     @property
     def has_history(self) -> bool:
         """Whether something bounded comes before the stream."""
-        return any(node.type != "kafka" for node in self.file.model.sources.values())
+        return any(positions.bounded_phases(node) for node in self.file.model.sources.values())
 
     @property
     def has_stream(self) -> bool:

@@ -9,6 +9,7 @@ from headrace.pipeline import nodes
 from headrace.pipeline.errors import Place, UserError
 from headrace.pipeline.graph import key_of, upstream_sources
 from headrace.pipeline.handler import handler_words
+from headrace.pipeline.plugins.nodes import PluginSink, PluginTransform
 from headrace.pipeline.table_checks import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
@@ -27,7 +28,22 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iter
         for keys, word in handler_words(node) if node.type == "handler" else ():
             yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
     yield from table_warnings(model, place)
+    yield from _of_plugins(model, place)
     yield from missing_keys(model, place)
+
+
+def _of_plugins(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    for part in nodes.WITHOUT_EFFECT:
+        for name, node in getattr(model, part).items():
+            for label in getattr(node, "overridden", ()):
+                msg = f"the label `{label}` is set by the plugin to `{node.plugin.labels[label]}`"
+                yield UserError(msg, hint="Remove it here.", node=name, place=place(part, name, "telemetry", "labels", label))
+            if isinstance(node, PluginTransform):
+                for key in sorted({"batch_size", "batch_flush_interval"} & node.model_fields_set):
+                    yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
+            if isinstance(node, PluginSink) and node.forgetful and node.delivery is None:
+                msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
+                yield UserError(msg, hint="Say `delivery: at_least_once` if that is good.", node=name, place=place(part, name))
 
 
 def missing_keys(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
@@ -36,7 +52,7 @@ def missing_keys(model: nodes.PipelineModel, place: Callable[..., Place]) -> Ite
         appending = [
             sink
             for sink, node in model.sinks.items()
-            if node.type in _KEYED and not key_of(model, sink) and name in upstream_sources(model, sink)
+            if (node.type in _KEYED or getattr(node, "keyed", False)) and not key_of(model, sink) and name in upstream_sources(model, sink)
         ]
         if not source.primary_key and appending:
             msg = f"Can't determine primary key for source '{name}'!"

@@ -8,6 +8,7 @@ HeadraceError
 │   ├── DataError             a value that a target cannot hold
 │   ├── GuaranteeError        a guarantee that cannot be kept with this source, sink or file
 │   ├── TargetError           a target lacks rights, columns or a key
+│   ├── PluginError           a plugin is missing, failed, or broke its contract; names it
 │   ├── ServiceError          a local service or a prerequisite (Java, jars) cannot be had
 │   └── LaneError             the lane cannot go on as it stands
 │       ├── LeaseHeldError    another run holds the lane (retriable)
@@ -93,6 +94,10 @@ class TargetError(UserError):
 
 class ServiceError(UserError):
     """A local service or a prerequisite cannot be had."""
+
+
+class PluginError(UserError):
+    """A plugin is missing, failed, or broke its contract; the message names it and the package that it comes from."""
 
 
 class LaneError(UserError):

@@ -16,8 +16,11 @@ from pydantic import ValidationError
 from headrace.pipeline import nodes
 from headrace.pipeline.advice import warnings_of
 from headrace.pipeline.case_checks import check_cases
-from headrace.pipeline.errors import PipelineFileError, Place, UserError
+from headrace.pipeline.errors import PipelineFileError, Place, PluginError, UserError
 from headrace.pipeline.graph import check_model
+from headrace.pipeline.plugins.nodes import SECRETS, TAG, PluginNode
+from headrace.pipeline.plugins.options import secret_keys
+from headrace.pipeline.plugins.preprocess import Rewritten, preprocessed
 from headrace.pipeline.problems import PARTS, all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
@@ -68,6 +71,12 @@ class PipelineFile:
         first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
         return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
+    def placed(self, error: Exception) -> Exception:
+        """The same error, with the line of its node if it is a plugin's failure."""
+        if isinstance(error, PluginError) and error.place is None and error.node in self.model.nodes():
+            error.place = self.place_of(error.node)
+        return error
+
     def compiled(self) -> Json:
         """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
 
@@ -94,9 +103,24 @@ def hash_of(body: Json) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def from_compiled(body: Json, path: str = "<ledger>") -> PipelineFile:
-    """The pipeline that the ledger stored, as if read from a file."""
-    return PipelineFile(nodes.PipelineModel.model_validate(body), path, {})
+def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None = None) -> PipelineFile:
+    """The pipeline that the ledger stored, as if read from a file.
+
+    `now` is the file as it is today: secrets of plugins, which the ledger does not hold, come from there. Raises PluginError where
+    a plugin is gone, or does not take the options any more.
+    """
+    secrets: dict[str, dict[str, Any]] = {}
+    for node in now.model.nodes().values() if now else ():
+        if isinstance(node, PluginNode):
+            secrets[node.type] = {key: node.options[key] for key in secret_keys(node.plugin.options) & node.options.keys()}
+    try:
+        return PipelineFile(nodes.PipelineModel.model_validate(body, context={SECRETS: secrets}), path, {})
+    except ValidationError as error:
+        wrong = next(iter(error.errors()))
+        where = ".".join(str(part) for part in wrong["loc"][1:] if part != TAG)
+        msg = f"the pipeline of the open epoch, as the ledger stored it, cannot be read any more: {where}: {wrong['msg']}"
+        hint = "Install the version of the plugin that the epoch was planned with, and run again."
+        raise PluginError(msg, hint=hint) from None
 
 
 def load_pipeline(path: str | Path) -> PipelineFile:
@@ -104,7 +128,18 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 
     Raises PipelineFileError with every mistake that was found, each with its line and column. Opens no connection.
     """
-    return parse_pipeline(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+    text = preprocessed(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+    return parse_pipeline(text.text, str(path)) if not text.lines else _rewritten(text, str(path))
+
+
+def _rewritten(text: Rewritten, shown: str) -> PipelineFile:
+    """The pipeline of a text that preprocessors changed, with the places of the file itself."""
+    try:
+        found = parse_pipeline(text.text, shown)
+    except PipelineFileError as error:
+        raise PipelineFileError([text.problem(problem) for problem in error.problems]) from None
+    places = {path: text.place(place) for path, place in found.places.items()}
+    return replace(found, places=places, warnings=tuple(text.problem(warning) for warning in found.warnings))
 
 
 def read_text(path: str | Path, hint: str, place: Place | None = None) -> str:

@@ -113,16 +113,26 @@ def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    if model.job_mode and (endless := [name for name, node in model.sources.items() if node.type == "kafka"]):
+    if model.job_mode and (endless := [name for name, node in model.sources.items() if _endless(node)]):
         msg = f"job_mode is enabled but the following source(s) do not support it: {', '.join(endless)}"
         yield UserError(msg, hint="Use a hybrid or a bounded source, or remove job_mode.", place=place("job_mode"))
+
+
+def _endless(source: Any) -> bool:
+    """Whether a source is a stream without history."""
+    return source.type == "kafka" or getattr(source, "endless", False)
+
+
+def forgetful(sink: Any) -> bool:
+    """Whether a sink keeps no record of its epochs, so that rows may arrive there twice."""
+    return sink.type in ("print", "blackhole") or getattr(sink, "forgetful", False)
 
 
 def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     for name, sink in model.sinks.items():
         sources = [model.sources[source] for source in upstream_sources(model, name)]
         yield from _overlap(name, sink, sources, bool(key_of(model, name)), place)
-        if sink.type in ("print", "blackhole") and sink.delivery == "exactly_once":
+        if forgetful(sink) and sink.delivery == "exactly_once":
             msg, hint = f"a {sink.type} sink is at-least-once", "Remove `delivery`, or say delivery: at_least_once."
             yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
         unknown = set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
@@ -134,7 +144,7 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
 def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
     """Whether the handoff of each hybrid source can be exact at this sink (B1, B2, B5, B6 of the design review)."""
     for source in sources:
-        if source.type != "hybrid" or sink.delivery == "at_least_once" or sink.type in ("print", "blackhole"):
+        if source.type != "hybrid" or sink.delivery == "at_least_once" or forgetful(sink):
             continue
         exact = source.offset_table is not None and source.offset_table.table_name in (None, source.bounded_sources[-1].table_name)
         if exact:
@@ -152,7 +162,7 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
 
 
 def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    if model.partitions and not any(source.type != "kafka" for source in model.sources.values()):
+    if model.partitions and not any(not _endless(source) for source in model.sources.values()):
         hint = "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
         yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
     targets: dict[tuple[str, ...], str] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -18,6 +18,7 @@ from headrace.pipeline import elsewhere
 from headrace.pipeline.case_nodes import CaseNode
 from headrace.pipeline.node import FLUSH, PARALLELISM, Node
 from headrace.pipeline.options import Duration, EpochOptions, Partitions, Schedule, StreamOptions
+from headrace.pipeline.plugins.nodes import PluginNode, with_plugins
 from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.transforms import TransformNode
 
@@ -329,6 +330,16 @@ class BlackholeSink(SinkNode):
 SourceNode = Annotated[HybridSource | ClickHouseSource | IcebergSource | FileSource | KafkaSource, Field(discriminator="type")]
 AnySink = Annotated[PostgresSink | DeltaSink | IcebergSink | PrintSink | BlackholeSink, Field(discriminator="type")]
 
+if TYPE_CHECKING:
+    # Built-in nodes, which their `type` narrows. A plugin's, whose type is any text, is told by isinstance.
+    _Source = SourceNode
+    _Transform = TransformNode
+    _Sink = AnySink
+else:
+    _Source, _Transform, _Sink = (
+        with_plugins(union, part) for part, union in (("sources", SourceNode), ("transforms", TransformNode), ("sinks", AnySink))
+    )
+
 
 VERSION = 1
 """Of the file's format: what this release writes, and the only one so far."""
@@ -342,15 +353,22 @@ class PipelineModel(Strict):
         pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$",
         description="Letters, digits, `_` and `-`; the file's own name if not given. Another name is another pipeline.",
     )
-    sources: dict[str, SourceNode] = Field(description="What is read: node names and nodes. At least one.")
-    transforms: dict[str, TransformNode] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
-    sinks: Annotated[dict[str, AnySink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
+    sources: dict[str, _Source] = Field(description="What is read: node names and nodes. At least one.")
+    transforms: dict[str, _Transform] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
+    sinks: Annotated[dict[str, _Sink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
     partitions: Partitions | None = Field(default=None, description="Divides history into days or months; one piece if not given.")
     schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline by itself; only on demand if not given.")
     job_mode: bool = Field(default=False, description="Ends after history and never reads a stream.")
     epoch: EpochOptions = Field(default=EpochOptions(), description="How large epochs are and how often they come.")
     stream: StreamOptions = Field(default=StreamOptions(), description="How Dagster runs the stream.")
     tests: dict[str, CaseNode] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
+
+    @model_validator(mode="after")
+    def _plugins_know_their_pipeline(self) -> PipelineModel:
+        for node in self.nodes().values():
+            if isinstance(node, PluginNode):
+                node.belongs_to(self.name)
+        return self
 
     def nodes(self) -> dict[str, Any]:
         """All nodes by name."""

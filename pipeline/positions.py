@@ -31,12 +31,12 @@ def bounded_phases(node: Any) -> int:
     """How many bounded phases a source node has."""
     if node.type == "hybrid":
         return len(node.bounded_sources)
-    return 0 if node.type == "kafka" else 1
+    return 0 if has_stream(node) else 1
 
 
 def has_stream(node: Any) -> bool:
     """Whether a source node never ends."""
-    return node.type in ("hybrid", "kafka")
+    return node.type in ("hybrid", "kafka") or getattr(node, "endless", False)
 
 
 def windows_of(model: PipelineModel) -> list[str]:

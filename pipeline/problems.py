@@ -12,7 +12,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from headrace.pipeline import elsewhere, nodes
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import PluginError, UserError
+from headrace.pipeline.plugins import found as plugins
+from headrace.pipeline.plugins.nodes import TAG, model_of
 from headrace.pipeline.records import Json
 from headrace.pipeline.tree import Path, Tree, shorten
 
@@ -55,7 +57,7 @@ WANTED: dict[str, str] = {
 
 def all_in_words(error: ValidationError, tree: Tree, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
     """Pydantic's errors as mistakes of the file, without those that only follow from others. `model` is what the file should have been."""
-    found = [(item, _file_path(item["loc"], tree.value)) for item in error.errors()]
+    found = [(item, _file_path(item["loc"])) for item in error.errors()]
     return [
         _in_words(item, path, tree, model)
         for item, path in found
@@ -77,6 +79,9 @@ def _in_words(item: ErrorDetails, path: Path, tree: Tree, model: type[BaseModel]
             msg, hint = _unknown_type(str(path[0]), path, tree)
         case "literal_error":
             msg, hint = _unknown_value(path, item, tree)
+        case "plugin":
+            msg, hint = item["msg"], str(item.get("ctx", {}).get("hint", ""))
+            return PluginError(msg, hint=hint, node=node_of(path), place=tree.place(path))
         case "too_short":
             what = {"sinks": "a sink", "bounded_sources": "a bounded source"}.get(str(path[-1]), "an entry")
             msg, hint = f"`{dotted(path)}` is empty", f"It needs at least {what}."
@@ -147,11 +152,24 @@ def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:
     if instead := elsewhere.TYPES[part].get(name):
         return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
     if elsewhere.is_plugin(name):
-        return f"{one} type `{name}` would be a plugin's; plugins are not available yet", f"Available: {', '.join(allowed)}."
+        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(part, name, allowed)
     others = [other for other in PARTS if other != part and (name in types_of(other) or name in elsewhere.TYPES[other])]
     if others:
         return f"`{name}` is a type of {others[0]}, not of {part}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
-    return f"{one} type `{name}` is not known{meant(name, allowed)}", f"Allowed: {', '.join(allowed)}."
+    there = [found.id for found in plugins.installed()]
+    return f"{one} type `{name}` is not known{meant(name, [*allowed, *there])}", f"Allowed: {', '.join(allowed)}{_and(there)}."
+
+
+def _installed(part: str, name: str, allowed: list[str]) -> str:
+    """What to do about a plugin that is not there."""
+    there = [found.id for found in plugins.installed()]
+    close = meant(name, there).removeprefix("; ").capitalize()
+    listed = f"Installed plugins: {', '.join(there) or 'none'}."
+    return f"{close + ' ' if close else ''}Install the package that has it. {listed} Built-in {part}: {', '.join(allowed)}."
+
+
+def _and(plugin_ids: list[str]) -> str:
+    return f"; plugins: {', '.join(plugin_ids)}" if plugin_ids else ""
 
 
 def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
@@ -204,17 +222,18 @@ def _at(path: Path, plain: Any) -> Any:
     return plain
 
 
-def _file_path(loc: Path, plain: Json) -> Path:
+def _file_path(loc: Path) -> Path:
     """Pydantic's location without the node's type, which it puts behind the node's name."""
-    return (*loc[:2], *loc[3:]) if len(loc) > 2 and loc[0] in PARTS and plain[str(loc[0])][loc[1]]["type"] == loc[2] else loc
+    return (*loc[:2], *loc[3:]) if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)) else loc
 
 
 def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields of the model that holds the last key of a path, by their names in the file."""
     kind: Any = model
     if len(path) > 2 and path[0] in PARTS:
-        kind = _TAGS[str(path[0]), plain[str(path[0])][path[1]]["type"]]
-        path = path[2:]
+        part, name = str(path[0]), plain[str(path[0])][path[1]]["type"]
+        kind = _TAGS.get((part, name)) or model_of(part, name)
+        path = path[3:] if (part, name) not in _TAGS and path[2] == "options" and len(path) > 3 else path[2:]
     for part in path[:-1]:
         kind = _inner(kind, part)
     return {field.alias or name: field for name, field in (_model_in(kind) or model).model_fields.items()}

@@ -11,6 +11,10 @@ from pydantic_core import core_schema
 
 from headrace.pipeline import nodes
 from headrace.pipeline.durations import spell_duration
+from headrace.pipeline.errors import PluginError
+from headrace.pipeline.plugins.declared import Kind
+from headrace.pipeline.plugins.found import installed, load
+from headrace.pipeline.plugins.nodes import NODES, TAG, model_of
 from headrace.pipeline.records import Json
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
@@ -58,6 +62,11 @@ class _Generator(GenerateJsonSchema):
         found = super().tuple_schema(schema)
         return {"anyOf": [found, {"type": "string"}]} if found.get("items") == {"type": "string"} else found
 
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        """Nodes by their `type`; plugins, which only their own ids tell apart, are added in `file_schema`."""
+        built_in = {tag: choice for tag, choice in schema["choices"].items() if tag != TAG}
+        return super().tagged_union_schema({**schema, "choices": built_in, "discriminator": "type"})
+
     def encode_default(self, dft: Any) -> Any:
         if isinstance(dft, timedelta):
             return spell_duration(dft)
@@ -72,7 +81,33 @@ def file_schema() -> Json:
             # The models give it a default so that code can make nodes without saying it twice; a file must say it.
             definition["required"] = ["type", *definition.get("required", [])]
             definition["properties"]["type"].pop("default", None)
+    _add_plugins(found)
     found["title"] = "Headrace pipeline file"
     transforms = found["properties"]["transforms"]
     transforms["type"] = [transforms["type"], "null"]
     return cast("Json", {"$schema": DRAFT, **found})
+
+
+def _add_plugins(found: Json) -> None:
+    """The nodes of those plugins that are installed here and can be loaded, as further choices."""
+    parts = {model.KIND: part for part, model in NODES.items()}
+    for plugin in installed():
+        try:
+            part = parts.get(Kind(load(plugin).kind))
+        except PluginError:
+            continue
+        if part is None:
+            continue
+        model = model_of(part, plugin.id)
+        made = model.model_json_schema(by_alias=True, schema_generator=_Generator)
+        found["$defs"] |= made.pop("$defs", {})
+        # Options may stand under `options:` or in the environment as well, so none of them must stand here.
+        made["required"] = [key for key in made.get("required", []) if key == "from"] + ["type"]
+        made["properties"]["type"].pop("default", None)
+        made["additionalProperties"] = model.model_config.get("extra") == "allow"
+        found["$defs"][model.__name__] = made
+        nodes_of = found["properties"][part]["additionalProperties"]
+        if "oneOf" not in nodes_of:
+            nodes_of["oneOf"] = [{"$ref": nodes_of.pop("$ref")}] if "$ref" in nodes_of else []
+        nodes_of["oneOf"].append({"$ref": f"#/$defs/{model.__name__}"})
+        nodes_of.get("discriminator", {}).get("mapping", {})[plugin.id] = f"#/$defs/{model.__name__}"

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headrace.pipeline.errors import SettingsError
+from headrace.pipeline.plugins.settings import PluginSettings
 from headrace.pipeline.secrets import Secret
 from headrace.pipeline.settings_layers import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
 from headrace.pipeline.settings_layers import looked_at as _looked_at
@@ -257,6 +258,7 @@ class Settings(BaseSettings):
     live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")
     live_data_inspect: InspectSettings = InspectSettings()
     python_transforms: PythonTransforms = PythonTransforms()
+    plugin: PluginSettings = PluginSettings()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
         """The connection of one Postgres sink: its overrides over the general block."""

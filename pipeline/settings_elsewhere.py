@@ -11,7 +11,7 @@ _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often 
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
-_PLUGIN = "There are no plugins of this kind yet."
+_PLUGIN = "Plugins are Python packages that are installed beside Headrace; `headrace plugin list` shows them."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
 _METRICS = "Lag is told with every epoch; see docs/observe.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file."
@@ -42,7 +42,8 @@ IGNORED: Mapping[str, str] = {
     "backpressure_event_threshold_ms": "An epoch is read when the one before it is written: nothing waits in between.",
     "external_http_handler": _HTTP,
     "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
-    "plugin": _PLUGIN,
+    "plugin.path": _PLUGIN,
+    "plugin.channel_capacity": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
     "print_sink": "A `print` sink prints what its node in the pipeline file says.",
     "kafka_sink": _SINK,

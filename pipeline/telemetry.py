@@ -58,7 +58,7 @@ def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
     labels = node.telemetry.labels if node.telemetry else {}
     if len(labels) > MOST_LABELS:
         yield "", UserError(f"{len(labels)} labels are too many", hint=f"A node may have {MOST_LABELS}.")
-    own = (*_RESERVED, *_RESERVED_OF.get(node.type, ()))
+    own = (*_RESERVED, *_RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
     for key, value in labels.items():
         if key in own:
             yield key, UserError(f"the label `{key}` is set by Headrace itself", hint=f"Choose another name than {', '.join(own)}.")

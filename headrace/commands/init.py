@@ -85,7 +85,7 @@ def init(folder: Path, wanted: Wanted, *, ask: bool) -> None:
     """Writes a template's files to a folder. Raises UserError, and has written nothing, where one of them is there already."""
     template, name, key, servers = _answers(wanted, ask=ask and sys.stdin.isatty())
     texts = render(template, name, key, servers)
-    _write(folder, texts)
+    write_new(folder, texts, "Choose another folder: headrace init DIR. Or another name: --name NAME.")
     console = out()
     console.print(f"{folder}: {KINDS[template].about}", markup=False)
     for path in texts:
@@ -161,11 +161,12 @@ def _asked(what: str, default: str, *, ask: bool, choices: list[str] | None = No
     return default
 
 
-def _write(folder: Path, texts: Mapping[str, str]) -> None:
+def write_new(folder: Path, texts: Mapping[str, str], hint: str) -> None:
+    """Writes files by their paths in a folder. Raises UserError, with `hint`, and has written nothing, where one is there already."""
     there = [path for path in texts if (folder / path).exists() or (folder / path).is_symlink()]
     if there:
         msg = f"{', '.join(str(folder / path) for path in there)} {'is' if len(there) == 1 else 'are'} there already; nothing was written"
-        raise UserError(msg, hint="Choose another folder: headrace init DIR. Or another name: --name NAME.")
+        raise UserError(msg, hint=hint)
     written: list[Path] = []
     try:
         for path, text in texts.items():
@@ -178,7 +179,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         for target in written:
             target.unlink(missing_ok=True)
         msg = f"{error.filename or folder} cannot be written: {error.strerror}; nothing was written"
-        raise UserError(msg, hint="Choose another folder: headrace init DIR.") from None
+        raise UserError(msg, hint=hint.partition(" Or ")[0]) from None
 
 
 def _commands(readme: str) -> list[str]:

@@ -124,7 +124,7 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
     found = []
     for source in graph.upstream_sources(model, name):
         node = model.sources[source]
-        phases: Sequence[Any] = node.bounded_sources if node.type == "hybrid" else [] if node.type == "kafka" else [node]
+        phases: Sequence[Any] = node.bounded_sources if node.type == "hybrid" else [node] if positions.bounded_phases(node) else []
         found += [
             f"`{phase.table_name}` holds still until its history is written" for phase in phases if getattr(phase, "snapshot", "") == "none"
         ]

@@ -14,7 +14,23 @@ import pytest
 from headrace import cli
 from headrace.pipeline.errors import LaneError
 
-VERBS = ("init", "run", "validate", "explain", "test", "status", "tail", "audit", "replay", "adopt", "services", "ui", "doctor", "demo")
+VERBS = (
+    "init",
+    "run",
+    "validate",
+    "explain",
+    "test",
+    "status",
+    "tail",
+    "audit",
+    "replay",
+    "adopt",
+    "services",
+    "plugin",
+    "ui",
+    "doctor",
+    "demo",
+)
 GOOD = """
 version: 1
 name: tiny

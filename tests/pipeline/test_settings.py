@@ -221,7 +221,6 @@ def test_a_streamling_environment_is_taken_as_it_is(monkeypatch: pytest.MonkeyPa
     said = {record.getMessage().split(" ignored")[0] for record in caplog.records}
     assert said == {
         "setting=kafka_source.consumer_fetch_timeout_sec place=STREAMLING__KAFKA_SOURCE__CONSUMER_FETCH_TIMEOUT_SEC",
-        "setting=plugin place=STREAMLING__PLUGIN__MYSQL_SINK__PASSWORD",
         "setting=record_batch_size place=STREAMLING__RECORD_BATCH_SIZE",
     }
     assert "hidden-word" not in caplog.text

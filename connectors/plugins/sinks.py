@@ -1,0 +1,177 @@
+"""Bases of sinks that plugins write on: the rows of an epoch as Arrow, in order, on the driver."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from headrace.connectors.base import OP, POS, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.plugins.workers import broken
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, LaneError
+from headrace.pipeline.plugins.host import PluginContext
+from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+
+BATCH_ROWS = 10_000
+
+
+class _DriverSink(Sink):
+    """What both bases share."""
+
+    def __init__(self, context: SinkContext) -> None:
+        """Keeps the context; opens nothing."""
+        super().__init__(context)
+        self.context: PluginContext = context.plugin
+        self.options: Any = self.context.options
+        self.key: tuple[str, ...] = tuple(context.extra.get("key", ()))
+
+
+class ArrowSink(_DriverSink):
+    """A sink that takes batches: at least once. After a crash the rows of the epoch that was open come again, with the same number."""
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, without_spark=True
+    )
+
+    @abstractmethod
+    def send(self, batch: pa.RecordBatch, epoch: int) -> None:
+        """Takes rows of an epoch, in order: the payload, and `_gs_op`. When it returns, they are where they belong."""
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Proves the connection; nothing to prove if not overridden."""
+
+    def record(self) -> Record | None:
+        """None is kept."""
+        return None
+
+    def join(self, record: Record) -> Record:
+        """Nothing is kept of it."""
+        return replace(record, baseline=None)
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """Sends the epoch's rows in order, also if they were sent before."""
+        table = in_order(frame)
+        for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+            self.send(batch, plan.number)
+        return Counts(table.num_rows, None, None, None)
+
+
+class EpochSink(_DriverSink):
+    """A sink that swaps a note together with the rows: exactly once.
+
+    The target keeps one small JSON note per sink. `swap` replaces it and writes the rows in one atomic act, if the note is still the
+    one that is expected. All else follows from that: generations, epochs, crashes between any two steps.
+    """
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.EXACTLY_ONCE,
+        upsert=True,
+        delete=True,
+        visibility=Visibility.EPOCH,
+        creates_target=True,
+        fences=True,
+        without_spark=True,
+    )
+
+    @abstractmethod
+    def load(self) -> Json | None:
+        """The note that the target holds under `self.note_key`, None if it holds none. Asked from the outside system itself."""
+
+    @abstractmethod
+    def swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> bool:
+        """Writes rows and note in one atomic act, if the target's note is `expected`; else does nothing, and returns False.
+
+        `rows` are payload and `_gs_op`, in order. With a key there is one row for each: upsert i and u, delete d. Without one all are
+        to be appended. None: only the note changes.
+        """
+
+    def rows_now(self) -> int | None:
+        """The number of rows in the target, None where that is not known: what checks hold the counts against."""
+        return None
+
+    @property
+    def note_key(self) -> str:
+        """Under which name the note is kept: one of this pipeline, lane and sink alone."""
+        return self._context.key.text
+
+    def prepare(self, schema: pa.Schema, generation: int) -> None:
+        """Fences older generations by a note of the new one."""
+        del schema
+        held = self.load()
+        self._refuse_newer(held, generation)
+        self._generation = generation
+        if held is None or held["generation"] < generation:
+            self._swap(held, {"generation": generation, "record": held and held["record"]}, None)
+
+    def record(self) -> Record | None:
+        """See `Sink.record`."""
+        held = self.load()
+        return Record.from_json(held["record"]) if held and held["record"] else None
+
+    def join(self, record: Record) -> Record:
+        """See `Sink.join`."""
+        held = self.load()
+        self._refuse_newer(held, record.generation)
+        joined = replace(record, baseline=self.rows_now())
+        self._swap(held, {"generation": record.generation, "record": joined.to_json()}, None)
+        return joined
+
+    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+        """See `Sink.write`."""
+        held = self.load()
+        self._refuse_newer(held, self._generation)
+        record = Record.from_json(held["record"]) if held and held["record"] else None
+        if record is None or record.epoch not in (plan.number, plan.number - 1):
+            msg = f"the target holds epoch {record.epoch if record else None}, and epoch {plan.number} does not follow"
+            raise LaneError(msg, hint="See `headrace status`; `headrace replay` writes epochs again.")
+        if record.epoch == plan.number:
+            return record.counts
+        rows = changes(frame)
+        counts = Counts(rows.num_rows, None, None, None)
+        self._swap(held, {"generation": self._generation, "record": record.next(plan, self._generation, counts).to_json()}, rows)
+        return counts
+
+    def _refuse_newer(self, held: Json | None, generation: int) -> None:
+        if held is not None and held["generation"] > generation:
+            msg = f"the target belongs to generation {held['generation']}, and this run is generation {generation}"
+            raise FencedError(msg)
+
+    def _swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> None:
+        swapped = self.swap(expected, note, rows)
+        if not isinstance(swapped, bool):
+            what = f"`swap` returned {type(swapped).__name__}, and not True or False"
+            raise broken(self.context.found, what, self.context.name)
+        if not swapped:
+            self._refuse_newer(self.load(), note["generation"])
+            msg = "the target's note was changed meanwhile by somebody else"
+            raise FencedError(msg)
+
+
+def in_order(frame: Frame) -> pa.Table:
+    """The epoch's rows in the order of their positions, as payload and `_gs_op`."""
+    table = frame.rows.toArrow()
+    place = table.column(POS).combine_chunks()
+    names = [field.name for field in place.type]
+    numbers = [*(place.field(name) for name in names), pa.array(range(table.num_rows), pa.int64())]
+    order = pa.table(numbers, names=[*names, "at"]).sort_by([(name, "ascending") for name in names]).column("at")
+    return table.drop_columns([POS]).take(order)
+
+
+def changes(frame: Frame) -> pa.Table:
+    """The rows in order; with a key the last of each alone. Raises DataError for a null in the key, GuaranteeError for a delete without one."""
+    table = in_order(frame)
+    if not frame.key:
+        if "d" in table.column(OP).unique().to_pylist():
+            msg = "a delete arrived, and a target without a key cannot apply it"
+            raise GuaranteeError(msg, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+        return table
+    for column in frame.key:
+        if table.column(column).null_count:
+            msg = f"key column '{column}' is null in a row"
+            raise DataError(msg, hint="Filter such rows out in a transform, or choose another `primary_key`.")
+    at = "_headrace_at"
+    numbered = table.select(list(frame.key)).append_column(at, pa.array(range(table.num_rows), pa.int64()))
+    last = numbered.group_by(list(frame.key)).aggregate([(at, "max")]).column(f"{at}_max")
+    return table.take(last.combine_chunks().sort())

@@ -1,0 +1,215 @@
+"""Bases of sources that plugins write on: Arrow batches of a piece, read by Spark's tasks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SourceCapabilities, UnboundedSource, Window
+from headrace.connectors.plugins.workers import Shipped, broken
+from headrace.connectors.scope import EVERYTHING, inside, position, quoted, scope_of
+from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline import positions
+from headrace.pipeline.plugins.host import PluginContext
+from headrace.pipeline.records import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+GUESSED_ROWS = 10_000
+"""Rows of a piece that does not say how many it has."""
+_PART, _OFF = "_headrace_part", "_headrace_off"
+
+
+class ArrowSource(BoundedSource):
+    """A source that ends, in pieces: JSON maps, each read by one task as Arrow batches.
+
+    `batches` runs in Spark's workers: the object must be picklable. A piece must give the same rows in the same order whenever it is
+    read; where the system cannot promise that, say `SourceCapabilities(bounded=True, pinned=False)`, which is the default.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, without_spark=True)
+
+    def __init__(self, context: PluginContext) -> None:
+        """Keeps the context; opens nothing."""
+        self.context = context
+        self.options = context.options
+
+    @abstractmethod
+    def columns(self) -> pa.Schema:
+        """The payload's columns."""
+
+    @abstractmethod
+    def pieces(self) -> Sequence[Json]:
+        """What there is to read, in a stable order. `rows` in a piece says about how many rows it has. Asked once, at the first start."""
+
+    @abstractmethod
+    def batches(self, piece: Json) -> Iterator[pa.RecordBatch]:
+        """The rows of a piece. With a column `_gs_op` rows are inserts (i), updates (u) and deletes (d), else all are inserts."""
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """See `BoundedSource.schema`."""
+        del spark
+        return self.columns()
+
+    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+        """The pieces of now. They go to the ledger, so that they are asked for once."""
+        del spark, token
+        pieces = list(self.pieces())
+        if not all(isinstance(piece, dict) for piece in pieces):
+            raise broken(self.context.found, "`pieces` gave something that is no map", self.context.name)
+        return Snapshot({"pinned": self.capabilities.pinned, "pieces": pieces}, pinned=self.capabilities.pinned)
+
+    def look(self, spark: SparkSession) -> Snapshot:
+        """The same: to pin makes nothing."""
+        return self.pin(spark, "")
+
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+        """A split per piece."""
+        del spark
+        return [
+            {"id": f"{'' if window is None else window.key + '/'}{at:05d}", "at": at, "rows": piece.get("rows", GUESSED_ROWS)}
+            | {"scope": scope_of(window, cut)}
+            for at, piece in enumerate(snapshot.handle["pieces"])
+        ]
+
+    def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
+        """The rows, each with its piece's place and its number there as the position."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        pieces = snapshot.handle["pieces"]
+        tasks = [(split["at"], 0, _OF_PIECE, {"piece": pieces[split["at"]]}) for split in splits]
+        scope = splits[0]["scope"] if splits else EVERYTHING
+        schema = self.columns()
+        frame = _read(spark, Shipped(self, self.context.found, self.context.name), schema, tasks)
+        frame = inside(frame, scope, self.context.name, self.context.name)
+        place = position(self.context.ordinal, scope, F.col(_PART), F.col(_OFF))
+        return frame.select(*map(quoted, columns or schema.names), OP, place.alias(POS))
+
+
+class ArrowStream(UnboundedSource):
+    """A source that never ends: partitions named by whole numbers, each a log with an offset per row.
+
+    The offsets [start, end) of a partition must give the same rows, at most one per offset, whenever they are read. `batches` runs in
+    Spark's workers: the object must be picklable.
+    """
+
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False)
+
+    def __init__(self, context: PluginContext) -> None:
+        """Keeps the context; opens nothing."""
+        self.context = context
+        self.options = context.options
+
+    @abstractmethod
+    def columns(self) -> pa.Schema:
+        """The payload's columns."""
+
+    @abstractmethod
+    def ends(self) -> Mapping[str, int]:
+        """Per partition the offset behind the last row that there is now."""
+
+    @abstractmethod
+    def batches(self, partition: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """The rows of [start, end) in their order. With a column `_gs_op` they are inserts, updates and deletes, else all inserts."""
+
+    def starts(self) -> Mapping[str, int]:
+        """Per partition the offset of the first row that is still there; 0 where it is not named. A stream without history begins there."""
+        return {}
+
+    def schema(self) -> pa.Schema:
+        """See `UnboundedSource.schema`."""
+        return self.columns()
+
+    def initial(self) -> Json:
+        """The first rows that there are."""
+        return self.earliest()
+
+    def earliest(self) -> Json:
+        """See `UnboundedSource.earliest`."""
+        starts = self.starts()
+        return {"offsets": {part: starts.get(part, 0) for part in self._ends()}}
+
+    def end(self) -> Json:
+        """See `UnboundedSource.end`."""
+        return {"offsets": self._ends()}
+
+    def _ends(self) -> dict[str, int]:
+        found = dict(self.ends())
+        if wrong := [part for part in found if not (isinstance(part, str) and part.isascii() and part.isdigit())]:
+            what = f"`ends` named the partition {wrong[0]!r}"
+            raise broken(self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".')
+        return found
+
+    def latest(self, after: Json, limits: Limits) -> Json:
+        """As far as `limits` let it; partitions share them."""
+        offsets, ends = positions.offsets(after), self._ends()
+        waiting = {part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)}
+        share = max(1, limits.rows // max(1, len(waiting)))
+        found = {part: offsets.get(part, 0) + min(rows, share, limits.per_partition or rows) for part, rows in waiting.items()}
+        return {"offsets": {**offsets, **found}}
+
+    def backlog(self, at: Json) -> int | None:
+        """See `UnboundedSource.backlog`."""
+        return positions.distance(at, self.end())
+
+    def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
+        """The rows, each with its partition and offset as the position; rows fewer than offsets have the first of them."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        first, last = positions.offsets(start), positions.offsets(end)
+        ranges = [(part, first.get(part, 0), to) for part, to in sorted(last.items()) if to > first.get(part, 0)]
+        tasks = [(int(part), begin, _OF_RANGE, {"partition": part, "start": begin, "end": to}) for part, begin, to in ranges]
+        frame = _read(spark, Shipped(self, self.context.found, self.context.name), self.columns(), tasks)
+        place = position(self.context.ordinal, EVERYTHING, F.col(_PART), F.col(_OFF))
+        return frame.select(*map(quoted, self.columns().names), OP, place.alias(POS))
+
+
+_OF_PIECE, _OF_RANGE = "piece", "range"
+_Task = tuple[int, int, str, Json]
+"""`_gs_pos.part`, the first `off`, what `batches` is asked for, and with which arguments."""
+
+
+def _read(spark: SparkSession, shipped: Shipped, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:
+    """The payload with `_gs_op`, part and offset of every row."""
+    hidden = pa.schema([pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())])
+    wanted = spark_schema(pa.schema([*schema, *hidden]))
+    return spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_work(shipped, schema, tuple(tasks)), wanted)
+
+
+def _work(shipped: Shipped, schema: pa.Schema, tasks: Sequence[_Task]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        worker: Any = shipped.open()
+        for batch in places:
+            for at in batch.column(0).to_pylist():
+                part, first, kind, asked = tasks[at]
+                seen = 0
+                for made in shipped.guarded("`batches`", lambda asked=asked: worker.batches(**asked)):
+                    yield _placed(shipped, made, schema, part, first + seen)
+                    seen += made.num_rows
+                    if kind == _OF_RANGE and seen > asked["end"] - asked["start"]:
+                        what = f"`batches` gave more than {asked['end'] - asked['start']} rows for the offsets"
+                        shipped.refuse(f"{what} {asked['start']} to {asked['end']} of partition {part}", "At most one row has an offset.")
+
+    return run
+
+
+def _placed(shipped: Shipped, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int) -> pa.RecordBatch:
+    """A batch in the announced columns, with operation and place."""
+    rows = batch.num_rows
+    if OP in batch.schema.names:
+        operations = batch.column(OP)
+        if operations.type != pa.string() or set(operations.unique().to_pylist()) - {"i", "u", "d"}:
+            shipped.refuse("`batches` gave an operation other than i, u and d in `_gs_op`")
+        batch = batch.drop_columns([OP])
+    else:
+        operations = pa.array(["i"] * rows, pa.string())
+    payload = shipped.fitted("`batches`", batch, schema)
+    places = [pa.array([part] * rows, pa.int32()), pa.array(range(first, first + rows), pa.int64())]
+    return pa.RecordBatch.from_arrays(
+        [*payload.columns, operations, *places],
+        schema=pa.schema([*schema, pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())]),
+    )

@@ -1,0 +1,65 @@
+"""Rows in a table of an SQLite file, exactly once: rows and the epoch's note are one transaction."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pydantic import Field
+
+from headrace import OP, EpochSink, Options, Plugin
+
+
+class TableOptions(Options):
+    """What a node may say."""
+
+    path: str = Field(description="The SQLite file; made if it is missing.")
+    table: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$$", description="The table; made if it is missing.")
+
+
+class Table(EpochSink):
+    """`swap` is the atomic act: it compares the note, and writes note and rows, in one transaction."""
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.options.path, isolation_level=None, timeout=30)
+        connection.execute("CREATE TABLE IF NOT EXISTS headrace_notes (key TEXT PRIMARY KEY, note TEXT NOT NULL)")
+        return connection
+
+    def _note(self, connection: sqlite3.Connection) -> dict[str, Any] | None:
+        found = connection.execute("SELECT note FROM headrace_notes WHERE key = ?", [self.note_key]).fetchone()
+        return json.loads(found[0]) if found else None
+
+    def load(self) -> dict[str, Any] | None:
+        """The note that the file holds."""
+        with closing(self._connect()) as connection:
+            return self._note(connection)
+
+    def swap(self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None) -> bool:
+        """Note and rows, if the note is still the expected one."""
+        with closing(self._connect()) as connection, connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if self._note(connection) != expected:
+                return False
+            connection.execute("INSERT OR REPLACE INTO headrace_notes VALUES (?, ?)", [self.note_key, json.dumps(note)])
+            if rows is not None:
+                self._write(connection, rows)
+            return True
+
+    def _write(self, connection: sqlite3.Connection, rows: pa.Table) -> None:
+        names = [name for name in rows.column_names if name != OP]
+        quoted = {name: '"' + name.replace('"', '""') + '"' for name in names}
+        key = f", PRIMARY KEY ({', '.join(quoted[name] for name in self.key)})" if self.key else ""
+        connection.execute(f'CREATE TABLE IF NOT EXISTS "{self.options.table}" ({", ".join(quoted.values())}{key})')
+        match = " AND ".join(f"{quoted[name]} = ?" for name in self.key)
+        for row in rows.to_pylist():
+            if row.pop(OP) == "d":
+                connection.execute(f'DELETE FROM "{self.options.table}" WHERE {match}', [row[name] for name in self.key])
+            else:
+                places = ", ".join("?" for _ in names)
+                connection.execute(f'INSERT OR REPLACE INTO "{self.options.table}" VALUES ({places})', [row[name] for name in names])
+
+
+plugin = Plugin("$id", "sink", Table, TableOptions)

@@ -1,0 +1,70 @@
+"""Side outputs: plugins that see the rows of every source, epoch by epoch, beside the pipeline's own sinks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors.plugins.guard import guarded
+from headrace.jobs.sources import Reading
+from headrace.pipeline.plugins.declared import Kind
+from headrace.pipeline.plugins.found import of_kind
+from headrace.pipeline.plugins.host import PluginContext
+from headrace.pipeline.plugins.preprocess import options_of
+from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class SideOutput(ABC):
+    """One instance per source. At least once: an epoch that is done again, after a crash or by a replay, comes again with its number."""
+
+    def __init__(self, context: PluginContext) -> None:
+        """Keeps the context, whose name is the source's; opens nothing."""
+        self.context = context
+        self.options = context.options
+
+    @abstractmethod
+    def epoch(self, plan: EpochPlan, rows: DataFrame) -> None:
+        """Sees the rows that an epoch reads of the source, payload and hidden columns, before any transform and any sink does.
+
+        It must be done when it returns, and give the same for the same `plan.number`. An error keeps the epoch from being written.
+        """
+
+    def close(self) -> None:  # noqa: B027  nothing to do if not overridden
+        """Lets go of what was opened."""
+
+
+class SideOutputs:
+    """Those of one pipeline. They are made when the first epoch comes; every source is read once more for them."""
+
+    def __init__(self, pipeline: str, settings: Settings) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._made: dict[str, list[SideOutput]] = {}
+
+    def see(self, plan: EpochPlan, readings: Mapping[str, Reading]) -> None:
+        """Shows an epoch to them, before anything is written."""
+        if not self._settings.plugin.side_output_ids:
+            return
+        for source, reading in readings.items():
+            if source not in self._made:
+                self._made[source] = [self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids]
+            for output in self._made[source]:
+                output.epoch(plan, reading.frame)
+
+    def _open(self, plugin_id: str, source: str) -> SideOutput:
+        found, plugin = of_kind(plugin_id, Kind.SIDE_OUTPUT)
+        options = options_of(found, plugin, self._settings.plugin.side_output_options, "side_output_options")
+        context = PluginContext(source, options, found, self._pipeline, self._settings.home, labels=plugin.labels)
+        checks = {"epoch": lambda _: "", "close": lambda _: ""}
+        return guarded(lambda: plugin.make(context), SideOutput, found, source, checks)
+
+    def close(self) -> None:
+        """Closes them."""
+        for output in [output for outputs in self._made.values() for output in outputs]:
+            output.close()
+        self._made.clear()

@@ -1,0 +1,114 @@
+"""Options of a plugin: gathered from a node and from the environment, checked by the plugin's own model, told where they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast, get_args
+
+from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from headrace.pipeline.plugins.declared import variable_name
+from headrace.pipeline.plugins.settings import PREFIXES
+from headrace.pipeline.secrets import Reference, hidden
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(slots=True)
+class Given:
+    """Options as they were given. `at` says where in the node each key stands, `variables` which come from the environment."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    at: dict[str, Loc] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def gather(plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]) -> Given:
+    """Flat keys win over those under `options:`, environment variables over both. What is empty and required is not given."""
+    found = Given({**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}})
+    fields = fields_of(model)
+    for key, (name, text) in _variables(plugin_id).items():
+        found.values[key] = _parsed(text, fields.get(key))
+        found.variables[key] = name
+    for key in [key for key, value in found.values.items() if value in (None, "") and key in fields and fields[key].is_required()]:
+        del found.values[key]
+    return found
+
+
+def _variables(plugin_id: str) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for prefix in reversed(PREFIXES):
+        start = f"{prefix}{variable_name(plugin_id)}__"
+        found |= {name[len(start) :].lower(): (name, text) for name, text in os.environ.items() if name.upper().startswith(start)}
+    return found
+
+
+def _parsed(text: str, about: FieldInfo | None) -> Any:
+    """A variable's text; JSON where the option is no text and the variable looks like a list or a map."""
+    if about is None or about.annotation in (str, SecretStr) or not text.lstrip().startswith(("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a model by the names that a file gives them."""
+    return {info.alias or name: info for name, info in model.model_fields.items()}
+
+
+def secret_keys(model: type[BaseModel]) -> frozenset[str]:
+    """The options that hold a secret, or something that does. They are never stored or shown."""
+    return frozenset(key for key, info in fields_of(model).items() if _is_secret(info.annotation))
+
+
+def _is_secret(kind: Any) -> bool:
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return bool(secret_keys(kind))
+    return kind in (SecretStr, SecretBytes) or any(_is_secret(part) for part in get_args(kind))
+
+
+def check(model: type[BaseModel], given: Given) -> tuple[BaseModel | None, list[InitErrorDetails]]:
+    """The options as the plugin's model, or what is wrong with them, at their places in the node. Secrets may be references."""
+    values, lines = dict(given.values), []
+    for key, info in fields_of(model).items():
+        if info.annotation in (SecretStr, SecretStr | None) and key in values:
+            found = hidden(values[key])
+            try:
+                values[key] = found.secret() if isinstance(found, Reference) else found
+            except ValueError as error:
+                loc = ("type",) if key in given.variables else given.at.get(key, (key,))
+                lines.append(relocated("value_error", f"Value error, {error}", loc, None, None))
+    if lines:
+        return None, lines
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        return None, list(_placed(error, given, secret_keys(model)))
+
+
+def _placed(error: ValidationError, given: Given, secrets: frozenset[str]) -> Iterator[InitErrorDetails]:
+    for item in error.errors():
+        key = str(item["loc"][0]) if item["loc"] else ""
+        kind, said = item["type"], item["msg"]
+        if key in secrets and kind != "missing":
+            kind, said = "value_error", "this secret cannot be taken" if kind in ("value_error", "assertion_error") else said
+        if name := given.variables.get(key):
+            kind, said = "plugin", f"the variable {name} is wrong: {said.removeprefix('Value error, ')}"
+            loc: Loc = ("type",)
+        else:
+            loc = (*given.at.get(key, (key,) if key else ()), *item["loc"][1:])
+        yield relocated(kind, said, loc, item.get("input"), item.get("ctx"))
+
+
+def relocated(kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None) -> InitErrorDetails:
+    """One of pydantic's errors at another place."""
+    told = {key: str(one) for key, one in (context or {}).items()}
+    custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), told or None)
+    return InitErrorDetails(type=custom, loc=loc, input=value)
