@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.pipeline.hidden import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 from headrace.pipeline.nodes import OffsetTable
 from headrace.pipeline.plugins.host import PluginContext
 from headrace.pipeline.records import Counts, EpochPlan, Json, Record, SinkKey
@@ -24,13 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-OP = "_gs_op"
-POS = "_gs_pos"
-POS_TYPE = "struct<source: int, part: int, off: bigint, sub: bigint>"
-HIDDEN = (OP, POS)
-FAN_OUT = 1 << 20
-"""A transform that makes several rows of one numbers them from 0: `sub` becomes `sub * FAN_OUT + number`. Three such transforms fit
-behind each other; more rows of one row, or an overflow of `sub`, are an error."""
+__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE")
 
 
 class Delivery(StrEnum):

@@ -87,7 +87,7 @@ class EpochWriter:
         except HeadraceError:
             raise
         except Exception as error:
-            raise as_headrace_error(error) from error
+            raise as_headrace_error(error, texts=self._planner.texts) from error
 
     def _readings(self, plan: EpochPlan) -> dict[str, Reading]:
         spark = self._planner.spark
@@ -137,7 +137,7 @@ class EpochWriter:
             error.node = error.node or name
             raise
         except Exception as error:
-            raise as_headrace_error(error, node=name) from error
+            raise as_headrace_error(error, node=name, texts=self._planner.texts) from error
         finally:
             self.steps[f"write {name}"] = time.monotonic() - started
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
 
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
+_PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
+"""Where in a statement a row could not be computed, as Spark quotes it."""
 _LOST = (
     "ConnectException",
     "Connection refused",
@@ -20,11 +23,12 @@ _LOST = (
 )
 
 
-def as_headrace_error(error: BaseException, node: str = "") -> HeadraceError:
+def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, str] | None = None) -> HeadraceError:
     """The error that a user should see for a failure inside Spark.
 
     Errors that Headrace raised in a worker or in an expression keep their class and text; wrong data that Spark itself
-    noticed (a cast, an overflow, a division) is the user's; a lost worker or connection is worth another try.
+    noticed (a cast, an overflow, a division) is the user's; a lost worker or connection is worth another try. `texts` are the
+    statements of transforms (`Planner.texts`): an error in one of them names it, and the part of it that failed.
     """
     if isinstance(error, HeadraceError):
         return error
@@ -38,9 +42,13 @@ def as_headrace_error(error: BaseException, node: str = "") -> HeadraceError:
         kind = getattr(errors, found[1], UserError)
         return kind(found[3].strip(), node=found[2] or node)
     condition = getattr(error, "getCondition", lambda: None)()
-    if condition and _is_data(condition):
+    place = _PLACE.search(text)
+    if condition and (place or _is_data(condition)):
         said = getattr(error, "getMessage", lambda: text)() or text
-        return DataError(re.sub(r"^\[[A-Z_.0-9]+\] ", "", said.split("\n")[0]).strip(), node=node)
+        found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", said.split("\n")[0]).strip()
+        part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
+        by = next((name for name, one in (texts or {}).items() if place and one.startswith(part, int(place["at"]) - 1)), node)
+        return DataError(found, hint=f"In {part}" if part else "", node=by)
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError") or any(word in text for word in _LOST):
         return TransientError(text.split("\n", maxsplit=1)[0][:500], node=node)
     return InternalError(f"{type(error).__name__}: {text.split(chr(10), maxsplit=1)[0][:500]}", node=node)
@@ -52,7 +60,15 @@ def _is_data(condition: str) -> bool:
         (
             "CAST_",
             "ARITHMETIC_",
+            "CONVERSION_",
             "DIVIDE_BY_ZERO",
+            "DUPLICATED_MAP_KEY",
+            "INVALID_FORMAT",
+            "INVALID_INDEX_OF_ZERO",
+            "INVALID_PARAMETER_VALUE",
+            "INVALID_URL",
+            "NULL_MAP_KEY",
+            "REMAINDER_BY_ZERO",
             "NUMERIC_",
             "INVALID_ARRAY_INDEX",
             "MALFORMED_RECORD",

@@ -23,14 +23,19 @@ from headrace.jobs.tables.base import Empty, Lookup, Table, check_arguments, dis
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline import graph, sql
+from headrace.pipeline.dialects import double_quoted
 from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
+from headrace.pipeline.typed_sql import needs_types, spark_type, typed
+from headrace.pipeline.wide import WideInteger
+from headrace.pipeline.wide_sql import type_of_wide
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
 
     from headrace.jobs.watch.eyes import Each
 
@@ -69,7 +74,10 @@ class Planner:
         self.file = file
         self.pipeline = ""
         self._settings = settings
+        self.texts: dict[str, str] = {}
+        """What Spark was asked last for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
+        self._statements: dict[str, tuple[exp.Query, dict[str, WideInteger]]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -174,6 +182,30 @@ class Planner:
             self._transforms[name] = self._opened(name, node, _payload(found[upstream]))
         return self._transforms[name].rows(found[upstream], plan)
 
+    def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
+        """What a sql node says in Spark's words, by the types of what it reads; found out once."""
+        if name not in self._statements:
+            frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
+            self._misread(name, node, frames)
+            query = node.query(name)
+            wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
+            kinds: dict[str, WideInteger] = {}
+            if needs_types(query, any(wide.values())):
+                kinds = typed(query, {upstream: _types(frame, wide[upstream]) for upstream, frame in frames.items()}, node=name)
+            self._statements[name] = query, kinds
+        return self._statements[name][0]
+
+    def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
+        """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
+        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
+        for upstream, frame in frames.items() if quoted else ():
+            names = {column.lower(): column for column in frame.columns}
+            if text := next((text for text in quoted if text.lower() in names), None):
+                msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
+                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
+                hint += f" for the text write '{text}'."
+                raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
+
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
         """Puts what an epoch brings into a dynamic table, and what is in it then before the SQL that asks it. Without a plan: checks."""
         if self.file.model.transforms[name].inputs(name) and (plan is None or self.tables[name].wants(plan)):
@@ -192,9 +224,14 @@ class Planner:
     def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
         """What a node's SQL gives, with the hidden columns."""
         node: Any = self.file.model.transforms[name]
-        text = sql.with_hidden(node.sql, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+        try:
+            query = self._statement(name, node, views)
+            text = sql.with_hidden(query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name, "sql")
+            raise
         provide(self.spark, text, name)
-        frame = self._sql(name, text, [self.spark.table(views[upstream]) for upstream in node.inputs(name)])
+        frame = self._sql(name, text)
         if plan is None and graph.asks(self.file.model, name):
             try:
                 check_arguments(frame, name)
@@ -221,10 +258,11 @@ class Planner:
             error.place = error.place or self.file.place_of(name)
             raise
 
-    def _sql(self, name: str, text: str, inputs: Sequence[DataFrame]) -> DataFrame:
+    def _sql(self, name: str, text: str) -> DataFrame:
         from pyspark.errors import AnalysisException, ParseException
 
         node: Any = self.file.model.transforms[name]
+        self.texts[name] = text
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
@@ -234,7 +272,7 @@ class Planner:
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        kinds = sql.wide_outputs(node.sql, wide_columns(inputs), node=name)
+        kinds = self._statements[name][1]
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
@@ -301,10 +339,10 @@ class Planner:
         if name in self.file.model.sinks:
             return self._estimate(self.file.model.sinks[name].from_, readings, staged)
         total = 0
-        node = self.file.model.transforms[name]
-        if node.type != "sql":
+        node: Any = self.file.model.transforms[name]
+        if node.type != "sql" or sql.multiplies(node.sql, node=name, dialect=node.dialect):
             return None
-        for upstream, times in sql.table_uses(node.sql, node=name).items():
+        for upstream, times in sql.table_uses(node.sql, node=name, dialect=node.dialect).items():
             rows = self._estimate(upstream, readings, staged)
             if rows is None:
                 return None
@@ -319,6 +357,14 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
         msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
         yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
+
+
+def _types(frame: DataFrame, wide: Mapping[str, WideInteger]) -> dict[str, exp.DataType]:
+    """The columns of a frame as `pipeline.typed_sql` takes them."""
+    return {
+        field.name: type_of_wide(wide[field.name.lower()]) if field.name.lower() in wide else spark_type(field.dataType.simpleString())
+        for field in frame.schema.fields
+    }
 
 
 def _payload(frame: DataFrame) -> pa.Schema:

@@ -41,7 +41,7 @@ def _why(model: PipelineModel, name: str) -> str:
         return f"it asks the dynamic table `{outside[0]}`, which others may change"
     if isinstance(node, PluginTransform):
         return "" if node.plugin.deterministic else f"the plugin `{node.type}` says that it may give other rows the next time"
-    calls = [*sql.impure(node.sql), *_of_plugins(node.sql)] if node.type == "sql" else []
+    calls = [*sql.impure(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))] if node.type == "sql" else []
     return f"`{calls[0]}` gives another value each time" if calls else ""
 
 

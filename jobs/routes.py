@@ -101,7 +101,7 @@ def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, 
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
         node: Any = file.model.transforms[name]
-        query = _translated(f"transform `{name}`", node.sql, upstream, _known(columns.nodes, upstream), query)
+        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _known(columns.nodes, upstream), query)
         upstream = name
     want = _known(columns.payloads, source.name)
     if have is None:
@@ -136,7 +136,7 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         if asked := graph.asks(file.model, at):
             msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
             raise UserError(msg)
-        inputs = sql.table_uses(node.sql, node=at)
+        inputs = sql.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:
             msg = f"transform `{at}` reads {len(inputs)} nodes"
             raise UserError(msg)

@@ -55,14 +55,14 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             reasons[name] = reasons[poor]
             continue
         try:
-            text = _sql_of(model, name)
-            relations[name] = _named(Reader(name, relations).query(sql.parse(text, node=name), {}, None), name, schemas.get(name))
+            query = _query_of(model, name)
+            relations[name] = _named(Reader(name, relations).query(query, {}, None), name, schemas.get(name))
         except UntoldError as error:
             reasons[name] = f"transform `{name}`: {error}"
             continue
         names = [column for column, _ in relations[name].columns]
         known = schemas.get(name)
-        kinds = list(known.values()) if known else _types(text, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
+        kinds = list(known.values()) if known else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
         types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
     rows = {name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.tables(model)}
     told = {name: _told(node, relations, reasons, types) for name, node in rows.items()}
@@ -76,18 +76,18 @@ def _filled(node: DynamicTable, name: str, relations: Mapping[str, Relation], re
     if poor := next((upstream for upstream in node.inputs(name) if upstream in reasons), None):
         return NodeLineage({}, {}, reasons[poor])
     try:
-        ((_, value),) = Reader(name, relations).query(sql.parse(node.sql, node=name), {}, None).columns
+        ((_, value),) = Reader(name, relations).query(node.query(name), {}, None).columns
     except UntoldError as error:
         return NodeLineage({}, {}, f"dynamic table `{name}`: {error}")
     return NodeLineage({VALUE: value}, {VALUE: "STRING"})
 
 
-def _sql_of(model: PipelineModel, name: str) -> str:
+def _query_of(model: PipelineModel, name: str) -> exp.Query:
     node = model.transforms[name]
     if node.type != "sql":
         msg = f"what a {node.type} makes of its rows is not in the file"
         raise UntoldError(msg)
-    return node.sql
+    return node.query(name)
 
 
 def _told(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:
@@ -122,16 +122,16 @@ def _labelled(spread: Derived, node: str, name: str) -> Derived:
     return Derived(spread.origins, (*before, Step(node, name, own.expression)))
 
 
-def _types(text: str, inputs: Schemas) -> list[str]:
+def _types(query: exp.Query, inputs: Schemas) -> list[str]:
     """The types of a statement's columns in order, as far as they can be told without Spark; none where they cannot."""
     if not all(inputs.values()) or any(not kind for columns in inputs.values() for kind in columns.values()):
         return []
     schema: dict[str, Any] = {node: dict(columns) for node, columns in inputs.items()}
     try:
-        query = annotate_types(qualify(sql.parse(text), schema=schema, dialect=sql.DIALECT), schema=schema, dialect=sql.DIALECT)
+        known = annotate_types(qualify(query.copy(), schema=schema, dialect=sql.DIALECT), schema=schema, dialect=sql.DIALECT)
     except (SqlglotError, KeyError):
         return []
-    return [_spelled(part) for part in query.selects]
+    return [_spelled(part) for part in known.selects]
 
 
 def _spelled(part: exp.Expr) -> str:

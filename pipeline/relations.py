@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from headrace.pipeline import sql
+from headrace.pipeline.unnest import Call, unnested
 
-_SEVERAL = (exp.Aliases, exp.Inline, exp.Explode, exp.Posexplode)  # one item of a SELECT list, any number of columns
+_SEVERAL = (exp.Aliases, exp.Inline, exp.Explode, exp.Posexplode, exp.Stack)  # one item of a SELECT list, any number of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,18 @@ class Reader:
 
     def _select(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _Scope | None) -> Relation:
         scope = _Scope(self._from(select, ctes, outer), outer)
+        generators = [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]
+        for part in generators:
+            if (call := unnested(part)) is None:
+                msg = f"`{part.sql(dialect=sql.DIALECT, comments=False)}` is not looked into"
+                raise UntoldError(msg)
+            scope.relation = self._beside(call, scope, ctes)
         found = Relation([])
         for item in select.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
+                if generators and not isinstance(item, exp.Star):
+                    msg = f"`{item.sql(dialect=sql.DIALECT)}` beside the items of a list is not looked into"
+                    raise UntoldError(msg)
                 self._star(item, scope, found)
                 continue
             several = isinstance(item, _SEVERAL)
@@ -175,6 +185,18 @@ class Reader:
             msg = f"`{name}` reads itself"
             raise UntoldError(msg)
         return _called(found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name])
+
+    def _beside(self, call: Call, scope: _Scope, ctes: Mapping[str, Relation]) -> Relation:
+        """The relation with the columns of a generator that stands behind FROM; each comes of all its lists."""
+        if not call.names:
+            msg = f"what the columns of `{call.call.sql(dialect=sql.DIALECT, comments=False)}` are called is not in the SQL"
+            raise UntoldError(msg)
+        read = scope.relation
+        text = call.call.sql(dialect=sql.DIALECT, comments=False)
+        inputs = [derived for one in call.lists for derived in self._inputs(one, scope, ctes)]
+        added = [(name.name, self._stepped(name.name, text, inputs)) for name in call.names]
+        names = read.names | {call.alias.lower()}
+        return Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
 
     def _star(self, star: exp.Star | exp.Column, scope: _Scope, found: Relation) -> None:
         """Adds all columns of the relation, or the fields of a struct as one item that stands for several."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.pipeline import sql
 from headrace.pipeline import tables as dynamic
+from headrace.pipeline.dialects import DIALECTS
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.problems import PARTS, meant
 from headrace.pipeline.tree import Tree
@@ -68,8 +69,8 @@ def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserErr
                 continue
             try:
                 if name in shape.tables:
-                    dynamic.check_population(text, node=name)
-                shape.reads[name] = sql.tables(text, node=name)
+                    dynamic.check_population(text, node=name, dialect=_dialect(node))
+                shape.reads[name] = sql.tables(text, node=name, dialect=_dialect(node))
             except UserError as error:
                 shape.whole = False
                 yield UserError(error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql")))
@@ -78,6 +79,12 @@ def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserErr
                 msg = "reads no source and no transform"
                 hint = f"Name one behind FROM; there are: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
                 yield UserError(msg, hint=hint, node=name, place=tree.place((part, name, "sql")))
+
+
+def _dialect(node: dict[str, Any]) -> str:
+    """Of a sql node; another than there is, is told where nodes are checked."""
+    said = node.get("dialect")
+    return said if isinstance(said, str) and said in DIALECTS else "spark"
 
 
 def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:

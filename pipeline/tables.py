@@ -17,14 +17,14 @@ def calls(query: exp.Expr) -> list[exp.Anonymous]:
     return [call for call in query.find_all(exp.Anonymous) if call.name.lower() == FUNCTION]
 
 
-def asked(text: str, *, node: str = "") -> tuple[str, ...]:
+def asked(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
     """The tables that a statement asks, in order of appearance.
 
     Raises UserError for a call that is not `dynamic_table_check('table', value)`, and where the SQL cannot be parsed.
     """
     if FUNCTION not in text.lower():
         return ()
-    return tuple(dict.fromkeys(_table(call, node) for call in calls(sql.parse(text, node=node))))
+    return tuple(dict.fromkeys(_table(call, node) for call in calls(sql.parse(text, node=node, dialect=dialect))))
 
 
 def _table(call: exp.Anonymous, node: str) -> str:
@@ -39,11 +39,11 @@ def _table(call: exp.Anonymous, node: str) -> str:
     return name.name
 
 
-def check_population(text: str, *, node: str = "") -> None:
+def check_population(text: str, *, node: str = "", dialect: str = "spark") -> None:
     """Raises UserError, in Streamling's words, for SQL that cannot fill a dynamic table."""
     refused = "only Projection and Filter SQL queries are supported for dynamic tables"
     try:
-        query = sql.parse(text, node=node)
+        query = sql.parse(text, node=node, dialect=dialect)
     except UserError as error:
         if not error.message.startswith("unsupported plan: "):
             raise

@@ -6,25 +6,38 @@ import re
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
+from sqlglot import exp
 
 from headrace.pipeline import sql
+from headrace.pipeline.dialects import DialectName
 from headrace.pipeline.handler import HandlerTransform
 from headrace.pipeline.node import PARALLELISM, Node
 from headrace.pipeline.programs import PythonTransform, ScriptTransform
 from headrace.pipeline.strict import Columns, Strict
 from headrace.pipeline.telemetry import Telemetry
 
+_DIALECT = "Whose SQL it is. Spark runs it in any case: another dialect is translated, and what cannot be is an error."
+
 
 class SqlTransform(Node):
-    """A projection, a filter or a union in Spark SQL."""
+    """A projection, a filter, an unnest or a union in SQL."""
 
     type: Literal["sql"] = "sql"
-    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, UNION ALL.")
+    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, unnest, UNION ALL.")
+    dialect: DialectName = Field(default="spark", description=_DIALECT)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The nodes that it reads. Raises UserError, naming `node`, where its SQL cannot be parsed."""
-        return sql.tables(self.sql, node=node)
+        return sql.tables(self.sql, node=node, dialect=self.dialect)
+
+    def query(self, node: str = "") -> exp.Query:
+        """What it means in Spark's SQL, to look at. Raises UserError, naming `node`, for what is not allowed."""
+        return sql.parse(self.sql, node=node, dialect=self.dialect)
+
+    def spark_sql(self, node: str = "") -> str:
+        """What it means in Spark's SQL, as text."""
+        return sql.spark_text(self.sql, node=node, dialect=self.dialect)
 
 
 def _backend(value: object) -> object:
@@ -60,6 +73,7 @@ class DynamicTable(Strict):
     sql: str | None = Field(
         default=None, description="What fills it: one text column of one source or transform, with or without WHERE. Nothing if not given."
     )
+    dialect: DialectName = Field(default="spark", description=_DIALECT)
     schema_: str | None = Field(default=None, alias="schema", description="Postgres: the table's schema; from the name, else `public`.")
     column: _Name = Field(default="value", description="Postgres: the column of the values, a text.")
     time_column: _Name | None = Field(default=None, description="Postgres: the column that says when a value came; `cache` needs it.")
@@ -78,7 +92,11 @@ class DynamicTable(Strict):
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The node whose rows fill it, if one does. Raises UserError where its SQL cannot be parsed."""
-        return sql.tables(self.sql, node=node) if self.sql is not None else ()
+        return sql.tables(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
+
+    def query(self, node: str = "") -> exp.Query:
+        """What its SQL, which is there, means in Spark's, to look at."""
+        return sql.parse(self.sql or "", node=node, dialect=self.dialect)
 
 
 TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]

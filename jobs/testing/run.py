@@ -123,7 +123,7 @@ class Bench:
             sink = model.sinks.get(name)
             node = sink.from_ if sink else name
             if node not in fed:
-                fed[node] = _rows(views[node], node)
+                fed[node] = _rows(views[node], node, planner.texts)
             rows = fed[node] if sink is None else held(name, sink, planner.keys[name], fed[node])
             if name in case.node.expect:
                 found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
@@ -180,12 +180,12 @@ def _filtered(frame: DataFrame, case: Case, name: str) -> DataFrame:
         raise SchemaError(msg, node=name, place=case.file.place("sources", name, "filter")) from None
 
 
-def _rows(frame: DataFrame, node: str) -> list[Row]:
+def _rows(frame: DataFrame, node: str, texts: Mapping[str, str]) -> list[Row]:
     """The rows of a node in their order, with `_gs_op`."""
     try:
         rows: list[Row] = frame.toArrow().to_pylist(maps_as_pydicts="strict")
     except Exception as error:
-        raise as_headrace_error(error, node=node) from error
+        raise as_headrace_error(error, node=node, texts=texts) from error
     rows.sort(key=lambda row: tuple(row[POS].values()))
     return [{name: value for name, value in row.items() if name not in (POS, OP)} | {OP: row[OP]} for row in rows]
 

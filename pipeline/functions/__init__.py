@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.functions.expand import expand, function_of, tell_apart, wide_outputs
+from headrace.pipeline.functions.expand import expand, function_of, tell_apart
 from headrace.pipeline.functions.registry import (
     ARROW,
     ERROR,
@@ -35,6 +35,5 @@ __all__ = [
     "parsed_names",
     "register",
     "tell_apart",
-    "wide_outputs",
     "with_clauses",
 ]

@@ -10,8 +10,6 @@ from sqlglot import exp
 from headrace.pipeline.functions.clock import NUMBERS
 from headrace.pipeline.functions.registry import Call, Function, check_count, named, shown
 from headrace.pipeline.functions.templates import expand_call
-from headrace.pipeline.functions.wide import wide_result
-from headrace.pipeline.wide import WideInteger
 
 _BARE = ("current_time",)
 """Functions that may be called without brackets. A column of that name is reached by quoting it."""
@@ -55,18 +53,6 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
     if isinstance(node, exp.Column) and node.name.lower() in _BARE and not node.table and not node.this.args.get("quoted"):
         return node.name, [], {}
     return "", [], {}
-
-
-def wide_outputs(query: exp.Query, columns: dict[str, WideInteger]) -> dict[str, WideInteger]:
-    """The output columns, in lower case, that are computed 256-bit integers. `columns` are those of the inputs, in lower case."""
-    first = query.find(exp.Select)
-
-    def result_of(node: exp.Expr) -> str | None:
-        function = function_of(node)
-        return function.result if function else None
-
-    found = {one.alias_or_name.lower(): wide_result(one, columns, result_of) for one in (first.expressions if first else [])}
-    return {name: kind for name, kind in found.items() if kind is not None and name}
 
 
 def tell_apart(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:

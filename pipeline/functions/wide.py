@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from sqlglot import exp
 
 from headrace.pipeline.functions.registry import Call, Function, Group
 from headrace.pipeline.functions.templates import failing, fill
-from headrace.pipeline.wide import INT256, UINT256, WideInteger
 
 _MODULE = "headrace.jobs.functions.wide"
 _BIG = 2**256 - 1
@@ -222,26 +220,3 @@ FUNCTIONS = (
         examples=(("coalesce_meta(NULL, to_u256('7'))", "7"), ("coalesce_meta(NULL, NULL)", "NULL")),
     ),
 )
-
-_KINDS = {"uint256": UINT256, "int256": INT256}
-
-
-def wide_result(node: exp.Expr, columns: dict[str, WideInteger], result_of: Any) -> WideInteger | None:
-    """The 256-bit type that an expression surely has, from the functions in it and the columns that have one."""
-    node = node.unalias()
-    while isinstance(node, exp.Paren):
-        node = node.this
-    if isinstance(node, exp.Column):
-        return columns.get(node.name.lower())
-    if isinstance(node, exp.Case):
-        parts = [*(one.args["true"] for one in node.args["ifs"]), node.args.get("default")]
-    elif isinstance(node, exp.If):
-        parts = [node.args["true"], node.args.get("false")]
-    elif isinstance(node, exp.Coalesce):
-        parts = [node.this, *node.expressions]
-    elif isinstance(node, exp.Anonymous) and node.name.lower() == "coalesce_meta":
-        parts = node.expressions
-    else:
-        return _KINDS.get(result_of(node) or "")
-    kinds = {wide_result(part, columns, result_of) for part in parts if part is not None and not isinstance(part, exp.Null)}
-    return kinds.pop() if len(kinds) == 1 else None

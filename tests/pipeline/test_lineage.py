@@ -77,6 +77,15 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("SELECT transform(tags, x -> concat(x, name)) AS up FROM src",),
         {"up": "src.tags, src.Name | t1.up = TRANSFORM(tags, x -> CONCAT(x, name))"},
     ),
+    "an item": (("SELECT id, explode(tags) AS tag FROM src",), {"id": "src.id", "tag": "src.tags | t1.tag = EXPLODE(tags)"}),
+    "an item behind FROM": (
+        ("SELECT s.id, upper(u.tag) AS up FROM src AS s, unnest(s.tags) AS u(tag)",),
+        {"id": "src.id", "up": "src.tags | t1.tag = EXPLODE(s.tags) | t1.up = UPPER(u.tag)"},
+    ),
+    "an item and its number": (
+        ("SELECT n AS was, tag, no FROM src LATERAL VIEW posexplode(tags) e AS no, tag",),
+        {"was": "src.n", "tag": "src.tags | t1.tag = POSEXPLODE(tags)", "no": "src.tags | t1.no = POSEXPLODE(tags)"},
+    ),
     "a struct of all": (
         ("SELECT struct(*) AS whole FROM other",),
         {"whole": "other.key, other.label | t1.whole = STRUCT(*)"},
@@ -163,7 +172,8 @@ def test_sources_whose_columns_are_not_known(case: str) -> None:
         (("SELECT a FROM (SELECT * FROM src) AS q(a)",), "transform `t1`: it names 1 columns by their place"),
         (("SELECT inline(x) FROM src",), "transform `t1`: how many columns one of its items stands for is not known"),
         (("SELECT id FROM src UNION ALL SELECT * FROM other",), "UNION ALL takes columns by their place"),
-        (("SELECT id FROM src UNION ALL SELECT id FROM VALUES (1) AS v(id)",), "behind FROM is not a node"),
+        (("SELECT id FROM src LATERAL VIEW explode(tags) e",), "what the columns of `EXPLODE(tags)` are called is not in the SQL"),
+        (("SELECT e.* FROM src LATERAL VIEW explode(tags) e AS x",), "`e.*` beside the items of a list is not looked into"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_says_why(texts: tuple[str, ...], said: str) -> None:

@@ -1,0 +1,309 @@
+"""Functions of other dialects, said in Spark's SQL: by name and number of arguments, `_0`, `_1` ... being the arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import sqlglot
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+
+Templates = Mapping[int, str] | Callable[[list[Any]], exp.Expr]
+"""What a function is said as, by its number of arguments, or what makes it of them."""
+
+_ARGUMENT = re.compile(r"_\d+")
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> exp.Expr:
+    from headrace.pipeline.dialects import DIALECT
+
+    return sqlglot.parse_one(text, dialect=DIALECT)
+
+
+def template(text: str, *arguments: exp.Expr) -> exp.Expr:
+    """Spark SQL with `_0`, `_1` ... replaced by expressions; `_0.name` is a field of one."""
+
+    def fill(part: exp.Expr) -> exp.Expr:
+        if isinstance(part, exp.Column):
+            names = [one.name for one in part.parts]
+            if _ARGUMENT.fullmatch(names[0]):
+                value = arguments[int(names[0][1:])].copy()
+                if len(names) == 1 and isinstance(value, exp.Binary | exp.Connector | exp.Not | exp.Lambda | exp.Interval):
+                    return exp.paren(value, copy=False)
+                return value if len(names) == 1 else exp.Dot.build([value, *(exp.to_identifier(name) for name in names[1:])])
+        return part
+
+    return _parsed(text).copy().transform(fill)
+
+
+def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
+    """What sqlglot's parser calls for the function; with another number of arguments it stays as it is."""
+
+    def build(arguments: list[Any]) -> exp.Expr:
+        said = templates(arguments) if callable(templates) else templates.get(len(arguments))
+        made = template(said, *arguments) if isinstance(said, str) else said
+        if made is None:
+            return exp.Anonymous(this=name, expressions=arguments)
+        # The parser counts the arguments of what it gets as if they had been written so.
+        return exp.Paren(this=made) if isinstance(made, exp.Func) and len(arguments) > len(made.arg_types) else made
+
+    return build
+
+
+def _arrow_cast(arguments: list[Any]) -> exp.Expr:
+    from headrace.pipeline.dialect_nodes import arrow_type
+
+    kind = arrow_type(arguments[1].name) if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else None
+    if kind is None:
+        msg = f"arrow_cast to `{arguments[-1].name if arguments else ''}` cannot be said in Spark's SQL"
+        raise UserError(msg, hint="Use CAST with a type of SQL.")
+    return exp.Cast(this=arguments[0], to=kind)
+
+
+def _digest(bits: str) -> Mapping[int, str]:
+    return {1: f"unhex(sha2(_0, {bits}))"}
+
+
+def _regexp_like(arguments: list[Any]) -> exp.Expr:
+    value, pattern, *flags = arguments
+    return exp.RegexpLike(this=value, expression=pattern, flag=flags[0] if flags else None)
+
+
+def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
+    """Encode and decode: by the name of the code."""
+
+    def build(arguments: list[Any]) -> exp.Expr:
+        code = arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
+        if code not in names:
+            msg = f"the code `{code}` cannot be said in Spark's SQL"
+            raise UserError(msg, hint=f"Allowed: {', '.join(names)}.")
+        return template(names[code], arguments[0])
+
+    return build
+
+
+def _formatted(said: str) -> Callable[[list[Any]], exp.Expr]:
+    """Functions of a time and a format in percent signs, as Rust's chrono and C write them."""
+
+    def build(arguments: list[Any]) -> exp.Expr:
+        if len(arguments) == 1:
+            return template("CAST(_0 AS TIMESTAMP)" if said == "to_timestamp" else f"{said}(_0)", arguments[0])
+        if len(arguments) != 2 or not isinstance(arguments[1], exp.Literal):
+            msg = f"the format of {said} must be written out, and there is one"
+            raise UserError(msg, hint="Use coalesce over try_to_timestamp for several formats.")
+        return template(f"{said}(_0, _1)", arguments[0], exp.Literal.string(java_format(arguments[1].name)))
+
+    return build
+
+
+_CHRONO = {
+    "Y": "yyyy", "y": "yy", "m": "MM", "d": "dd", "e": "d", "j": "DDD", "H": "HH", "I": "hh", "M": "mm", "S": "ss", "p": "a", "b": "MMM",
+    "h": "MMM", "B": "MMMM", "a": "EEE", "A": "EEEE", "F": "yyyy-MM-dd", "T": "HH:mm:ss", "D": "MM/dd/yy", "R": "HH:mm", "z": "xx",
+    ":z": "xxx", "f": "SSSSSS", "3f": "SSS", "6f": "SSSSSS", ".3f": ".SSS", ".6f": ".SSSSSS", ".f": ".SSSSSS", "%": "'%'",
+}  # fmt: skip
+
+
+def java_format(text: str) -> str:
+    """A format such as %Y-%m-%dT%H:%M:%S in Java's letters. Raises UserError for a sign that has none."""
+    found = []
+    for sign, letters, rest in re.findall(r"%([:.]?\d?[A-Za-z%])|([A-Za-z']+)|(.)", text, re.DOTALL):
+        if sign and sign not in _CHRONO:
+            msg = f"`%{sign}` of the format `{text}` has no counterpart in Spark"
+            raise UserError(msg, hint=f"Known: {', '.join('%' + known for known in _CHRONO)}.")
+        quoted = letters.replace("'", "''")
+        found.append(_CHRONO[sign] if sign else f"'{quoted}'" if letters else rest)
+    return "".join(found)
+
+
+def _by_method(arguments: list[Any]) -> exp.Expr:
+    method = arguments[1].name.lower() if len(arguments) == 2 else ""
+    if method == "md5":
+        return template("unhex(md5(_0))", arguments[0])
+    if method not in ("sha224", "sha256", "sha384", "sha512"):
+        msg = f"digest by `{method}` cannot be said in Spark's SQL"
+        raise UserError(msg, hint="Allowed: md5, sha224, sha256, sha384, sha512.")
+    return template(f"unhex(sha2(_0, {method[3:]}))", arguments[0])
+
+
+def _chosen(arguments: list[Any]) -> exp.Expr:
+    """multiIf(condition, value, ..., value otherwise)."""
+    *pairs, otherwise = arguments
+    return exp.Case(ifs=[exp.If(this=when, true=then) for when, then in zip(pairs[::2], pairs[1::2], strict=True)], default=otherwise)
+
+
+def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
+    del arguments
+    msg = f"{name} cannot be said in Spark's SQL"
+    raise UserError(msg, hint=f"Use {instead}.")
+
+
+_TRUNC: Templates = {
+    1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)",
+    2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)",
+}
+_HEX = {"hex": "lower(hex(_0))", "base64": "base64(_0)"}
+_UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
+_SPLIT = r"split(_0, concat('\\Q', _1, '\\E'))"
+
+POSTGRES: Mapping[str, Templates] = {
+    "log": {1: "log10(_0)", 2: "log(_0, _1)"},
+    "log10": {1: "log10(_0)"},
+    "trunc": _TRUNC,
+    "to_hex": {1: "lower(hex(_0))"},
+    "encode": _coded(_HEX),
+    "decode": _coded(_UNHEX),
+    "sha224": _digest("224"),
+    "sha256": _digest("256"),
+    "sha384": _digest("384"),
+    "sha512": _digest("512"),
+    "regexp_like": _regexp_like,
+    "strpos": {2: "locate(_1, _0)"},
+    "string_to_array": {2: _SPLIT},
+    "array_to_string": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
+    "array_length": {1: "nullif(array_size(_0), 0)", 2: "nullif(array_size(_0), 0)"},
+    "cardinality": {1: "cardinality(_0)"},
+    "array_append": {2: "array_append(coalesce(_0, array()), _1)"},
+    "array_prepend": {2: "array_prepend(coalesce(_1, array()), _0)"},
+    "array_cat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "array_position": {2: "nullif(array_position(_0, _1), 0)"},
+    "array_remove": {2: "array_remove(_0, _1)"},
+    "clock_timestamp": {0: "now()"},
+    "statement_timestamp": {0: "now()"},
+    "transaction_timestamp": {0: "now()"},
+    "div": {2: "(_0 DIV _1)"},
+}
+"""Postgres' own."""
+
+DATAFUSION: Mapping[str, Templates] = {
+    "arrow_cast": _arrow_cast,
+    "arrow_typeof": {1: "typeof(_0)"},
+    "startswith": {2: "startswith(_0, _1)"},
+    "ends_with": {2: "endswith(_0, _1)"},
+    "endswith": {2: "endswith(_0, _1)"},
+    "lowercase": {1: "lower(_0)"},
+    "uppercase": {1: "upper(_0)"},
+    "charlength": {1: "length(_0)"},
+    "hex": {1: "lower(hex(_0))"},
+    "regexp": _regexp_like,
+    "similar": _regexp_like,
+    "regexp_count": {2: "regexp_count(_0, _1)"},
+    "substr_index": {3: "substring_index(_0, _1, _2)"},
+    "digest": _by_method,
+    "power": {2: "power(_0, _1)"},
+    "pow": {2: "power(_0, _1)"},
+    "iszero": {1: "(_0 = 0)"},
+    "signum": {1: "sign(_0)"},
+    "today": {0: "current_date()"},
+    "to_timestamp": _formatted("to_timestamp"),
+    "to_timestamp_seconds": {1: "CAST(_0 AS TIMESTAMP)"},
+    "to_timestamp_millis": {1: "timestamp_millis(_0)"},
+    "to_timestamp_micros": {1: "timestamp_micros(_0)"},
+    "to_timestamp_nanos": {1: "timestamp_micros(_0 DIV 1000)"},
+    "from_unixtime": {1: "CAST(_0 AS TIMESTAMP)"},
+    "to_unixtime": {1: "CAST(CAST(_0 AS TIMESTAMP) AS BIGINT)"},
+    "to_date": _formatted("to_date"),
+    "to_char": _formatted("date_format"),
+    "date_format": _formatted("date_format"),
+    "datetrunc": {2: "date_trunc(_0, _1)"},
+    "datepart": {2: "date_part(_0, _1)"},
+    "make_array": lambda arguments: exp.Array(expressions=arguments),
+    "make_list": lambda arguments: exp.Array(expressions=arguments),
+    "array_element": {2: "try_element_at(_0, _1)"},
+    "array_extract": {2: "try_element_at(_0, _1)"},
+    "list_element": {2: "try_element_at(_0, _1)"},
+    "list_extract": {2: "try_element_at(_0, _1)"},
+    "array_length": {1: "array_size(_0)", 2: "array_size(_0)"},
+    "list_length": {1: "array_size(_0)"},
+    "array_has": {2: "array_contains(_0, _1)"},
+    "array_contains": {2: "array_contains(_0, _1)"},
+    "list_contains": {2: "array_contains(_0, _1)"},
+    "list_has": {2: "array_contains(_0, _1)"},
+    "array_has_all": {2: "(array_size(array_except(_1, _0)) = 0)"},
+    "array_has_any": {2: "arrays_overlap(_0, _1)"},
+    "array_concat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "array_cat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "list_concat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "array_join": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
+    "list_to_string": {2: "array_join(_0, _1)"},
+    "array_remove_all": {2: "array_remove(_0, _1)"},
+    "array_remove": lambda arguments: _refused("array_remove", "array_remove_all, which removes every such item", arguments),
+    "array_reverse": {1: "reverse(_0)"},
+    "array_slice": {3: "slice(_0, _1, greatest(_2 - _1 + 1, 0))"},
+    "array_indexof": {2: "nullif(array_position(_0, _1), 0)"},
+    "list_position": {2: "nullif(array_position(_0, _1), 0)"},
+    "empty": {1: "(array_size(_0) = 0)"},
+    "array_empty": {1: "(array_size(_0) = 0)"},
+    "generate_series": {2: "sequence(_0, _1)", 3: "sequence(_0, _1, _2)"},
+    "get_field": lambda arguments: exp.Bracket(this=arguments[0], expressions=arguments[1:]),
+    "map_extract": {2: "array(try_element_at(_0, _1))"},
+    "element_at": {2: "array(try_element_at(_0, _1))"},
+    "uuid": {0: "uuid()"},
+    "nvl": {2: "coalesce(_0, _1)"},
+}
+"""DataFusion's own beside those of Postgres, and the names that Streamling gives them."""
+
+DUCKDB: Mapping[str, Templates] = {
+    "log": {1: "log10(_0)", 2: "log(_0, _1)"},
+    "trunc": _TRUNC,
+    "list_element": {2: "try_element_at(_0, _1)"},
+    "list_extract": {2: "try_element_at(_0, _1)"},
+    "array_extract": {2: "try_element_at(_0, _1)"},
+    "epoch": {1: "CAST(CAST(_0 AS TIMESTAMP) AS DOUBLE)"},
+    "epoch_ms": {1: "unix_millis(CAST(_0 AS TIMESTAMP))"},
+    "to_timestamp": {1: "CAST(_0 AS TIMESTAMP)"},
+    "hex": {1: "hex(_0)"},
+}
+"""DuckDB's own."""
+
+TRINO: Mapping[str, Templates] = {
+    "element_at": {2: "try_element_at(_0, _1)"},
+    "from_unixtime": {1: "CAST(_0 AS TIMESTAMP)"},
+    "to_unixtime": {1: "CAST(CAST(_0 AS TIMESTAMP) AS DOUBLE)"},
+    "to_hex": {1: "hex(_0)"},
+    "from_hex": {1: "unhex(_0)"},
+    "strpos": {2: "locate(_1, _0)"},
+    "sha256": _digest("256"),
+    "sha512": _digest("512"),
+    "truncate": _TRUNC,
+}
+"""Trino's own."""
+
+CLICKHOUSE: Mapping[str, Templates] = {
+    "toString": {1: "CAST(_0 AS STRING)"},
+    "toInt8": {1: "CAST(_0 AS TINYINT)"},
+    "toInt16": {1: "CAST(_0 AS SMALLINT)"},
+    "toInt32": {1: "CAST(_0 AS INT)"},
+    "toInt64": {1: "CAST(_0 AS BIGINT)"},
+    "toUInt8": {1: "CAST(_0 AS SMALLINT)"},
+    "toUInt16": {1: "CAST(_0 AS INT)"},
+    "toUInt32": {1: "CAST(_0 AS BIGINT)"},
+    "toUInt64": {1: "CAST(_0 AS DECIMAL(20, 0))"},
+    "toUInt256": {1: "to_u256(_0)"},
+    "toInt256": {1: "to_i256(_0)"},
+    "toFloat32": {1: "CAST(_0 AS FLOAT)"},
+    "toFloat64": {1: "CAST(_0 AS DOUBLE)"},
+    "toDate": {1: "CAST(_0 AS DATE)"},
+    "toDateTime": {1: "CAST(_0 AS TIMESTAMP)"},
+    "toUnixTimestamp": {1: "CAST(CAST(_0 AS TIMESTAMP) AS BIGINT)"},
+    "intDiv": {2: "(_0 DIV _1)"},
+    "multiIf": _chosen,
+    "modulo": {2: "(_0 % _1)"},
+    "lowerUTF8": {1: "lower(_0)"},
+    "upperUTF8": {1: "upper(_0)"},
+    "lengthUTF8": {1: "length(_0)"},
+    "startsWith": {2: "startswith(_0, _1)"},
+    "endsWith": {2: "endswith(_0, _1)"},
+    "match": {2: "(_0 RLIKE _1)"},
+    "toYear": {1: "year(_0)"},
+    "toMonth": {1: "month(_0)"},
+    "toDayOfMonth": {1: "day(_0)"},
+    "toHour": {1: "hour(_0)"},
+    "toMinute": {1: "minute(_0)"},
+    "toSecond": {1: "second(_0)"},
+}
+"""ClickHouse's own, as far as the library does not know them."""

@@ -1,0 +1,159 @@
+"""Operators, literals, items of lists and types of other dialects in Spark's terms: one node of a statement's tree at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlglot import exp
+
+from headrace.pipeline.dialect_functions import template
+from headrace.pipeline.errors import UserError
+
+_SKIP_NULLS = ("datafusion", "postgres", "duckdb")
+_INTEGER_DIVISION = ("datafusion", "postgres", "trino")
+_ARROW_TYPES = {
+    "utf8": "STRING", "largeutf8": "STRING", "utf8view": "STRING", "boolean": "BOOLEAN", "int8": "TINYINT", "int16": "SMALLINT",
+    "int32": "INT", "int64": "BIGINT", "uint8": "SMALLINT", "uint16": "INT", "uint32": "BIGINT", "uint64": "DECIMAL(20, 0)",
+    "float32": "FLOAT", "float64": "DOUBLE", "date32": "DATE", "date64": "TIMESTAMP", "binary": "BINARY", "largebinary": "BINARY",
+    "int128": "DECIMAL(38, 0)", "uint128": "DECIMAL(38, 0)",
+}  # fmt: skip
+_BARE_DECIMAL = "DECIMAL(38, 10)"
+
+
+def translated(part: exp.Expr, dialect: str) -> exp.Expr:
+    """One node of the tree in Spark's terms; what is below it is so already. Raises UserError for what cannot be said."""
+    rule = _RULES.get(type(part))
+    return rule(part, dialect) if rule else part
+
+
+def _explode(call: exp.Explode, dialect: str) -> exp.Expr:
+    """Sqlglot reads `unnest` in a SELECT list as Spark's `explode`, which is called otherwise and stands alone."""
+    del dialect
+    return call if isinstance(call.parent, exp.Lateral | exp.Table) else exp.Unnest(expressions=[call.this])
+
+
+def _concat(call: exp.Concat, dialect: str) -> exp.Expr:
+    """Passes NULLs over where the dialect does."""
+    if dialect not in _SKIP_NULLS:
+        return call
+    return exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(""), *call.expressions])
+
+
+def _like_pattern(call: exp.RegexpLike | exp.RegexpILike, dialect: str) -> exp.Expr:
+    del dialect
+    flags = "i" if isinstance(call, exp.RegexpILike) else _text(call.args.get("flag"))
+    return exp.RegexpLike(this=call.this, expression=_flagged(call.expression, flags) if flags else call.expression)
+
+
+def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
+    if dialect == "postgres" and "g" not in _text(call.args.get("modifiers")):
+        msg = "regexp_replace without the flag 'g' replaces the first match alone, which Spark cannot"
+        raise UserError(msg, hint="Add the flag 'g', or cut the text with regexp_like and substr.")
+    return call
+
+
+def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
+    """Seconds since 1970 with their fraction, and days of the week from Sunday, which is 0."""
+    del dialect
+    if call.name.upper() == "EPOCH":
+        return template("CAST(CAST(_0 AS TIMESTAMP) AS DOUBLE)", call.expression)
+    return template("(dayofweek(_0) - 1)", call.expression) if call.name.upper() in ("DOW", "DAYOFWEEK") else call
+
+
+def _from_unix(call: exp.UnixToTime, dialect: str) -> exp.Expr:
+    """With its fraction."""
+    del dialect
+    return call if call.args.get("scale") is not None else template("CAST(_0 AS TIMESTAMP)", call.this)
+
+
+def _equal(node: exp.EQ, dialect: str) -> exp.Expr:
+    """`x = ANY(list)`."""
+    del dialect
+    several = node.expression
+    if isinstance(several, exp.Any) and not isinstance(several.this, exp.Query):
+        return template("array_contains(_0, _1)", several.this.unnest(), node.this)
+    return node
+
+
+def _division(node: exp.Div, dialect: str) -> exp.Expr:
+    """Marked where whole numbers divide to a whole number; `typed_sql` says where they do."""
+    node.set("typed", dialect in _INTEGER_DIVISION)
+    return node
+
+
+def _text(node: exp.Expr | None) -> str:
+    return node.name if node is not None else ""
+
+
+def _flagged(pattern: exp.Expr, flags: str) -> exp.Expr:
+    """A pattern with its flags in front, as Java reads them."""
+    prefix = f"(?{flags})" if flags else ""
+    if isinstance(pattern, exp.Literal):
+        return exp.Literal.string(prefix + pattern.name)
+    return template("concat(_0, _1)", exp.Literal.string(prefix), pattern)
+
+
+def _item(bracket: exp.Bracket, dialect: str) -> exp.Expr:
+    """`xs[1]` is the first item; one that is not there is NULL. A name in quotes is a field or the key of a map."""
+    del dialect
+    (index,) = bracket.expressions if len(bracket.expressions) == 1 else (None,)
+    if index is None or (isinstance(index, exp.Literal) and index.is_string):
+        return bracket
+    if isinstance(index, exp.Slice):
+        first = index.this or exp.Literal.number(1)
+        if index.args.get("step") is not None:
+            msg = "a slice with a step cannot be said in Spark's SQL"
+            raise UserError(msg, hint="Write it with filter and a lambda.")
+        if index.expression is None:
+            return template("slice(_0, _1, greatest(array_size(_0) - _1 + 1, 0))", bracket.this, first)
+        return template("slice(_0, _1, greatest(_2 - _1 + 1, 0))", bracket.this, first, index.expression)
+    return template("try_element_at(_0, _1)", bracket.this, index)
+
+
+def _type(kind: exp.DataType, dialect: str) -> exp.Expr:
+    del dialect
+    name = kind.this.value if isinstance(kind.this, exp.DType) else str(kind.this)
+    if name == "USERDEFINED":
+        known = _ARROW_TYPES.get(str(kind.args.get("kind", "")).lower())
+        return exp.DataType.build(known, dialect="spark") if known else kind
+    if name == "DECIMAL" and not kind.expressions:
+        return exp.DataType.build(_BARE_DECIMAL, dialect="spark")
+    if name in ("INT128", "UINT128"):
+        return exp.DataType.build("DECIMAL(38, 0)", dialect="spark")
+    if name == "UBIGINT":
+        return exp.DataType.build("DECIMAL(20, 0)", dialect="spark")
+    if name in ("JSON", "JSONB"):
+        return exp.DataType.build("STRING", dialect="spark")
+    if name in ("TIME", "TIMETZ"):
+        msg = "Spark's SQL has no type for a time of day"
+        raise UserError(msg, hint="Keep it as text: CAST(column AS VARCHAR).")
+    return kind
+
+
+_RULES: Mapping[type[exp.Expr], Callable[[Any, str], exp.Expr]] = {
+    exp.Explode: _explode,
+    exp.Concat: _concat,
+    exp.Bracket: _item,
+    exp.DataType: _type,
+    exp.RegexpLike: _like_pattern,
+    exp.RegexpILike: _like_pattern,
+    exp.RegexpReplace: _replace,
+    exp.Extract: _extract,
+    exp.UnixToTime: _from_unix,
+    exp.EQ: _equal,
+    exp.Div: _division,
+    exp.Initcap: lambda call, _: template("initcap(_0)", call.this),
+}
+
+
+def arrow_type(name: str) -> exp.DataType | None:
+    """Spark's type for a name as arrow_cast takes it, such as Int64, Timestamp(Microsecond, None) or Decimal128(10, 2)."""
+    word, _, arguments = name.strip().rstrip(")").partition("(")
+    word = word.strip().lower()
+    if word in ("decimal128", "decimal256", "decimal"):
+        return exp.DataType.build(f"DECIMAL({arguments})", dialect="spark")
+    if word == "timestamp":
+        return exp.DataType.build("TIMESTAMP", dialect="spark")
+    known = _ARROW_TYPES.get(word)
+    return exp.DataType.build(known, dialect="spark") if known else None

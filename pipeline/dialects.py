@@ -1,0 +1,189 @@
+"""In which SQL a transform is written, and what it says in Spark's.
+
+sqlglot reads it; what means another thing under the same name is translated by `dialect_nodes` and `dialect_functions`.
+What no rule is for is passed on under its name, so that Spark says that it has no such function, rather than do something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.clickhouse import ClickHouse
+from sqlglot.dialects.duckdb import DuckDB
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.dialects.spark import Spark
+from sqlglot.dialects.trino import Trino
+from sqlglot.errors import ErrorLevel, ParseError, TokenError, UnsupportedError
+from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
+from sqlglot.tokenizer_core import TokenType
+
+from headrace.pipeline import dialect_functions, functions
+from headrace.pipeline.dialect_nodes import translated
+from headrace.pipeline.errors import UserError
+
+DialectName = Literal["spark", "datafusion", "postgres", "duckdb", "trino", "clickhouse"]
+
+
+class HeadraceSpark(Spark):
+    """Spark 4's SQL. The library reads 'It''s' as two literals side by side, so that the quote would be lost without a word."""
+
+    class Tokenizer(Spark.Tokenizer):
+        """A doubled quote inside a literal is one quote."""
+
+        STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
+
+    class Parser(Spark.Parser):
+        """The names of our own functions stay as they are written."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = {**Spark.Parser.FUNCTIONS, **functions.parsed_names("spark")}
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(Spark.Parser.FUNCTION_PARSERS)
+
+
+DIALECT = HeadraceSpark
+template = dialect_functions.template
+
+
+def _functions(parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str) -> dict[str, Any]:
+    """A parser's functions, with those that mean something else in Spark, and under them our own."""
+    translated_ = {name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()}
+    return {**parser.FUNCTIONS, **translated_, **functions.parsed_names(dialect)}
+
+
+class HeadracePostgres(Postgres):
+    """Postgres with items of arrays by the number that is written."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(Postgres.Parser):
+        """Functions of the same name that mean something else in Spark."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, dialect_functions.POSTGRES, "postgres")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+            name: read
+            for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
+            if name != "DECODE"  # that is Oracle's
+        }
+
+
+class HeadraceDataFusion(HeadracePostgres):
+    """DataFusion: Postgres' syntax, `^` as bitwise xor, functions of its own, and those that Streamling has replaced."""
+
+    class Parser(HeadracePostgres.Parser):
+        """DataFusion's functions and operators."""
+
+        EXPONENT: ClassVar[dict[Any, Any]] = {}
+        BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(HeadracePostgres.Parser, dialect_functions.DATAFUSION, "datafusion")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(HeadracePostgres.Parser.FUNCTION_PARSERS)
+
+
+class HeadraceDuckDB(DuckDB):
+    """DuckDB."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(DuckDB.Parser):
+        """Functions of the same name that mean something else in Spark."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(DuckDB.Parser, dialect_functions.DUCKDB, "duckdb")
+
+
+class HeadraceTrino(Trino):
+    """Trino."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(Trino.Parser):
+        """Functions of the same name that mean something else in Spark."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Trino.Parser, dialect_functions.TRINO, "trino")
+
+
+class HeadraceClickHouse(ClickHouse):
+    """ClickHouse."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(ClickHouse.Parser):
+        """Functions that the library leaves alone."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(ClickHouse.Parser, dialect_functions.CLICKHOUSE, "clickhouse")
+
+
+DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {
+    "spark": HeadraceSpark,
+    "datafusion": HeadraceDataFusion,
+    "postgres": HeadracePostgres,
+    "duckdb": HeadraceDuckDB,
+    "trino": HeadraceTrino,
+    "clickhouse": HeadraceClickHouse,
+}
+"""By the value of the key `dialect`."""
+
+_FOLDING = ("datafusion", "postgres")
+
+
+def read(text: str, dialect: str) -> exp.Query:
+    """One statement as it is written in that dialect. Raises UserError for what is none."""
+    if not text.strip():
+        msg = "a sql transform is one SELECT statement, and this is empty"
+        raise UserError(msg, hint="Write one, such as SELECT * FROM and the name of a source.")
+    shown = "--- SQL ---\n" + text.strip()
+    try:
+        statements = [statement for statement in sqlglot.parse(text, dialect=DIALECTS[dialect]) if statement is not None]
+    except (ParseError, TokenError) as error:
+        details = getattr(error, "errors", None)
+        reason = (
+            f"{details[0]['description']} at line {details[0]['line']}, column {details[0]['col']}"
+            if details
+            else "a quote or a comment is opened and never closed"
+        )
+        msg = f"failed to parse SQL: {reason}"
+        raise UserError(msg, hint=_offer(text, dialect) + shown) from None
+    except RecursionError:
+        msg = "failed to parse SQL: it is nested too deeply"
+        raise UserError(msg, hint="Give parts of it to transforms of their own.") from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        msg = "a sql transform is one SELECT statement"
+        raise UserError(msg, hint=shown)
+    return statements[0]
+
+
+def _offer(text: str, dialect: str) -> str:
+    """A word on the dialect that the text may be written in, where Spark's parser refuses it."""
+    if dialect != "spark":
+        return ""
+    try:
+        read(text, "datafusion")
+    except UserError:
+        return ""
+    return "As SQL of DataFusion or Postgres it can be read: add `dialect: datafusion` or `dialect: postgres` to the node.\n"
+
+
+@lru_cache(maxsize=256)
+def double_quoted(text: str) -> tuple[str, ...]:
+    """The texts that a statement has in double quotes: to Spark they are literals, elsewhere they are names."""
+    tokens = sqlglot.tokenize(text, dialect=DIALECT)
+    return tuple(dict.fromkeys(token.text for token in tokens if token.token_type is TokenType.STRING and text[token.start] == '"'))
+
+
+def meaning(query: exp.Query, dialect: str) -> exp.Query:
+    """The statement in Spark's SQL. Raises UserError for what cannot be said there."""
+    if dialect == "spark":
+        return query
+    if dialect in _FOLDING:
+        query = normalize_identifiers(query, dialect=DIALECTS[dialect])
+    for part in reversed(list(query.dfs())):  # from the leaves up, so that what is replaced has been translated inside
+        said = translated(part, dialect)
+        if said is not part:
+            part.replace(said)
+    try:
+        query.sql(dialect=DIALECT, unsupported_level=ErrorLevel.RAISE)
+    except UnsupportedError as error:
+        msg = f"cannot be said in Spark's SQL: {error}"
+        raise UserError(msg, hint="Write this part in another way, or the statement in Spark's SQL, without `dialect`.") from None
+    return query

@@ -1,0 +1,230 @@
+"""Statements by the types of what they read: what only types decide is put into Spark's words here.
+
+That is 256-bit integers, whose operators become functions (`wide_sql`), and `/` of dialects in which whole numbers divide to whole
+numbers. Names are looked up in the one relation that a SELECT reads; a type that cannot be told is UNKNOWN and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.optimizer.annotate_types import annotate_types
+
+from headrace.pipeline.dialects import DIALECT, template
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.functions import function_of
+from headrace.pipeline.hidden import relation_names
+from headrace.pipeline.unnest import unnested
+from headrace.pipeline.wide import WideInteger
+from headrace.pipeline.wide_sql import KINDS, is_wide_cast, kind_of, rewritten, type_of_wide
+
+_INTEGERS = (exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIGINT)
+_RESULTS = {
+    "array_size": "INT", "cardinality": "INT", "locate": "INT", "length": "INT", "dayofweek": "INT", "array_position": "BIGINT",
+    "unix_millis": "BIGINT", "unix_micros": "BIGINT", "regexp_count": "INT", "u256_compare": "INT", "i256_compare": "INT",
+    "to_int64": "BIGINT", "u256_to_string": "STRING", "i256_to_string": "STRING",
+}  # fmt: skip
+"""Functions that sqlglot does not know, by their results."""
+
+_OWN = {"int": "INT", "bigint": "BIGINT", "text": "STRING", "bool": "BOOLEAN", "boolean": "BOOLEAN", "double": "DOUBLE"}
+"""The same for our own functions, by what they say of their results."""
+
+UNKNOWN = exp.DataType.build("UNKNOWN")
+Types = Mapping[str, exp.DataType]
+"""The columns of a node, in their order, by their names."""
+
+
+def spark_type(said: str) -> exp.DataType:
+    """A type as Spark spells it, UNKNOWN for one that sqlglot does not know."""
+    try:
+        return exp.DataType.build(said, dialect=DIALECT)
+    except (ValueError, SqlglotError):
+        return UNKNOWN
+
+
+def needs_types(query: exp.Query, wide: bool) -> bool:
+    """Whether types say anything of a statement; `wide`: one of its inputs has 256-bit integers."""
+    return wide or any(
+        (isinstance(part, exp.Div) and part.args.get("typed"))
+        or isinstance(part, exp.Unnest)
+        or is_wide_cast(part)
+        or kind_of(part) is not None
+        for part in query.walk()
+    )
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The columns that a SELECT reads, by their names in lower case, and what they may be qualified with."""
+
+    columns: dict[str, exp.DataType]
+    names: set[str]
+    aliases: dict[str, exp.DataType] = field(default_factory=dict)
+
+    def find(self, parts: list[str]) -> exp.DataType:
+        """The type of a dotted name: a column, or a field of one."""
+        for length in range(len(parts) - 1, 0, -1):
+            if ".".join(parts[:length]) in self.names:
+                parts = parts[length:]
+                break
+        found = self.columns.get(parts[0]) or self.aliases.get(parts[0]) or UNKNOWN
+        for part in parts[1:]:
+            inner = [one for one in found.expressions if isinstance(one, exp.ColumnDef)] if found.this == exp.DType.STRUCT else []
+            found = next((one.kind or UNKNOWN for one in inner if one.name.lower() == part), UNKNOWN)
+        return found
+
+
+class Typer:
+    """Puts types on one statement and rewrites what they decide, in place."""
+
+    def __init__(self, nodes: Mapping[str, Types]) -> None:
+        self._nodes = nodes
+
+    def query(self, query: exp.Expr, around: Mapping[str, Types]) -> dict[str, exp.DataType]:
+        """The types of a statement's columns in order. Raises UserError for what cannot be computed, or whose type must be known."""
+        known = dict(around)
+        for cte in getattr(query, "ctes", ()):
+            known[cte.alias.lower()] = _renamed(self.query(cte.this, known), cte.alias_column_names)
+        if isinstance(query, exp.Subquery):
+            return _renamed(self.query(query.this, known), query.alias_column_names)
+        if isinstance(query, exp.SetOperation):
+            left, right = self.query(query.left, known), self.query(query.right, known)
+            others = [right.get(name, UNKNOWN) for name in left] if query.args.get("by_name") else list(right.values())
+            return {
+                name: _common(name, kind, other)
+                for (name, kind), other in zip(left.items(), [*others, *[UNKNOWN] * len(left)], strict=False)
+            }
+        return self._select(query, known) if isinstance(query, exp.Select) else {}
+
+    def _select(self, select: exp.Select, known: Mapping[str, Types]) -> dict[str, exp.DataType]:
+        clause = select.args.get("from_")
+        types: dict[str, exp.DataType] = {}
+        if clause is not None and isinstance(clause.this, exp.Subquery):
+            types = self.query(clause.this, known)
+        elif clause is not None and isinstance(clause.this, exp.Table):
+            name = ".".join(part.name for part in clause.this.parts)
+            types = _renamed(dict(known.get(name.lower()) or self._nodes.get(name) or {}), clause.this.alias_column_names)
+        scope = _Scope({name.lower(): kind for name, kind in types.items()}, relation_names(select))
+        for part in [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]:
+            self._items(part, scope)
+        if select.args.get("where") is not None:
+            self._expression(select.args["where"].this, scope)
+        found: dict[str, exp.DataType] = {}
+        for item in [_fields(item, scope) for item in select.expressions]:
+            if item.is_star:
+                found |= _starred(item, types, scope.names)
+                continue
+            value = self._expression(item.unalias(), scope)
+            found[item.alias_or_name or value.sql(dialect=DIALECT)] = value.type or UNKNOWN
+            if isinstance(item, exp.Alias):
+                scope.aliases[item.alias.lower()] = value.type or UNKNOWN
+        return found
+
+    def _items(self, part: exp.Expr, scope: _Scope) -> None:
+        """The columns of a generator that stands behind FROM."""
+        if (call := unnested(part)) is None:
+            return
+        for inner in part.find_all(exp.Column):
+            inner.type = scope.find([one.name.lower() for one in inner.parts])
+        lists = call.lists
+        if len(lists) == 1 and isinstance(lists[0], exp.Column):
+            kind = scope.find([one.name.lower() for one in lists[0].parts])
+            if kind.this == exp.DType.ARRAY and kind.expressions and not call.structs and not call.numbered:
+                scope.columns[call.names[0].name.lower() if call.names else "col"] = kind.expressions[0]
+        scope.names.add(call.alias.lower())
+
+    def _expression(self, root: exp.Expr, scope: _Scope) -> exp.Expr:
+        """The expression with types, rewritten; it takes the place of the old one."""
+        for column in root.find_all(exp.Column):
+            column.type = scope.find([part.name.lower() for part in column.parts])
+        for call in root.find_all(exp.Anonymous):
+            own = function_of(call)
+            if said := _OWN.get(own.result) if own else _RESULTS.get(call.name.lower()):
+                call.type = exp.DataType.build(said, dialect=DIALECT)
+        for part in reversed(list(root.dfs())):
+            made = rewritten(part)
+            made = _divided(made) if isinstance(made, exp.Div) and made.args.get("typed") else made
+            if made is part:
+                continue
+            if part is root:
+                root = made if part.parent is None else part.replace(made)
+            else:
+                part.replace(made)
+        kind = kind_of(root)
+        if kind is not None:
+            root.type = type_of_wide(kind)
+        else:
+            found = _annotated(root)
+            root.type = UNKNOWN if found.this in KINDS else found
+        return root
+
+
+def _fields(item: exp.Expr, scope: _Scope) -> exp.Expr:
+    """`unnest` of a struct is its fields."""
+    call = item.unalias()
+    if not isinstance(call, exp.Unnest) or len(call.expressions) != 1 or not isinstance(call.expressions[0], exp.Column):
+        return item
+    parts = call.expressions[0].parts
+    if scope.find([part.name.lower() for part in parts]).this != exp.DType.STRUCT:
+        return item
+    keys = ("table", "db", "catalog")
+    return item.replace(exp.Column(this=exp.Star(), **dict(zip(keys, reversed(parts), strict=False))))
+
+
+def _annotated(node: exp.Expr) -> exp.DataType:
+    """The type that sqlglot tells from those of the columns."""
+    found = annotate_types(node.copy(), dialect=DIALECT, overwrite_types=False).type
+    return found if found is not None else UNKNOWN
+
+
+def _divided(division: exp.Div) -> exp.Expr:
+    """`/` of a dialect in which whole numbers divide to whole numbers."""
+    kinds = [_annotated(side) for side in (division.left, division.right)]
+    if any(kind.this == exp.DType.UNKNOWN for kind in kinds) and all(kind.this in (*_INTEGERS, exp.DType.UNKNOWN) for kind in kinds):
+        msg = f"whether `{division.sql(dialect=DIALECT)}` divides whole numbers cannot be told"
+        raise UserError(msg, hint="Say the type of both sides with CAST, such as CAST(x AS bigint) or CAST(x AS double precision).")
+    if not all(kind.this in _INTEGERS for kind in kinds):
+        division.set("typed", False)
+        return division
+    widest = max((kind.this for kind in kinds), key=_INTEGERS.index)
+    return exp.cast(template("(_0 DIV _1)", division.left, division.right), widest.value, dialect=DIALECT)
+
+
+def _starred(star: exp.Expr, types: Types, names: set[str]) -> dict[str, exp.DataType]:
+    """The columns that a star stands for; none for that of a struct."""
+    inner = star.this if isinstance(star, exp.Column) else star
+    if isinstance(star, exp.Column) and star.table.lower() not in names:
+        return {}
+    left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
+    return {name: kind for name, kind in types.items() if name.lower() not in left_out}
+
+
+def _renamed(types: dict[str, exp.DataType], names: list[str]) -> dict[str, exp.DataType]:
+    return dict(zip(names, types.values(), strict=False)) if names else types
+
+
+def _common(name: str, left: exp.DataType, right: exp.DataType) -> exp.DataType:
+    """The type of a column of two branches; NULL fits to any."""
+    if left == right or right.this == exp.DType.NULL:
+        return left
+    if left.this == exp.DType.NULL:
+        return right
+    if exp.DType.UNKNOWN not in (left.this, right.this) and (left.this in KINDS or right.this in KINDS):
+        said = [str(KINDS.get(kind.this) or kind.sql(dialect=DIALECT)) for kind in (left, right)]
+        msg = f"column `{name}` is {said[0]} in one branch of UNION ALL, and {said[1]} in another"
+        raise UserError(msg, hint="Make them the same with to_u256, to_i256, or u256_to_string.")
+    if left.this in _INTEGERS and right.this in _INTEGERS:
+        return max((left, right), key=lambda kind: _INTEGERS.index(kind.this))
+    return UNKNOWN
+
+
+def typed(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> dict[str, WideInteger]:
+    """Rewrites a statement by the types of its inputs, in place; returns its output columns, in lower case, that are 256-bit integers."""
+    try:
+        found = Typer(nodes).query(query, {})
+    except UserError as error:
+        raise type(error)(error.message, hint=error.hint, node=node) from None
+    return {name.lower(): KINDS[kind.this] for name, kind in found.items() if kind.this in KINDS}

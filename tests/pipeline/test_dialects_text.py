@@ -1,0 +1,146 @@
+"""Statements in other dialects as text: names, what is offered, what cannot be said; and the hidden columns of any statement."""
+
+from __future__ import annotations
+
+import pytest
+import sqlglot
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlglot import exp
+
+from headrace.pipeline import sql
+from headrace.pipeline.dialects import DIALECTS, double_quoted
+from headrace.pipeline.errors import PipelineFileError, UserError
+from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.hidden import HIDDEN, OP, POS
+from headrace.pipeline.transforms import SqlTransform
+
+
+def said(text: str, dialect: str) -> str:
+    return sql.spark_text(text, dialect=dialect)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "meant"),
+    [
+        ("spark", 'SELECT Id AS "x" FROM T', 'SELECT Id AS "x" FROM T'),
+        ("datafusion", 'SELECT Id, "Big" AS "B", Big AS C FROM Orders', "SELECT id, `Big` AS `B`, big AS c FROM orders"),
+        ("postgres", 'SELECT T.Id FROM "Raw"."T" AS T', "SELECT t.id FROM `Raw`.`T` AS t"),
+        ("trino", 'SELECT Id, "Big" FROM T', "SELECT Id, `Big` FROM T"),
+        ("duckdb", 'SELECT Id, "Big" FROM T', "SELECT Id, `Big` FROM T"),
+        ("clickhouse", "SELECT Id, `Big` FROM T", "SELECT Id, `Big` FROM T"),
+    ],
+)
+def test_names_fold_where_the_dialect_folds_them(dialect: str, text: str, meant: str) -> None:
+    assert said(text, dialect) == meant
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expression", "wrong"),
+    [
+        ("postgres", "regexp_replace(a, 'b', 'c')", "replaces the first match alone"),
+        ("postgres", "a::time", "no type for a time of day"),
+        ("postgres", "encode(a, 'escape')", "the code `escape` cannot be said"),
+        ("datafusion", "arrow_cast(a, 'Dictionary(Int32, Utf8)')", "arrow_cast to `Dictionary\\(Int32, Utf8\\)`"),
+        ("datafusion", "to_char(a, '%Q')", "`%Q` of the format"),
+        ("datafusion", "xs[1:5:2]", "a slice with a step"),
+        ("datafusion", "digest(a, 'blake3')", "digest by `blake3`"),
+        ("datafusion", "array_remove(xs, 1)", "array_remove cannot be said"),
+        ("trino", "TRY(a)", "cannot be said in Spark's SQL"),
+    ],
+)
+def test_what_cannot_be_said_is_an_error_that_names_it(dialect: str, expression: str, wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong) as caught:
+        sql.parse(f"SELECT {expression} AS x FROM t", node="x", dialect=dialect)
+    assert caught.value.node == "x"
+    assert caught.value.hint
+
+
+def test_a_parser_s_error_counts_lines_of_the_text_as_it_is_written() -> None:
+    with pytest.raises(UserError, match="at line 2, column 10"):
+        sql.parse('SELECT "a"\nFROM t (((', dialect="datafusion")
+
+
+def test_what_is_refused_is_refused_in_every_dialect() -> None:
+    for dialect in DIALECTS:
+        with pytest.raises(UserError, match="unsupported plan: an aggregate"):
+            sql.parse("SELECT max(a) FROM t", dialect=dialect)
+    with pytest.raises(UserError, match="unsupported plan: DISTINCT ON"):
+        sql.parse("SELECT DISTINCT ON (a) a FROM t", dialect="postgres")
+    with pytest.raises(UserError, match="unsupported plan: QUALIFY"):
+        sql.parse("SELECT a FROM t QUALIFY row_number() OVER (ORDER BY a) = 1", dialect="duckdb")
+
+
+def test_a_file_says_the_dialect() -> None:
+    text = """
+name: p
+sources: {orders: {type: kafka, topic: o, schema: {id: int64, name: string}, primary_key: id}}
+transforms: {x: {type: sql, dialect: DIALECT, sql: 'SELECT "id" FROM ORDERS WHERE "name" ~ ''^a'''}}
+sinks: {b: {type: blackhole, from: x}}
+"""
+    file = parse_pipeline(text.replace("DIALECT", "datafusion"))
+    assert file.model.transforms["x"].inputs("x") == ("orders",)
+    node = file.model.transforms["x"]
+    assert isinstance(node, SqlTransform)
+    assert node.spark_sql() == "SELECT `id` FROM orders WHERE `name` RLIKE '^a'"
+    for wrong, message in (("oracle", "dialect"), ("spark", "add `dialect: datafusion`")):
+        with pytest.raises(PipelineFileError, match=message):
+            parse_pipeline(text.replace("DIALECT", wrong))
+
+
+def test_texts_in_double_quotes_are_found() -> None:
+    assert double_quoted("""SELECT "a", 'b', `c`, 'say "d"', "e""f" FROM t -- "g" """) == ("a", 'e"f')
+
+
+NAMES = st.sampled_from(["a", "B", "c d", "_gs_op", "ü"])
+ITEMS = st.one_of(
+    NAMES.map(lambda name: f"`{name}`"),
+    st.tuples(NAMES, NAMES).map(lambda pair: f"`{pair[0]}` AS `{pair[1]}`" if pair[1] != "_gs_op" else f"`{pair[0]}`"),
+    st.just("*"),
+    st.just("t.*"),
+    st.just("upper(a) AS up"),
+    st.just("explode(xs) AS x"),
+    st.just("struct(*) AS s"),
+)
+SELECTS = st.lists(ITEMS, min_size=1, max_size=4).filter(lambda items: sum("explode" in item for item in items) < 2)
+SHAPES = st.sampled_from(
+    [
+        "SELECT {0} FROM t",
+        "SELECT {0} FROM t WHERE a > 1 UNION ALL SELECT {1} FROM t",
+        "SELECT * FROM (SELECT {0} FROM t) AS q",
+        "WITH w AS (SELECT {0} FROM t) SELECT {1} FROM w AS t",
+        "SELECT {0} FROM t LATERAL VIEW posexplode(ys) e AS n, y",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(SHAPES, SELECTS, SELECTS)
+def test_every_select_ends_in_the_hidden_columns_once(shape: str, first: list[str], second: list[str]) -> None:
+    text = shape.format(", ".join(first), ", ".join(second))
+    found = sqlglot.parse_one(sql.with_hidden(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=sql.DIALECT)
+    for select in found.find_all(exp.Select):
+        names = [item.alias_or_name for item in select.expressions]
+        assert names[-2:] == [OP, POS]
+        assert not {OP, POS} & {name.lower() for name in names[:-2]}
+        for star in select.find_all(exp.Star):
+            inside = star.find_ancestor(exp.Select) is select and star.parent
+            if inside and not (isinstance(inside, exp.Column) and inside.table.startswith(("_gs_", "e"))):
+                assert {OP, POS} <= {column.name for column in star.args["except_"]}
+    assert {table.name for table in found.find_all(exp.Table)} <= {"hr_t_0", "w"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from(["datafusion", "postgres", "duckdb", "trino"]),
+    st.lists(st.sampled_from(["a", "B", "c d", 'x"y', "select"]), min_size=1, max_size=4),
+    st.text(max_size=12),
+)
+def test_names_and_texts_survive_the_way_to_spark(dialect: str, names: list[str], text: str) -> None:
+    """Quoted names and literals, whatever is in them, are the same in Spark's SQL, also when that is parsed again."""
+    listed = ", ".join(exp.to_identifier(name, quoted=True).sql(dialect=DIALECTS[dialect]) for name in names)
+    literal = exp.Literal.string(text).sql(dialect=DIALECTS[dialect])
+    statement = f"SELECT {listed}, {literal} AS text FROM t"
+    again = sql.parse(said(statement, dialect))
+    assert [item.alias_or_name for item in again.selects[:-1]] == names
+    assert again.selects[-1].unalias().name == text

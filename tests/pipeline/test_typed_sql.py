@@ -1,0 +1,166 @@
+"""What types decide in a statement: operators beside 256-bit integers, and division of whole numbers."""
+
+from __future__ import annotations
+
+import pytest
+from sqlglot import exp
+
+from headrace.pipeline import sql
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.typed_sql import needs_types, spark_type, typed
+from headrace.pipeline.wide import INT256, UINT256
+from headrace.pipeline.wide_sql import type_of_wide
+
+COLUMNS = {
+    "u": type_of_wide(UINT256),
+    "i": type_of_wide(INT256),
+    "n": spark_type("bigint"),
+    "k": spark_type("int"),
+    "d": spark_type("double"),
+    "s": spark_type("string"),
+    "b": spark_type("boolean"),
+    "xs": spark_type("array<int>"),
+    "st": spark_type("struct<a:int,b:string>"),
+}
+MOST = "115792089237316195423570985008687907853269984665640564039457584007913129639935"
+
+
+def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
+    """The expression in Spark's SQL, and its type if that is a 256-bit integer."""
+    query = sql.parse(f"SELECT {expression} AS c FROM t", dialect=dialect)
+    found = typed(query, {"t": COLUMNS}, node="x")
+    return query.selects[0].unalias().sql(dialect=sql.DIALECT), str(found.get("c", ""))
+
+
+@pytest.mark.parametrize(
+    ("written", "meant", "kind"),
+    [
+        ("u + 1", "U256_ADD(u, TO_U256('1'))", "uint256"),
+        ("1 + u", "U256_ADD(TO_U256('1'), u)", "uint256"),
+        ("u - 1 * u", "U256_SUB(u, U256_MUL(TO_U256('1'), u))", "uint256"),
+        ("u / 2", "U256_DIV(u, TO_U256('2'))", "uint256"),
+        ("u DIV n", "U256_DIV(u, TO_U256(n))", "uint256"),
+        ("u % 3", "U256_MOD(u, TO_U256('3'))", "uint256"),
+        ("i + k", "I256_ADD(i, TO_I256(k))", "int256"),
+        ("u + i", "I256_ADD(TO_I256(u), i)", "int256"),
+        ("u - -1", "I256_SUB(TO_I256(u), TO_I256('-1'))", "int256"),
+        ("-i", "I256_NEG(i)", "int256"),
+        ("-u", "I256_NEG(TO_I256(u))", "int256"),
+        ("abs(i)", "I256_ABS(i)", "int256"),
+        ("abs(u)", "u", "uint256"),
+        (f"{MOST} - u", f"U256_SUB(TO_U256('{MOST}'), u)", "uint256"),
+        ("u + '7'", "U256_ADD(u, TO_U256('7'))", "uint256"),
+        ("(t.u + 1) * 2", "U256_MUL((U256_ADD(t.u, TO_U256('1'))), TO_U256('2'))", "uint256"),
+        ("u256_add(u, u) + 1", "U256_ADD(U256_ADD(u, u), TO_U256('1'))", "uint256"),
+        ("u < 5", "U256_COMPARE(u, '5') < 0", ""),
+        ("5 < u", "U256_COMPARE('5', u) < 0", ""),
+        ("u = -1", "I256_COMPARE(u, '-1') = 0", ""),
+        ("u >= n", "I256_COMPARE(u, n) >= 0", ""),
+        ("u <> u", "U256_COMPARE(u, u) <> 0", ""),
+        ("u + 1 > 2", "U256_COMPARE(U256_ADD(u, TO_U256('1')), '2') > 0", ""),
+        ("u <=> i", "(COALESCE(I256_COMPARE(u, i) = 0, FALSE) OR (u IS NULL AND i IS NULL))", ""),
+        ("u BETWEEN 1 AND 2", "(U256_COMPARE(u, '1') >= 0 AND U256_COMPARE(u, '2') <= 0)", ""),
+        ("u NOT IN (1, 2)", "NOT (U256_COMPARE(u, '1') = 0 OR U256_COMPARE(u, '2') = 0)", ""),
+        ("CASE WHEN u > 5 THEN u ELSE 0 END", "CASE WHEN U256_COMPARE(u, '5') > 0 THEN u ELSE TO_U256('0') END", "uint256"),
+        ("CASE u WHEN 5 THEN 'a' END", "CASE WHEN U256_COMPARE(u, '5') = 0 THEN 'a' END", ""),
+        ("coalesce(u, 0)", "COALESCE(u, TO_U256('0'))", "uint256"),
+        ("coalesce(u, n)", "COALESCE(u, TO_U256(n))", "uint256"),
+        ("if(b, u, NULL)", "IF(b, u, NULL)", "uint256"),
+        ("nullif(u, 0)", "CASE WHEN U256_COMPARE(u, '0') = 0 THEN NULL ELSE u END", "uint256"),
+        ("CAST(u AS STRING)", "U256_TO_STRING(u)", ""),
+        ("CAST(i AS STRING)", "I256_TO_STRING(i)", ""),
+        ("CAST(n AS UINT256)", "TO_U256(n)", "uint256"),
+        ("CAST(u AS INT256)", "TO_I256(u)", "int256"),
+        ("CAST(u AS BIGINT)", "CAST(u AS BIGINT)", ""),
+        ("CAST(u AS DOUBLE) * 1.5", "CAST(u AS DOUBLE) * 1.5", ""),
+        ("b AND s = 'x' OR b", "b AND s = 'x' OR b", ""),
+        ("u || 'x'", "u || 'x'", ""),
+        ("u = 'x'", "u = 'x'", ""),
+        ("u = s", "u = s", ""),
+        ("u LIKE '1%'", "u LIKE '1%'", ""),
+        ("u IS NULL", "u IS NULL", ""),
+        ("length(u) + 1", "LENGTH(u) + 1", ""),
+        ("n + k", "n + k", ""),
+        ("coalesce(u, 'none')", "COALESCE(u, 'none')", ""),
+    ],
+)
+def test_operators_beside_wide_integers_are_functions(written: str, meant: str, kind: str) -> None:
+    assert said(written) == (meant, kind)
+
+
+def test_the_largest_and_the_smallest_are_found_by_numbers() -> None:
+    text, kind = said("greatest(u, 5)")
+    assert "U256_COMPARE(u, '5') >= 0" in text
+    assert kind == "uint256"
+    assert "I256_COMPARE(i, u) <= 0" in said("least(i, u)")[0]
+
+
+@pytest.mark.parametrize("written", ["u * 1.5", "u > d", "d + i", "u / 2.5", "u BETWEEN 1 AND 2 AND u = 1.5"])
+def test_what_would_lose_digits_is_an_error(written: str) -> None:
+    with pytest.raises(UserError, match=r"node 'x'.*beside a number with a fraction"):
+        said(written)
+
+
+@pytest.mark.parametrize(
+    ("statement", "wide"),
+    [
+        ("SELECT * FROM t", {"u": "uint256", "i": "int256"}),
+        ("SELECT t.* FROM t", {"u": "uint256", "i": "int256"}),
+        ("SELECT * EXCEPT (i), st.* FROM t", {"u": "uint256"}),
+        ("WITH c AS (SELECT u + 1 AS v, * FROM t) SELECT v, v * 2 AS w FROM c", {"v": "uint256", "w": "uint256"}),
+        ("SELECT q.v + 1 AS w FROM (SELECT u AS v FROM t) AS q", {"w": "uint256"}),
+        ("SELECT w + 1 AS v FROM (SELECT u FROM t) AS q(w)", {"v": "uint256"}),
+        ("SELECT u + 1 AS x, x + 1 AS y FROM t", {"x": "uint256", "y": "uint256"}),
+        ("SELECT u FROM t UNION ALL SELECT u + 1 FROM t UNION ALL SELECT NULL FROM t", {"u": "uint256"}),
+        ("SELECT a.u, x FROM t AS a LATERAL VIEW explode(xs) e AS x WHERE a.u > 5", {"u": "uint256"}),
+        ("SELECT n, explode(xs) AS x FROM t", {}),
+    ],
+)
+def test_output_columns_carry_the_type(statement: str, wide: dict[str, str]) -> None:
+    found = typed(sql.parse(statement), {"t": COLUMNS})
+    assert {name: str(kind) for name, kind in found.items()} == wide
+
+
+@pytest.mark.parametrize(("first", "second"), [("u", "i"), ("u", "n"), ("s", "i")])
+def test_branches_must_have_one_type(first: str, second: str) -> None:
+    with pytest.raises(UserError, match=f"column `{first}` is .* in one branch of UNION ALL, and .* in another"):
+        typed(sql.parse(f"SELECT {first} FROM t UNION ALL SELECT {second} FROM t"), {"t": COLUMNS})
+
+
+@pytest.mark.parametrize(
+    ("written", "dialect", "meant"),
+    [
+        ("n / k", "postgres", "CAST((n DIV k) AS BIGINT)"),
+        ("k / 2", "datafusion", "CAST((k DIV 2) AS INT)"),
+        ("(n + 1) / k", "trino", "CAST(((n + 1) DIV k) AS BIGINT)"),
+        ("xs[1] / 2", "datafusion", "CAST((TRY_ELEMENT_AT(xs, 1) DIV 2) AS INT)"),
+        ("array_length(xs) / 2", "datafusion", "CAST((SIZE(xs) DIV 2) AS INT)"),
+        ("st.a / 2", "postgres", "CAST((st.a DIV 2) AS INT)"),
+        ("n / d", "postgres", "n / d"),
+        ("n / 2.5", "postgres", "n / 2.5"),
+        ("k / 2", "spark", "k / 2"),
+        ("k / 2", "duckdb", "k / 2"),
+        ("k / 2", "clickhouse", "k / 2"),
+        ("u / 2", "postgres", "U256_DIV(u, TO_U256('2'))"),
+    ],
+)
+def test_whole_numbers_divide_as_the_dialect_says(written: str, dialect: str, meant: str) -> None:
+    assert said(written, dialect)[0] == meant
+
+
+def test_a_division_of_unknown_types_is_an_error() -> None:
+    with pytest.raises(UserError, match="whether `NOFUNC\\(n\\) / 2` divides whole numbers cannot be told"):
+        said("nofunc(n) / 2", "postgres")
+
+
+def test_a_statement_without_any_of_this_needs_no_types() -> None:
+    assert not needs_types(sql.parse("SELECT n + 1 AS m FROM t WHERE k / 2 > 1"), wide=False)
+    assert needs_types(sql.parse("SELECT n / 2 AS m FROM t", dialect="postgres"), wide=False)
+    assert needs_types(sql.parse("SELECT to_u256(n) AS m FROM t"), wide=False)
+
+
+def test_unnest_of_a_struct_is_its_fields() -> None:
+    query = sql.parse("SELECT n, unnest(st), unnest(t.st) FROM t", dialect="datafusion")
+    typed(query, {"t": COLUMNS})
+    assert query.sql(dialect=sql.DIALECT) == "SELECT n, st.*, t.st.* FROM t"
+    assert not query.find(exp.Unnest)
