@@ -26,8 +26,9 @@ def tables(model: nodes.PipelineModel) -> dict[str, DynamicTable]:
 
 def asks(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The dynamic tables that a transform's SQL asks. Raises UserError for a call that says no table."""
-    text = getattr(model.transforms.get(name), "sql", None)
-    return dynamic.asked(text, node=name) if isinstance(text, str) else ()
+    node = model.transforms.get(name)
+    text, dialect = getattr(node, "sql", None), getattr(node, "dialect", None)
+    return dynamic.asked(text, node=name, **({"dialect": dialect} if dialect else {})) if isinstance(text, str) else ()
 
 
 def in_order(model: nodes.PipelineModel) -> list[str]:

@@ -17,14 +17,14 @@ def calls(query: exp.Expr) -> list[exp.Anonymous]:
     return [call for call in query.find_all(exp.Anonymous) if call.name.lower() == FUNCTION]
 
 
-def asked(text: str, *, node: str = "") -> tuple[str, ...]:
-    """The tables that a statement asks, in order of appearance.
+def asked(text: str, *, node: str = "", **dialect: str) -> tuple[str, ...]:
+    """The tables that a statement asks, in order of appearance. `dialect` is the parser's, where the node names one.
 
     Raises UserError for a call that is not `dynamic_table_check('table', value)`, and where the SQL cannot be parsed.
     """
     if FUNCTION not in text.lower():
         return ()
-    return tuple(dict.fromkeys(_table(call, node) for call in calls(sql.parse(text, node=node))))
+    return tuple(dict.fromkeys(_table(call, node) for call in calls(sql.parse(text, node=node, **dialect))))
 
 
 def _table(call: exp.Anonymous, node: str) -> str:
