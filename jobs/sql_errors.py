@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.base import HIDDEN
 from headrace.pipeline.functions import offered
+from headrace.pipeline.plugins.found import function_names
 from headrace.pipeline.problems import meant
 from headrace.pipeline.refused import AGGREGATE
 
@@ -39,7 +40,9 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
     name = wrong.split(".")[-1]
     if kind == "function":
         written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
-        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), offered())}", _where(text, name)
+        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), [*offered(), *function_names()])}", _where(
+            text, name
+        )
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
     near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
     return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\nThere are: {', '.join(near)}." if near else "")

@@ -39,7 +39,7 @@ def _of_plugins(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iter
                 msg = f"the label `{label}` is set by the plugin to `{node.plugin.labels[label]}`"
                 yield UserError(msg, hint="Remove it here.", node=name, place=place(part, name, "telemetry", "labels", label))
             if isinstance(node, PluginTransform):
-                for key in sorted({"batch_size", "batch_flush_interval"} & node.model_fields_set):
+                for key in sorted({"batch_size"} & node.model_fields_set):
                     yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
             if isinstance(node, PluginSink) and node.forgetful and node.delivery is None:
                 msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"

@@ -90,6 +90,11 @@ def functions(names: frozenset[str]) -> list[Found]:
     return [one for one in installed() if sql_name(one.id) in names]
 
 
+def function_names() -> list[str]:
+    """What every plugin would be called in SQL, were it a function: for guessing what somebody meant."""
+    return [sql_name(one.id) for one in installed()]
+
+
 def load(found: Found) -> Plugin:
     """The plugin's declaration. Raises PluginError, naming it, where it may not be used, cannot be imported, or declares no plugin."""
     if not allowed(found.id):
