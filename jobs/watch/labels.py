@@ -30,4 +30,5 @@ def type_tags(node: Any) -> Mapping[str, str]:
     texts = {
         tag: next((getattr(node, key) for key in keys if isinstance(getattr(node, key, None), str)), None) for tag, keys in tags.items()
     }
-    return {tag: text for tag, text in texts.items() if text}
+    plugin = {"type": node.type} if hasattr(node, "plugin") else {}
+    return plugin | {tag: text for tag, text in texts.items() if text}

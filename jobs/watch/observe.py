@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headrace.pipeline import graph
 from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.telemetry import EventTime
 
@@ -133,11 +134,10 @@ def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
 
 
 def fed(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
-    """The sources and transforms that lead to these sinks."""
-    from headrace.pipeline import graph
-
+    """The sources and transforms that lead to these sinks, or fill dynamic tables."""
     found: set[str] = set()
     left = [model.sinks[name].from_ for name in sinks]
+    left += [upstream for table in graph.tables(model) for upstream in graph.inputs_of(model, table)]
     while left:
         name = left.pop()
         if name not in found:

@@ -18,7 +18,7 @@ from headrace.jobs.watch.eyes import Eyes, NoEyes, _Look, open_eyes
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.meters import Meters
 from headrace.jobs.watch.names import BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
-from headrace.jobs.watch.observe import Observed
+from headrace.jobs.watch.observe import Observed, fed
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.records import Counts, EpochPlan, Phase
@@ -283,3 +283,17 @@ def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureF
     look.share(frame)
     assert (seen.waiting, seen.shared) == ({}, [])
     assert [line for line in caplog.messages if line.startswith("watching=src")]
+
+
+def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None:
+    text = FILE.replace("sinks:", "  apart: {type: sql, sql: select id from src}\n  more: {type: sql, sql: select id from kept}\nsinks:")
+    text = text.replace("from: kept}", "from: more}")
+    model = parse_pipeline(text + "  last: {type: blackhole, from: apart}\n", "shop.yaml").model
+    assert fed(model, ["hole"]) == {"src", "kept", "more"}
+    assert fed(model, ["pg"]) == {"src", "kept"}
+    assert fed(model, ["last"]) == {"src", "apart"}
+    assert fed(model, []) == frozenset()
+    table = "  seen: {type: dynamic_table, backend_type: InMemory, backend_entity_name: seen, sql: select cast(id as string) from apart}\n"
+    check = "\"select id from kept where dynamic_table_check('seen', cast(id as string))\"}"
+    asked = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
+    assert fed(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
