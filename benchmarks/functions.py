@@ -94,6 +94,17 @@ def measure(spark: SparkSession, rows: int) -> list[dict[str, Any]]:
     return found
 
 
+def shown_rate(rate: float) -> str:
+    """For people; what takes next to nothing beside reading the columns has no figure of its own."""
+    return f"{rate:.2f} M rows/s" if rate < 10 else "over 10 M rows/s"
+
+
+def shown_ratio(one: dict[str, Any]) -> str:
+    """Of the goal."""
+    ratio = one["rate"] / GOALS[one["kind"]]
+    return f"{ratio:.2f}" if one["rate"] < 10 else ""
+
+
 def _seconds(spark: SparkSession, text: str) -> float:
     """Processor time of the second run: the first one compiles."""
     took = 0.0
