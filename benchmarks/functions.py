@@ -1,7 +1,7 @@
 """Rows per second of each function on one core: `python -m benchmarks.functions [ROWS]` prints a line of JSON per function.
 
 One cached table, one Spark task, a sink that throws rows away. What counts is the processor time of the JVM and of its Python workers,
-so that other work on the machine changes little, in the second of two runs, without what reading the same columns takes.
+so that other work on the machine changes little, in the third of three runs, without what reading the same columns takes.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def shown_ratio(one: dict[str, Any]) -> str:
 
 
 def _seconds(spark: SparkSession, text: str) -> float:
-    """Processor time of the second run: the first one compiles."""
+    """Processor time of the third run: in those before, Spark and the JVM compile."""
     took = 0.0
-    for _ in range(2):
+    for _ in range(3):
         began = _spent(spark)
         spark.sql(text).write.format("noop").mode("overwrite").save()
         took = _spent(spark) - began
