@@ -7,6 +7,8 @@ import os
 import secrets
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ import pyarrow.json as pa_json
 from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
+from benchmarks.functions import shown_rate, shown_ratio
 from benchmarks.kit import HISTORY, STREAM, Bench, rate, timed, tree_size
 from benchmarks.lookups import lookups
 from benchmarks.programs import script
@@ -260,6 +263,15 @@ def memory(bench: Bench, rows: int) -> list[str]:
     return missed + ([f"memory is {max(sizes):.2f} GiB, allowed {GATE_GIB}"] if max(sizes) > GATE_GIB else [])
 
 
+def functions(bench: Bench, rows: int) -> list[str]:
+    """Functions of SQL, in a process of their own with one core. The ratio is against the goal of their kind."""
+    del rows
+    output = subprocess.run([sys.executable, "-m", "benchmarks.functions"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    for one in map(json.loads, output.splitlines()):
+        bench.add("functions", f"`{one['call']}`, {one['kind']}", shown_rate(one["rate"]), shown_ratio(one))
+    return []
+
+
 def _size(pid: int) -> int:
     import psutil
 
@@ -286,6 +298,7 @@ CASES: dict[str, Callable[[Bench, int], list[str]]] = {
     "live": live,
     "startup": startup,
     "memory": memory,
+    "functions": functions,
     "lookups": lookups,
     "script": script,
 }

@@ -15,11 +15,19 @@ from headrace.pipeline.functions.templates import fill, literal_text, text_of, w
 
 _PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
 _KINDS = {"VALUE": "", "OBJECT": "{", "ARRAY": "[", "SCALAR": "-"}
-VALID = "(try_parse_json(concat('{{\"v\":', {0}, '}}')) IS NOT NULL AND json_array_length(concat('[', {0}, ']')) = 1)"
-"""Spark's parsers stop behind the first value; inside of two kinds of brackets only one value, and the whole of it, is valid."""
+_END = "headrace:end:7f3c"
+VALID = "coalesce(try_variant_get(try_parse_json(concat('[', {0}, ',\"" + _END + "\"]')), '$[1]', 'string') = '" + _END + "', FALSE)"
+"""Spark's parser stops behind the first value: it has read the whole text as one value where the item behind it is ours."""
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
 """The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
-_OPEN = "left({}, 1) IN ('{{', '[')"
+_FOUND = "get_json_object(_1, _2)"
+_CONTAINER = (
+    f"left({_FOUND}, 1) IN ('{{', '[') AND (NOT (contains(_1, '\"{{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
+    f" OR NOT startswith({_AS_JSON}, '\"'))"
+)
+"""Whether it is an object or an array, and no text that looks like one: the document is parsed again only if it has such a text.
+
+Written so that the value is looked up once: Spark shares what is computed whatever a condition says."""
 
 
 def _path(call: Call) -> exp.Expr:
@@ -31,32 +39,26 @@ def _path(call: Call) -> exp.Expr:
     return call.args[1]
 
 
+def _picked(call: Call, condition: str) -> exp.Expr:
+    """What is found under a condition, else NULL."""
+    chosen = f"get(array({_FOUND}), CASE WHEN {condition} THEN 0 ELSE -1 END)"
+    return fill(chosen, [call.args[0], _path(call)], quote=exp.Literal.string("'"))
+
+
 def _scalar(call: Call) -> exp.Expr:
-    """Text that looks like an object may be one, or text in quotes: only then is the document parsed once more."""
-    path = _path(call)
-    found = "get_json_object(_1, _2)"
-    return fill(
-        f"CASE WHEN {_OPEN.format(found)} THEN CASE WHEN startswith({_AS_JSON}, '\"') THEN {found} END"
-        f" {_root_null(path, found)}ELSE {found} END",
-        [call.args[0], path],
-    )
-
-
-def _root_null(path: exp.Expr, found: str) -> str:
-    return f"WHEN {found} = 'null' AND trim(_1) = 'null' THEN NULL " if text_of(path) == "$" else ""
+    """What is neither an object nor an array; at the root, JSON's null comes as a text."""
+    null = f" OR ({_FOUND} = 'null' AND trim(_1) = 'null')" if text_of(call.args[1]) == "$" else ""
+    return _picked(call, f"NOT (({_CONTAINER}){null})")
 
 
 def _container(call: Call) -> exp.Expr:
-    path = _path(call)
-    found = "get_json_object(_1, _2)"
-    return fill(
-        f"CASE WHEN {_OPEN.format(found)} THEN CASE WHEN NOT startswith({_AS_JSON}, '\"') THEN {found} END END",
-        [call.args[0], path],
-    )
+    return _picked(call, _CONTAINER)
 
 
 def _exists(call: Call) -> exp.Expr:
-    return fill("try_variant_get(try_parse_json(_1), _2, 'variant') IS NOT NULL", [call.args[0], _path(call)])
+    """JSON's null is there as well, which only the second look tells from nothing."""
+    second = f"(contains(_1, 'null') AND {_AS_JSON} IS NOT NULL)"
+    return fill(f"({_FOUND} IS NOT NULL OR {second})", [call.args[0], _path(call)])
 
 
 def _json_exists(call: Call) -> exp.Expr:

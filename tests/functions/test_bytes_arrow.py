@@ -69,6 +69,7 @@ def test_base58_of_nothing_and_of_no_base58() -> None:
     assert bases.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [b"", b"", b"a", b"", b"", b""]
 
 
+@settings(deadline=None)
 @given(st.integers(-(2**256), 2**256), st.integers(2, 36), st.integers(2, 36))
 def test_bases_there_and_back(number: int, source: int, target: int) -> None:
     def convert(text: str, one: int, other: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.jobs.functions import wide
@@ -46,6 +46,7 @@ def test_arithmetic_is_that_of_integers_or_an_error(
 ) -> None:
     function = getattr(wide, f"{prefix}_{operation}")
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
     def check(pairs: list[tuple[int, int]]) -> None:
         found = function(texts([a for a, _ in pairs]), texts([b for _, b in pairs])).to_pylist()
@@ -63,6 +64,7 @@ def test_arithmetic_is_that_of_integers_or_an_error(
     check()
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**36), st.integers(0, 10**36)), min_size=1, max_size=6))
 def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[int, int]]) -> None:
     a, b = texts([max(pair) for pair in pairs]), texts([min(pair) for pair in pairs])
@@ -73,6 +75,7 @@ def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[in
             assert found == [str(EXPECTED[operation](max(pair), min(pair))) for pair in pairs]
 
 
+@settings(deadline=None)
 @given(st.lists(SIGNED, min_size=1, max_size=6))
 def test_signs(numbers: list[int]) -> None:
     for name, wanted in (("i256_neg", [-n for n in numbers]), ("i256_abs", [abs(n) for n in numbers])):
@@ -80,6 +83,7 @@ def test_signs(numbers: list[int]) -> None:
         assert [said for said in found if not said.startswith(ERROR)] == [str(n) for n in wanted if n <= I_MAX]
 
 
+@settings(deadline=None)
 @given(st.lists(UNSIGNED, min_size=1, max_size=6), st.lists(SIGNED, min_size=1, max_size=6))
 def test_bytes_of_both_orders_and_text_come_back(unsigned: list[int], signed: list[int]) -> None:
     for name, numbers, sign in (("to_u256", unsigned, False), ("to_i256", signed, True)):
