@@ -39,6 +39,11 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+def _parted(value: Any) -> Any:
+    """`a, b` is a list too, which is how a variable says one."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """Unknown keys are mistakes."""
 
@@ -212,8 +217,9 @@ def is_url(value: str) -> bool:
 class PythonTransforms(Section):
     """Which Python a pipeline file may name."""
 
-    allow: list[str] = Field(
-        default_factory=list, description="Modules, with all below them, whose functions `python` transforms may call. Empty: none."
+    allow: Annotated[list[str], BeforeValidator(_parted)] = Field(
+        default_factory=list,
+        description="Modules, with all below them, whose functions `python` transforms may call: a list, or a text with commas. Empty: none.",
     )
 
 

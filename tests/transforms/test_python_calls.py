@@ -16,6 +16,7 @@ from headrace.jobs.transforms.python.calls import Call, find
 from headrace.jobs.transforms.python.transform import allowed
 from headrace.jobs.transforms.shape import final_schema, with_hidden
 from headrace.pipeline.errors import DataError, SchemaError, UserError
+from headrace.pipeline.settings import load_settings
 from headrace.pipeline.transforms import PythonTransform
 
 MODULE = """
@@ -196,11 +197,22 @@ def test_only_the_settings_allow_a_module() -> None:
         allowed("rates_of_ours.fx:f", [], "n")
     assert "the settings do not allow Python from `rates_of_ours.fx` (allowed: nothing)" in caught.value.message
     assert "python_transforms: {allow: [rates_of_ours]}" in caught.value.hint
+    assert "HEADRACE__PYTHON_TRANSFORMS__ALLOW=rates_of_ours." in caught.value.hint
     allowed("rates_of_ours.fx:f", ["other", "rates_of_ours"], "n")
     allowed("rates_of_ours:f", ["rates_of_ours"], "n")
     for other in (["rates_of_ours.fx.deeper"], ["rates"], ["rates_of_ours_too"]):
         with pytest.raises(UserError):
             allowed("rates_of_ours.fx:f", other, "n")
+
+
+def test_the_setting_is_a_list_or_a_text_with_commas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings().python_transforms.allow == []
+    monkeypatch.setenv("HEADRACE__PYTHON_TRANSFORMS__ALLOW", "rates_of_ours, other")
+    assert load_settings().python_transforms.allow == ["rates_of_ours", "other"]
+    monkeypatch.delenv("HEADRACE__PYTHON_TRANSFORMS__ALLOW")
+    (tmp_path / "config.yaml").write_text("python_transforms: {allow: [rates_of_ours]}\n")
+    assert load_settings().python_transforms.allow == ["rates_of_ours"]
 
 
 @pytest.mark.parametrize("path", ["f", "a:b:c", "a.b", "a-b:c", "a:", ":f", "os.system('x'):f", "a:f()"])

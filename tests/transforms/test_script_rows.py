@@ -176,6 +176,15 @@ def test_a_cache_that_changes_no_row_is_fine() -> None:
     assert [row["id"] for row in bare(source, ONE)] == [2, 4, 6]
 
 
+def test_rows_that_share_a_place_are_no_memory() -> None:
+    """As UNION ALL of a source with itself makes them."""
+    given = hidden(pa.Table.from_pylist(ONE))
+    (batch,) = pa.concat_tables([given, given]).combine_chunks().to_batches()
+    for source, count in (("function process(r) { return [r, r] }", 12), ("function process(r) { return r.id < 3 ? r : null }", 4)):
+        found = script(source, pa.Table.from_pylist(ONE).schema).rows([batch], given.schema)
+        assert pa.Table.from_batches(found, given.schema).num_rows == count
+
+
 def test_batches_of_any_size_give_the_same_rows() -> None:
     table = pa.table({"id": pa.array(range(1000))})
     source = "function process(r) { return r.id % 3 ? {id: r.id} : [r, r] }"

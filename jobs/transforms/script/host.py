@@ -58,17 +58,18 @@ class Script:
 
     def rows(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
-        count, last, made = 0, None, None
+        count, last, tail = 0, None, None
         with borrowed(self.limits) as vm:
             self._load(vm)
             for whole in batches:
                 for last in self._cut(whole):
                     count += last.num_rows
-                    made = None
-                    for made in self._through(vm, last, schema):
+                    tail = None
+                    for made, of_last in self._through(vm, last, schema):
                         yield made
+                        tail = made.slice(made.num_rows - of_last)
             if last is not None and count > 1 and self.program.deterministic:
-                self._again(vm, last.slice(last.num_rows - 1), made, schema)
+                self._again(vm, last.slice(last.num_rows - 1), tail, schema)
 
     def _load(self, vm: Vm) -> None:
         try:
@@ -81,7 +82,8 @@ class Script:
         for start in range(0, batch.num_rows, each):
             yield batch.slice(start, each)
 
-    def _through(self, vm: Vm, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _through(self, vm: Vm, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """What becomes of a batch, in pieces; with each, how many of its rows, at its end, are the last input row's."""
         text = encoded([batch.column(name) for name in (*self.inputs, OP)])
         try:
             for piece in vm.rows(text):
@@ -89,7 +91,7 @@ class Script:
         except StoppedError as error:
             raise self._explained(self._located(error, text), batch) from None
 
-    def _batch(self, piece: bytes, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    def _batch(self, piece: bytes, batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
         try:
             row, number, op, columns = decoded(piece, self.outputs)
         except ValueRefusedError as error:
@@ -104,7 +106,8 @@ class Script:
             raise DataError(msg, node=self.node, hint="Do the work of two of them in one.") from None
         fields = [pos.field(name) if name != "sub" else sub for name in (field.name for field in pos.type)]
         hidden = pa.StructArray.from_arrays(fields, names=[field.name for field in pos.type])
-        return pa.RecordBatch.from_arrays([*columns, op, hidden], schema=schema)
+        of_last = pc.sum(pc.equal(row, batch.num_rows - 1)).as_py() or 0
+        return pa.RecordBatch.from_arrays([*columns, op, hidden], schema=schema), of_last
 
     def _located(self, error: StoppedError, text: str) -> StoppedError:
         """The same end with its row, found by running the batch again row by row, where the process could not say it."""
@@ -119,14 +122,14 @@ class Script:
             return again
         return error
 
-    def _again(self, vm: Vm, row: pa.RecordBatch, made: pa.RecordBatch | None, schema: pa.Schema) -> None:
+    def _again(self, vm: Vm, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
         """Holds a script that says it is deterministic to it: its last row alone, in a fresh engine, gives the same rows.
 
         One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed in other batches.
         """
         self._load(vm)
-        alone = [one for piece in self._through(vm, row, schema) for one in piece.to_pylist()]
-        if repr(_of_row(made, row)) != repr(alone):
+        alone = [one for piece, _ in self._through(vm, row, schema) for one in piece.to_pylist()]
+        if repr(before.to_pylist() if before is not None else []) != repr(alone):
             where = self._row(row, 0)
             msg = f"the script gives other rows for {where} when it is processed alone: it keeps something from row to row"
             hint = "Let the result depend on `input` alone; or say `deterministic: false`: the rows are then staged, so that a replay repeats them."
@@ -178,14 +181,3 @@ class Script:
         keys = [f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names]
         found = f"partition {pos['part']}, offset {pos['off']}"
         return f"row {', '.join(keys)} ({found})" if keys else f"row at {found}"
-
-
-def _of_row(made: pa.RecordBatch | None, row: pa.RecordBatch) -> list[dict[str, object]]:
-    """The rows of `made` that come of one input row."""
-    if made is None:
-        return []
-    pos, wanted = made.column(POS), row.column(POS)[0].as_py()
-    mask = pc.equal(pc.divide(pos.field("sub"), FAN_OUT), wanted["sub"])
-    for name in ("source", "part", "off"):
-        mask = pc.and_(mask, pc.equal(pos.field(name), wanted[name]))
-    return made.filter(mask).to_pylist()
