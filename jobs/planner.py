@@ -95,10 +95,11 @@ class Planner:
 
     def _register_functions(self) -> None:
         """Functions of plugins, by the names that the SQL calls them by."""
-        for name, node in self.file.model.transforms.items():
+        transforms: Mapping[str, Any] = self.file.model.transforms
+        for name, node in transforms.items():
             if text := getattr(node, "sql", None):
                 try:
-                    register_functions(self.spark, [text])
+                    register_functions(self.spark, [sql.spark_text(text, node=name, dialect=node.dialect)])
                 except PluginError as error:
                     error.node, error.place = name, self.file.place_of(name, "sql")
                     raise
