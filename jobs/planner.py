@@ -95,8 +95,8 @@ class Planner:
 
     def _register_functions(self) -> None:
         """Functions of plugins, by the names that the SQL calls them by."""
-        transforms: Mapping[str, Any] = self.file.model.transforms
-        for name, node in transforms.items():
+        nodes: dict[str, Any] = {**self.file.model.transforms}
+        for name, node in nodes.items():
             if text := getattr(node, "sql", None):
                 try:
                     register_functions(self.spark, [sql.spark_text(text, node=name, dialect=node.dialect)])

@@ -36,7 +36,6 @@ STEPS = [
     ("sinks-written", 5, "group", True),
     ("postgres-only", 7, "jvm", True),
 ]
-SAMPLE = [("postgres-only", 6, "group", True)]
 
 
 @pytest.fixture
@@ -68,7 +67,8 @@ def answers(world: World, spark: SparkSession) -> dict[int, int]:
     return held
 
 
-@pytest.mark.parametrize(("point", "nth", "who", "staged"), STEPS if WHOLE else SAMPLE)
+@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who", "staged"), STEPS)
 def test_both_sinks_hold_the_same_answers(
     asking: World, web: Service, spark: SparkSession, point: str, nth: int, who: str, staged: bool
 ) -> None:
