@@ -21,8 +21,6 @@ from headrace.jobs.replay import replay
 from headrace.pipeline.errors import RecordError
 from headrace.pipeline.file import load_pipeline
 
-WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
-
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 # Epochs as in test_kills: 1 to 4 history, 5 to 8 stream. The last word: whether the epoch's stage was complete when it died.

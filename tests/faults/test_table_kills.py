@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from lane_world import HISTORY, World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.replay import replay
 from headrace.pipeline.file import load_pipeline
-
-WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
@@ -28,10 +24,10 @@ STEPS = [
     ("Postgres", "staged", 3, "group"),
     ("Postgres", "postgres-only", 6, "group"),
 ]
-SAMPLE = [("InMemory", "postgres-only", 2, "group")]
 
 
-@pytest.mark.parametrize(("backend", "point", "nth", "who"), STEPS if WHOLE else SAMPLE)
+@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.parametrize(("backend", "point", "nth", "who"), STEPS)
 def test_what_was_marked_stays_marked(world: World, spark: SparkSession, backend: str, point: str, nth: int, who: str) -> None:
     marked = (
         f"\n  marked: {{type: dynamic_table, backend_type: {backend}, backend_entity_name: marked,"
@@ -45,6 +41,5 @@ def test_what_was_marked_stays_marked(world: World, spark: SparkSession, backend
     assert answer["code"] == 0, answer
     assert answer["caught_up"]
     world.check(spark)
-    if WHOLE:
-        replay(load_pipeline(world.file), world.settings(), sink="pg", from_epoch=1, spark=spark)
-        world.check(spark)
+    replay(load_pipeline(world.file), world.settings(), sink="pg", from_epoch=1, spark=spark)
+    world.check(spark)
