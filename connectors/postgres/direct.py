@@ -101,7 +101,7 @@ class SplitTask:
             yield wired
 
 
-_POSITION_TYPES = (pa.int32(), pa.int32(), pa.int64(), pa.int32())
+_POSITION_TYPES = (pa.int32(), pa.int32(), pa.int64(), pa.int64())
 
 
 def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -111,9 +111,9 @@ def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[p
     start = 0
     for batch in batches:
         size = batch.num_rows
-        zero = pa.repeat(pa.scalar(0, pa.int32()), size)
+        source, part, _, sub = (pa.repeat(pa.scalar(0, kind), size) for kind in _POSITION_TYPES)
         order = pa.array(np.arange(start, start + size, dtype=np.int64))
-        yield pa.RecordBatch.from_arrays([*batch.columns, pa.repeat("i", size), zero, zero, order, zero], schema=columns)
+        yield pa.RecordBatch.from_arrays([*batch.columns, pa.repeat("i", size), source, part, order, sub], schema=columns)
         start += size
 
 
