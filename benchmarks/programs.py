@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.kit import Bench, rate
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.script.transform import script_of
 from headrace.jobs.transforms.script.vm import end_idle
-from headrace.jobs.transforms.shape import POS_ARROW, with_hidden
+from headrace.jobs.transforms.shape import with_hidden
 from headrace.pipeline.transforms import ScriptTransform
 
 _MOST = 1_000_000

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 _KEY = "headrace.type"
 
+POS_ARROW = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
+"""`_gs_pos` as Arrow."""
+
 
 def spark_schema(schema: pa.Schema) -> StructType:
     """Spark's columns for an Arrow schema. The analyzer carries the metadata of columns that a statement passes on as they are."""

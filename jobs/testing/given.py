@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.rows import payload_schema
-from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.tables.base import Lookup, Table, texts
 from headrace.jobs.tables.sets import Segment, SetLookup
 from headrace.jobs.testing.text import plain
@@ -27,8 +27,6 @@ from headrace.pipeline.wide import is_wide, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-POS_TYPE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +126,8 @@ def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: i
         pa.array([carried(row[field.name], field.type) for row in cells], kind.type)
         for field, kind in zip(schema, stored(schema), strict=True)
     ]
-    hidden = [pa.array(operations, pa.string()), pa.array(places, POS_TYPE)]
-    return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_TYPE)]))
+    hidden = [pa.array(operations, pa.string()), pa.array(places, POS_ARROW)]
+    return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]))
 
 
 def carried(value: Any, kind: pa.DataType) -> Any:

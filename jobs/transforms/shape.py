@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.kafka.rows import payload_schema
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.pipeline.wide import stored
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-POS_ARROW = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
 
 
 def final_schema(node: str, declared: Mapping[str, str] | None, inputs: pa.Schema) -> pa.Schema:

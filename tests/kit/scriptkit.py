@@ -7,9 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.base import OP, POS
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.script.host import Script
 from headrace.jobs.transforms.script.transform import script_of
-from headrace.jobs.transforms.shape import POS_ARROW, final_schema, with_hidden
+from headrace.jobs.transforms.shape import final_schema, with_hidden
 from headrace.pipeline.errors import Place
 from headrace.pipeline.transforms import ScriptTransform
 

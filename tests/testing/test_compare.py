@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.lake_rows import last_by_key
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.testing.compare import compare, same
-from headrace.jobs.testing.given import POS_TYPE
 from headrace.jobs.testing.held import held
 from headrace.pipeline.case_names import chooser
 from headrace.pipeline.errors import DataError, GuaranteeError
@@ -118,7 +118,7 @@ def test_a_delta_table_holds_what_its_merge_is_given() -> None:
     draw = random.Random(7)
     steps = changes(*((draw.choice("iuud"), draw.randrange(6), draw.randrange(9)) for _ in range(60)))
     places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(steps))]
-    merged = last_by_key("s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_TYPE)), ("id",)).to_pylist()
+    merged = last_by_key("s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_ARROW)), ("id",)).to_pylist()
     there = [(row["id"], row["v"]) for row in merged if row["_gs_op"] != "d"]
     assert sorted(there) == sorted((row["id"], row["v"]) for row in held("s", SimpleNamespace(type="delta"), ("id",), steps))
     assert 0 < len(there) < 6

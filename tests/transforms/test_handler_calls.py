@@ -16,12 +16,12 @@ from web import Service as Web
 
 from headrace.connectors.base import FAN_OUT
 from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.handler import calls
 from headrace.jobs.transforms.handler.breaker import Breaker
 from headrace.jobs.transforms.handler.calls import HandlerTask, Service
 from headrace.jobs.transforms.handler.decode import Decoder
 from headrace.jobs.transforms.handler.figures import Calls, Tally
-from headrace.jobs.transforms.handler.places import POSITION
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -74,7 +74,7 @@ def task(
 def batch(count: int, *, start: int = 0, wrap: Callable[[dict[str, Any]], Any] = lambda row: row) -> pa.RecordBatch:
     rows = [{"id": n, "name": f"n{n}", "_gs_op": "i"} for n in range(start, start + count)]
     places = [{"source": 0, "part": 1, "off": row["id"], "sub": 0} for row in rows]
-    columns = [pa.array([json.dumps(wrap(row)) for row in rows]), pa.array(["i"] * count), pa.array(places, POSITION)]
+    columns = [pa.array([json.dumps(wrap(row)) for row in rows]), pa.array(["i"] * count), pa.array(places, POS_ARROW)]
     return pa.RecordBatch.from_arrays([*columns, pa.array([row["id"] for row in rows], pa.int64())], names=["c0", "c1", "c2", "c3"])
 
 
@@ -288,7 +288,7 @@ def test_without_a_key_rows_stand_in_the_order_of_the_answer() -> None:
 
 def test_positions_nest() -> None:
     sent = batch(2)
-    places = pa.array([{"source": 0, "part": 0, "off": 5, "sub": 3}, {"source": 0, "part": 0, "off": 5, "sub": 4}], POSITION)
+    places = pa.array([{"source": 0, "part": 0, "off": 5, "sub": 3}, {"source": 0, "part": 0, "off": 5, "sub": 4}], POS_ARROW)
     with served() as web:
         found = run(task(web), sent.set_column(2, "c2", places))
     assert [row["sub"] for row in found] == [3 * FAN_OUT, 4 * FAN_OUT + 1]

@@ -20,10 +20,10 @@ import pyarrow.compute
 from pyarrow import types as kinds
 
 from headrace.connectors.base import FAN_OUT
+from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.handler.decode import AnswerError
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
-POSITION = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
 
 
 def origins(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int) -> pa.Array:
@@ -55,7 +55,7 @@ def positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:
     except pa.ArrowInvalid:
         msg = "rows were made of rows too often: no sub-position is left"
         raise AnswerError(msg) from None
-    return pa.StructArray.from_arrays([source, part, off, numbered], fields=list(POSITION))
+    return pa.StructArray.from_arrays([source, part, off, numbered], fields=list(POS_ARROW))
 
 
 def _digest(columns: Sequence[pa.Array]) -> pa.Array:
