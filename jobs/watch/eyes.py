@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol
 from headrace.jobs.purity import impure_nodes
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.observe import NodeFigures, Observed, asked_times, fed, observed
+from headrace.jobs.watch.plugin_meters import offer
 from headrace.jobs.watch.samples import Samples
 from headrace.jobs.watch.sampling import Sampler
 from headrace.pipeline import graph
@@ -169,6 +170,7 @@ class Eyes(NoEyes):
         self._labels = node_labels(file.model)
         self._times = asked_times(file.model)
         self._meters = Meters(settings.open_telemetry_metrics, file.name, run_id)
+        self._withdraw = offer(self._meters, self._labels)
         looks = settings.live_data_inspect
         self._samples = (
             Samples(file.model.nodes(), looks.records_per_topology_node, looks.refresh_in_secs)
@@ -362,7 +364,7 @@ class Eyes(NoEyes):
         self._left.put(None)
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
-        for end in (self._admin.close if self._admin else None, self._meters.close):
+        for end in (self._withdraw, self._admin.close if self._admin else None, self._meters.close):
             if end is not None:
                 _calmly(end)()
 

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Labels = Mapping[str, str]
 
+_VERBS = {Kind.COUNTER: "add", Kind.GAUGE: "set", Kind.HISTOGRAM: "record"}
+
 _EXPORT_SECONDS = 5
 _CLOSE_SECONDS = 5.0
 """A collector that does not answer must not keep a run from its end."""
@@ -44,42 +46,53 @@ class Meters:
         about = {"service.name": "headrace", "service.version": __version__, "service.instance.id": instance, "headrace.run_id": run_id}
         resource = Resource.create({key: value for key, value in about.items() if value})
         self._provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+        self._settings = settings
         self._instruments = self._make(settings)
+        self._kinds: dict[str, Kind] = {}
+        self._lock = threading.Lock()
 
     def _make(self, settings: MetricsSettings) -> dict[str, Any]:
+        wanted = [metric for metric in METRICS if not settings.denied(metric.name)]
+        return {metric.name: self._instrument(metric.kind, metric.name, metric.help) for metric in wanted}
+
+    def _instrument(self, kind: Kind, name: str, about: str) -> Any:
         meter = self._provider.get_meter("headrace", __version__)
-        found: dict[str, Any] = {}
-        for metric in METRICS:
-            name = f"{settings.prefix}_{metric.name}"
-            if settings.denied(metric.name):
-                continue
-            if metric.kind is Kind.COUNTER:
-                found[metric.name] = meter.create_counter(name, description=metric.help)
-            elif metric.kind is Kind.GAUGE:
-                found[metric.name] = meter.create_gauge(name, description=metric.help)
-            else:
-                bounds = [float(bound) for bound in DURATIONS]
-                found[metric.name] = meter.create_histogram(name, description=metric.help, explicit_bucket_boundaries_advisory=bounds)
-        return found
+        name = f"{self._settings.prefix}_{name}"
+        if kind is Kind.COUNTER:
+            return meter.create_counter(name, description=about)
+        if kind is Kind.GAUGE:
+            return meter.create_gauge(name, description=about)
+        return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in DURATIONS])
 
     def add(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Counts up; by zero only where that makes the series known."""
-        self._at(name, Kind.COUNTER, "add", value, labels)
+        self._at(name, Kind.COUNTER, value, labels)
 
     def set(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Sets a gauge."""
-        self._at(name, Kind.GAUGE, "set", value, labels)
+        self._at(name, Kind.GAUGE, value, labels)
 
     def record(self, name: str, milliseconds: float, labels: Labels | None = None) -> None:
         """Puts a duration into a histogram."""
-        self._at(name, Kind.HISTOGRAM, "record", max(0.0, milliseconds), labels)
+        self._at(name, Kind.HISTOGRAM, max(0.0, milliseconds), labels)
 
-    def _at(self, name: str, kind: Kind, verb: str, value: float, labels: Labels | None) -> None:
+    def _at(self, name: str, kind: Kind, value: float, labels: Labels | None) -> None:
         if BY_NAME[name].kind is not kind:
             msg = f"{name} is a {BY_NAME[name].kind}"
             raise TypeError(msg)
         if (instrument := self._instruments.get(name)) is not None:
-            getattr(instrument, verb)(value, {**self._own, **(labels or {})})
+            getattr(instrument, _VERBS[kind])(value, {**self._own, **(labels or {})})
+
+    def put_own(self, kind: Kind, name: str, value: float, labels: Labels) -> None:
+        """The same for a metric that is in no list, made when it is first heard of. Raises ValueError where it is of another kind."""
+        with self._lock:
+            if (known := self._kinds.setdefault(name, kind)) is not kind:
+                msg = f"the metric `{name}` is a {known}, and cannot be a {kind} as well"
+                raise ValueError(msg)
+            if name not in self._instruments and not self._settings.denied(name):
+                self._instruments[name] = self._instrument(kind, name, "A plugin's own.")
+        if (instrument := self._instruments.get(name)) is not None:
+            getattr(instrument, _VERBS[kind])(value, {**self._own, **labels})
 
     def text(self) -> tuple[bytes, str]:
         """All of it in Prometheus' words, and their content type."""

@@ -47,9 +47,15 @@ class NoMetrics:
 _metrics: list[Callable[[str, str, Mapping[str, str]], Metrics]] = []
 
 
-def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> None:
-    """Says where figures of plugins go from now on: `make(node, plugin id, labels)`."""
+def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> Callable[[], None]:
+    """Says where figures of plugins go from now on: `make(node, plugin id, labels)`. Call what is returned, and they go nowhere again."""
     _metrics[:] = [make]
+
+    def withdraw() -> None:
+        if _metrics == [make]:
+            _metrics.clear()
+
+    return withdraw
 
 
 class State:

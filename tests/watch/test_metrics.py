@@ -19,8 +19,11 @@ from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.meters import Meters
 from headrace.jobs.watch.names import BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
 from headrace.jobs.watch.observe import Observed, fed
+from headrace.jobs.watch.plugin_meters import offer
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.plugins.found import Found
+from headrace.pipeline.plugins.host import NoMetrics, PluginContext
 from headrace.pipeline.records import Counts, EpochPlan, Phase
 from headrace.pipeline.settings import MetricsSettings, Settings
 
@@ -297,3 +300,28 @@ def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None
     check = "\"select id from kept where dynamic_table_check('seen', cast(id as string))\"}"
     asked = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
     assert fed(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
+
+
+def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
+    found = Found("acme.orders", "acme", "1.0", "acme:plugin")
+    before, alone = PluginContext("pg", None, found), PluginContext("acme.orders", None, found, labels={"team": "acme"})
+    NoMetrics().counter("rows")
+    withdraw = offer(meters, {"pg": {"id": "pg"}})
+    before.metrics.counter("rows", 3, table="t")
+    before.metrics.counter("rows_total", 2, table="t")
+    before.metrics.gauge("depth", 7)
+    alone.metrics.histogram("wait_milliseconds", 120)
+    with pytest.raises(ValueError, match="`plugin_depth` is a gauge, and cannot be a histogram"):
+        before.metrics.histogram("depth", 1)
+    with pytest.raises(ValueError, match="cannot be the name of a metric"):
+        before.metrics.gauge("no name", 1)
+    with pytest.raises(ValueError, match="cannot go down"):
+        before.metrics.counter("rows", -1)
+    withdraw()
+    PluginContext("pg", None, found).metrics.gauge("later", 1)
+    said = scraped(meters)
+    own = {"service_instance_id": "shop", "stage": "test"}
+    assert said["headrace_plugin_rows_total"] == {tuple(sorted({**own, "team": "data", "id": "pg", "table": "t"}.items())): 5}
+    assert list(said["headrace_plugin_depth"].values()) == [7]
+    assert said["headrace_plugin_wait_milliseconds_count"] == {tuple(sorted({**own, "team": "acme", "plugin": "acme.orders"}.items())): 1}
+    assert "headrace_plugin_later" not in said
