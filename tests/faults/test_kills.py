@@ -11,8 +11,6 @@ import pytest
 from lane_world import World, until
 from pyspark.sql import SparkSession
 
-WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
-
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 # Epochs of this world: 1 to 4 are history (two windows), 5 to 8 stream. (point, nth, who dies)
@@ -31,10 +29,10 @@ STEPS = [
     ("postgres-only", 7, "jvm"),
     ("reading", 6, "jvm"),
 ]
-SAMPLE = [("postgres-only", 6, "group")]
 
 
-@pytest.mark.parametrize(("point", "nth", "who"), STEPS if WHOLE else SAMPLE)
+@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
     assert world.crash(point, nth, who) != 0
     answer = world.run()

@@ -25,6 +25,7 @@ def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSes
     world.check(spark)
 
 
+@pytest.mark.whole  # tests/cli has a daily one
 def test_a_second_door_is_refused_while_the_first_run_lives(world: World, spark: SparkSession) -> None:
     first = world.start("planned", 3, "stop")
     until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the first run to stand in an epoch", 240)

@@ -53,6 +53,7 @@ def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, 
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_a_restored_table_is_refused_then_replayed(world: World, settings: Settings, spark: SparkSession) -> None:
     world.crash("committed", 6, "group")
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
@@ -73,6 +74,7 @@ def test_a_restored_table_is_refused_then_replayed(world: World, settings: Setti
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: SparkSession) -> None:
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
@@ -84,6 +86,7 @@ def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: Sp
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settings: Settings, spark: SparkSession) -> None:
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
