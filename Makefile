@@ -12,6 +12,8 @@ STAMP := $(VENV)/headrace-is-set-up
 JARS := $(VENV)/headrace-has-jars
 TOOLS := $(VENV)/headrace-has-tools
 ARCHIVE := $(VENV)/headrace-has-archive
+# Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
+WORKERS ?= 2
 # The first that is there and new enough; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && command -v $$python && break; done)
@@ -61,7 +63,7 @@ ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 
 .PHONY: test
 test: setup check ## All checks, and every test with a sample of the long suites.
-	@$(BIN)/pytest -m "not whole"
+	@$(BIN)/pytest -m "not whole" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40
 
 .PHONY: test-faults
 test-faults: setup ## Every fault test and long suite in full.

@@ -18,6 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from headrace.commands.init import KINDS, Servers, TemplateName, render
+from headrace.commands.plugin import NewKind
 from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file import parse_pipeline
@@ -273,7 +274,7 @@ def test_templates_are_part_of_the_package() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["headrace"]
     held = {path for pattern in packaged for path in (ROOT / "headrace").glob(pattern) if path.is_file()}
     files = {path for path in (ROOT / "headrace/templates").rglob("*") if path.is_file()}
-    assert {path.parent.name for path in files} == {"common", *TemplateName}
+    assert {path.parent.name for path in files} == {"common", *TemplateName, "plugin-common", *(f"plugin-{kind}" for kind in NewKind)}
     assert held == files
 
 
