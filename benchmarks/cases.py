@@ -25,16 +25,16 @@ from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
 from benchmarks.functions import shown_rate, shown_ratio
-from benchmarks.kit import HISTORY, STREAM, Bench, rate, timed, tree_size
+from benchmarks.kit import HISTORY, STREAM, TRANSFORM, Bench, rate, timed, tree_size
 from benchmarks.lookups import lookups
 from benchmarks.programs import script
+from benchmarks.watching import watching
 from headrace.connectors.postgres.records import RecordStore
 from headrace.jobs.events import Until
 from headrace.jobs.run import run
 from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.ledger import Ledger
 
-TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
 TARGET = "CREATE TABLE {} (id BIGINT PRIMARY KEY, at TIMESTAMPTZ, name TEXT, amount DOUBLE PRECISION)"
 LATEST = "CREATE TABLE {} (id BIGINT PRIMARY KEY, name TEXT, amount DOUBLE PRECISION)"
 GATE_GIB = 3.0
@@ -301,4 +301,5 @@ CASES: dict[str, Callable[[Bench, int], list[str]]] = {
     "functions": functions,
     "lookups": lookups,
     "script": script,
+    "watching": watching,
 }

@@ -40,6 +40,7 @@ sinks:
   out: {{type: postgres, from: {last}, table: {target}}}
 epoch: {{history_rows: 1000000}}
 """
+TRANSFORM = "transforms:\n  shout: {type: sql, sql: 'select id, at, upper(name) as name, amount from src'}"
 STREAM = """
 name: {name}
 sources:
@@ -115,15 +116,15 @@ class Bench:
         with psycopg.connect(self.services.postgres.conninfo()) as connection:
             return connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchall()[0][0]
 
-    def headrace(self, text: str, **more: Any) -> tuple[float, list[EpochDone]]:
-        """Runs a pipeline here; seconds in epochs, and the epochs."""
+    def headrace(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochDone]]:
+        """Runs a pipeline here, with settings beside those for the servers; seconds in epochs, and the epochs."""
         epochs: list[EpochDone] = []
 
         def listener(event: Event) -> None:
             if isinstance(event, EpochDone):
                 epochs.append(event)
 
-        run(parse_pipeline(text), self.settings(), until=Until.CAUGHT_UP, listener=listener, **more)
+        run(parse_pipeline(text), self.settings(**settings or {}), until=Until.CAUGHT_UP, listener=listener)
         return sum(epoch.steps["total"] for epoch in epochs), epochs
 
     def child(self, text: str) -> subprocess.Popen[str]:
