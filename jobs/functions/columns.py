@@ -41,6 +41,10 @@ def matrix(column: pa.Array, width: int, *, right: bool = False) -> Bytes:
     """The bytes of each row, filled up with zeros on the right, or with `right` aligned there."""
     counts = lengths(column)
     found = np.zeros((len(column), width), dtype=np.uint8)
+    if len(counts) and (counts == counts[0]).all():
+        cells = found[:, width - counts[0] :] if right else found[:, : counts[0]]
+        cells[:] = flat(column).reshape(cells.shape)
+        return found
     places = np.arange(width)
     found[(places >= (width - counts)[:, None]) if right else (places < counts[:, None])] = flat(column)
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 from Crypto.Hash import keccak
@@ -31,6 +33,14 @@ def test_keccak_of_text_and_of_hexadecimal_side_by_side() -> None:
     rows = ["abc", "0x616263", "0x", "0x0", "0xzz", "é", None, "0XFF", "x" * 500, "0x" + "ab" * 200]
     decoded = [b"abc", b"abc", b"", b"0x0", b"0xzz", "é".encode(), None, b"0XFF", b"x" * 500, b"\xab" * 200]
     assert keccak256(pa.array(rows)).to_pylist() == [None if row is None else hashed(row) for row in decoded]
+
+
+@settings(deadline=None)
+@given(st.lists(st.from_regex(r"(0x)?[0-9a-fA-FxXé]{0,6}", fullmatch=True), min_size=1, max_size=8))
+@example(["0x6162", "0xx1", "0xé1", "x0", "0x61\n"])
+def test_keccak_decodes_only_whole_bytes_behind_0x(rows: list[str]) -> None:
+    decoded = [bytes.fromhex(row[2:]) if re.fullmatch("0x([0-9a-fA-F]{2})*", row) else row.encode() for row in rows]
+    assert keccak256(pa.array(["0x", *rows]).slice(1)).to_pylist() == [hashed(row) for row in decoded]
 
 
 def test_keccak_of_slices_and_many_rows() -> None:
@@ -84,3 +94,9 @@ def test_bases_there_and_back(number: int, source: int, target: int) -> None:
 @pytest.mark.parametrize("text", ['{"a": 1}', "[1]", "[[", "null", "[" * 100_000])
 def test_tuples_of_what_is_no_list_of_objects(text: str) -> None:
     assert clickhouse_tuples(pa.array([text]), pa.array([["a"]])).to_pylist() == [None]
+
+
+def test_tuples_keep_numbers_as_they_are_written() -> None:
+    rows = [' [{"a": 1.50e3, "b": [-0, {"c": 1E2, "d": "1"}]}] ', '[{"a": "1"}, {"b": true}]', '[{"a": 1}] x']
+    wanted = ['[(1.50e3,[-0,\'{"c":1E2,"d":"1"}\'])]', "[('1',NULL),(NULL,true)]", None]
+    assert clickhouse_tuples(pa.array(rows), pa.array([["a", "b"]] * 3)).to_pylist() == wanted
