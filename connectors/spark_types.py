@@ -48,14 +48,14 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     return pa.schema([field.with_type(wide[field.name]) if field.name in wide else field for field in found])
 
 
-def wide_columns(frames: Iterable[DataFrame]) -> dict[str, WideInteger]:
-    """The 256-bit columns of frames by their names in lower case."""
+def wide_columns(frames: Iterable[DataFrame]) -> dict[str, pa.DataType]:
+    """The columns of frames that Spark has no room for, by their names in lower case."""
     found = {field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string")) for frame in frames for field in frame.schema}
-    return {name: kind for name, kind in found.items() if isinstance(kind, WideInteger)}
+    return {name: kind for name, kind in found.items() if is_wide(kind)}
 
 
-def marked(frame: DataFrame, name: str, kind: WideInteger | None) -> Column:
-    """A column of a frame; with a kind, one of text that holds 256-bit integers."""
+def marked(frame: DataFrame, name: str, kind: pa.DataType | None) -> Column:
+    """A column of a frame; with a kind, one of text that holds such numbers."""
     column = frame[f"`{name}`"]
     return column if kind is None else column.alias(name, metadata={_KEY: _named(kind)})
 

@@ -107,7 +107,9 @@ def validate(
     *,
     as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Only what the file itself shows: no connection, no Spark.")] = False,
-    fix: Annotated[bool, typer.Option("--fix", help="First rewrite older spellings, and Streamling's, in place.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="First rewrite in place: older spellings, Streamling's, a missing `dialect:`.")
+    ] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a pipeline file, for editors.")] = False,
 ) -> None:
     """Check pipeline files: keys, graph, SQL, schemas. Nothing is read or written."""

@@ -29,8 +29,7 @@ from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
 from headrace.pipeline.typed_sql import needs_types, spark_type, typed
-from headrace.pipeline.wide import WideInteger
-from headrace.pipeline.wide_sql import type_of_wide
+from headrace.pipeline.wide_kinds import type_of_wide
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +76,7 @@ class Planner:
         self.texts: dict[str, str] = {}
         """What Spark was asked last for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
-        self._statements: dict[str, tuple[exp.Query, dict[str, WideInteger]]] = {}
+        self._statements: dict[str, tuple[exp.Query, dict[str, pa.DataType]]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -190,7 +189,7 @@ class Planner:
             self._misread(name, node, frames)
             query = node.query(name)
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
-            kinds: dict[str, WideInteger] = {}
+            kinds: dict[str, pa.DataType] = {}
             if needs_types(query, any(wide.values())):
                 kinds = typed(query, {upstream: _types(frame, wide[upstream]) for upstream, frame in frames.items()}, node=name)
             self._statements[name] = query, kinds
@@ -360,7 +359,7 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
 
 
-def _types(frame: DataFrame, wide: Mapping[str, WideInteger]) -> dict[str, exp.DataType]:
+def _types(frame: DataFrame, wide: Mapping[str, pa.DataType]) -> dict[str, exp.DataType]:
     """The columns of a frame as `pipeline.typed_sql` takes them."""
     return {
         field.name: type_of_wide(wide[field.name.lower()]) if field.name.lower() in wide else spark_type(field.dataType.simpleString())

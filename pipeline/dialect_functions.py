@@ -146,6 +146,12 @@ _TRUNC: Templates = {
     1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)",
     2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)",
 }
+_RANDOM: Templates = {
+    0: "rand()",
+    1: "CAST(floor(rand() * _0) AS BIGINT)",
+    2: "CAST(_0 + floor(rand() * (_1 - _0)) AS BIGINT)",
+}
+"""Trino's: below a bound, and between two."""
 _HEX = {"hex": "lower(hex(_0))", "base64": "base64(_0)"}
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
 _SPLIT = r"split(_0, concat('\\Q', _1, '\\E'))"
@@ -176,6 +182,8 @@ POSTGRES: Mapping[str, Templates] = {
     "statement_timestamp": {0: "now()"},
     "transaction_timestamp": {0: "now()"},
     "div": {2: "(_0 DIV _1)"},
+    "uuidv4": {0: "uuid()"},
+    "uuidv7": {0: "uuid7()"},
 }
 """Postgres' own."""
 
@@ -257,6 +265,10 @@ DUCKDB: Mapping[str, Templates] = {
     "epoch_ms": {1: "unix_millis(CAST(_0 AS TIMESTAMP))"},
     "to_timestamp": {1: "CAST(_0 AS TIMESTAMP)"},
     "hex": {1: "hex(_0)"},
+    "uuidv4": {0: "uuid()"},
+    "uuidv7": {0: "uuid7()"},
+    "get_current_timestamp": {0: "now()"},
+    "transaction_timestamp": {0: "now()"},
 }
 """DuckDB's own."""
 
@@ -270,10 +282,16 @@ TRINO: Mapping[str, Templates] = {
     "sha256": _digest("256"),
     "sha512": _digest("512"),
     "truncate": _TRUNC,
+    "rand": _RANDOM,
+    "random": _RANDOM,
 }
 """Trino's own."""
 
 CLICKHOUSE: Mapping[str, Templates] = {
+    "rand": {0: "CAST(floor(rand() * 4294967296) AS BIGINT)"},
+    "rand32": {0: "CAST(floor(rand() * 4294967296) AS BIGINT)"},
+    "randCanonical": {0: "rand()"},
+    "generateUUIDv4": {0: "uuid()"},
     "toString": {1: "CAST(_0 AS STRING)"},
     "toInt8": {1: "CAST(_0 AS TINYINT)"},
     "toInt16": {1: "CAST(_0 AS SMALLINT)"},

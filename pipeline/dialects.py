@@ -124,6 +124,7 @@ DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {
 }
 """By the value of the key `dialect`."""
 
+_TITLES = {"datafusion": "DataFusion", "postgres": "Postgres", "duckdb": "DuckDB", "trino": "Trino", "clickhouse": "ClickHouse"}
 _FOLDING = ("datafusion", "postgres")
 
 
@@ -154,14 +155,26 @@ def read(text: str, dialect: str) -> exp.Query:
 
 
 def _offer(text: str, dialect: str) -> str:
-    """A word on the dialect that the text may be written in, where Spark's parser refuses it."""
+    """A word on the dialects that the text may be written in, where Spark's parser refuses it."""
     if dialect != "spark":
         return ""
-    try:
-        read(text, "datafusion")
-    except UserError:
+    found = [name for name in DIALECTS if name != dialect and _reads(text, name)]
+    if not found:
         return ""
-    return "As SQL of DataFusion or Postgres it can be read: add `dialect: datafusion` or `dialect: postgres` to the node.\n"
+    names, keys = (_listed([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format))
+    return f"As SQL of {names} it can be read: add {keys} to the node.\n"
+
+
+def _listed(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _reads(text: str, dialect: str) -> bool:
+    try:
+        read(text, dialect)
+    except UserError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

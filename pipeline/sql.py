@@ -7,8 +7,9 @@ terms (`dialects`): whatever `parse` returns is what Spark is asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from sqlglot import exp
@@ -114,6 +115,14 @@ def with_hidden(
 
 
 _CLOCKS = (exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentDate, exp.Anonymous)
+_WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORECASE)
+"""Texts that mean a moment where they become a time, and the zone behind them."""
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
+_CHANCE = (
+    "rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle", "aes_encrypt", "monotonically_increasing_id", "spark_partition_id",
+    "input_file_name", "input_file_block_start", "input_file_block_length", "reflect", "java_method", "try_reflect",
+)  # fmt: skip
 
 
 def _fix_clocks(query: exp.Query, now: datetime) -> None:
@@ -126,13 +135,25 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
             call.replace(moment.copy())
         elif isinstance(call, exp.CurrentDate) or name == "curdate":
             call.replace(day.copy())
+    for word, text in list(_clock_words(query)):
+        days = _DAYS.get(word.lower())
+        text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
+
+
+def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
+    """The words such as `'now'` that are cast to a time, and where they stand; those with a zone behind them, or those without."""
+    for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate):
+        into = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES
+        text = cast.this
+        if into and isinstance(text, exp.Literal) and text.is_string and (found := _WORDS.fullmatch(text.name)) and bool(found[2]) == zoned:
+            yield found[0].strip() if zoned else found[1], text
 
 
 def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
-    """Functions in the statement that give other values when an epoch is replayed."""
-    names = {"rand", "randn", "random", "uuid", "monotonically_increasing_id", "spark_partition_id", "input_file_name", "shuffle"}
+    """What in the statement gives other values when an epoch is replayed: names of functions, and texts such as `today CET`."""
+    query = parse(text, dialect=dialect)
     found = (
         part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
-        for part in parse(text, dialect=dialect).find_all(exp.Func)
+        for part in query.find_all(exp.Func)
     )
-    return tuple(dict.fromkeys(name for name in found if name in names))
+    return tuple(dict.fromkeys([*(name for name in found if name in _CHANCE), *(word for word, _ in _clock_words(query, zoned=True))]))

@@ -1,6 +1,6 @@
 """Statements by the types of what they read: what only types decide is put into Spark's words here.
 
-That is 256-bit integers, whose operators become functions (`wide_sql`), and `/` of dialects in which whole numbers divide to whole
+That is numbers that Spark has no room for, whose operators become functions (`wide_sql`), and `/` of dialects in which whole numbers divide to whole
 numbers. Names are looked up in the one relation that a SELECT reads; a type that cannot be told is UNKNOWN and changes nothing.
 """
 
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.annotate_types import annotate_types
 
 from headrace.pipeline.dialects import DIALECT, template
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import function_of
 from headrace.pipeline.hidden import relation_names
-from headrace.pipeline.unnest import unnested
-from headrace.pipeline.wide import WideInteger
-from headrace.pipeline.wide_sql import KINDS, is_wide_cast, kind_of, rewritten, type_of_wide
+from headrace.pipeline.unnest import is_generator, unnested
+from headrace.pipeline.wide_kinds import UNKNOWN, decimal_of, is_wide_number, items_of, kind_of, told, type_of_wide, wide_of_type
+from headrace.pipeline.wide_sql import is_wide_cast, rewritten
 
 _INTEGERS = (exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIGINT)
 _RESULTS = {
@@ -32,7 +32,6 @@ _RESULTS = {
 _OWN = {"int": "INT", "bigint": "BIGINT", "text": "STRING", "bool": "BOOLEAN", "boolean": "BOOLEAN", "double": "DOUBLE"}
 """The same for our own functions, by what they say of their results."""
 
-UNKNOWN = exp.DataType.build("UNKNOWN")
 Types = Mapping[str, exp.DataType]
 """The columns of a node, in their order, by their names."""
 
@@ -46,12 +45,9 @@ def spark_type(said: str) -> exp.DataType:
 
 
 def needs_types(query: exp.Query, wide: bool) -> bool:
-    """Whether types say anything of a statement; `wide`: one of its inputs has 256-bit integers."""
+    """Whether types say anything of a statement; `wide`: one of its inputs has numbers that Spark has no room for."""
     return wide or any(
-        (isinstance(part, exp.Div) and part.args.get("typed"))
-        or isinstance(part, exp.Unnest)
-        or is_wide_cast(part)
-        or kind_of(part) is not None
+        (isinstance(part, exp.Div) and part.args.get("typed")) or isinstance(part, exp.Unnest) or is_wide_cast(part) or is_wide_number(part)
         for part in query.walk()
     )
 
@@ -125,15 +121,19 @@ class Typer:
 
     def _items(self, part: exp.Expr, scope: _Scope) -> None:
         """The columns of a generator that stands behind FROM."""
+        made = next((one for one in part.walk() if is_generator(one)), None)
+        for given in list(made.iter_expressions()) if made is not None else ():
+            if not isinstance(given, exp.TableAlias):
+                self._expression(given, scope)
         if (call := unnested(part)) is None:
             return
-        for inner in part.find_all(exp.Column):
-            inner.type = scope.find([one.name.lower() for one in inner.parts])
         lists = call.lists
         if len(lists) == 1 and isinstance(lists[0], exp.Column):
             kind = scope.find([one.name.lower() for one in lists[0].parts])
             if kind.this == exp.DType.ARRAY and kind.expressions and not call.structs and not call.numbered:
                 scope.columns[call.names[0].name.lower() if call.names else "col"] = kind.expressions[0]
+        elif len(lists) == 1 and (wide := items_of(lists[0])) is not None and not call.numbered:
+            scope.columns[call.names[0].name.lower() if call.names else "col"] = type_of_wide(wide)
         scope.names.add(call.alias.lower())
 
     def _expression(self, root: exp.Expr, scope: _Scope) -> exp.Expr:
@@ -153,12 +153,13 @@ class Typer:
                 root = made if part.parent is None else part.replace(made)
             else:
                 part.replace(made)
-        kind = kind_of(root)
+        own = wide_of_type(root.type) if isinstance(root, exp.Column) else None
+        kind = own or kind_of(root) or decimal_of(root)
         if kind is not None:
             root.type = type_of_wide(kind)
         else:
-            found = _annotated(root)
-            root.type = UNKNOWN if found.this in KINDS else found
+            found = told(root)
+            root.type = UNKNOWN if wide_of_type(found) is not None else found
         return root
 
 
@@ -174,15 +175,9 @@ def _fields(item: exp.Expr, scope: _Scope) -> exp.Expr:
     return item.replace(exp.Column(this=exp.Star(), **dict(zip(keys, reversed(parts), strict=False))))
 
 
-def _annotated(node: exp.Expr) -> exp.DataType:
-    """The type that sqlglot tells from those of the columns."""
-    found = annotate_types(node.copy(), dialect=DIALECT, overwrite_types=False).type
-    return found if found is not None else UNKNOWN
-
-
 def _divided(division: exp.Div) -> exp.Expr:
     """`/` of a dialect in which whole numbers divide to whole numbers."""
-    kinds = [_annotated(side) for side in (division.left, division.right)]
+    kinds = [told(side) for side in (division.left, division.right)]
     if any(kind.this == exp.DType.UNKNOWN for kind in kinds) and all(kind.this in (*_INTEGERS, exp.DType.UNKNOWN) for kind in kinds):
         msg = f"whether `{division.sql(dialect=DIALECT)}` divides whole numbers cannot be told"
         raise UserError(msg, hint="Say the type of both sides with CAST, such as CAST(x AS bigint) or CAST(x AS double precision).")
@@ -212,19 +207,24 @@ def _common(name: str, left: exp.DataType, right: exp.DataType) -> exp.DataType:
         return left
     if left.this == exp.DType.NULL:
         return right
-    if exp.DType.UNKNOWN not in (left.this, right.this) and (left.this in KINDS or right.this in KINDS):
-        said = [str(KINDS.get(kind.this) or kind.sql(dialect=DIALECT)) for kind in (left, right)]
+    wide = [wide_of_type(kind) for kind in (left, right)]
+    if any(kind is not None for kind in wide):
+        said = [str(one) if one is not None else _spelled(kind) for one, kind in zip(wide, (left, right), strict=True)]
         msg = f"column `{name}` is {said[0]} in one branch of UNION ALL, and {said[1]} in another"
-        raise UserError(msg, hint="Make them the same with to_u256, to_i256, or u256_to_string.")
+        raise UserError(msg, hint="Make them the same with CAST, to_u256, to_i256, or u256_to_string.")
     if left.this in _INTEGERS and right.this in _INTEGERS:
         return max((left, right), key=lambda kind: _INTEGERS.index(kind.this))
     return UNKNOWN
 
 
-def typed(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> dict[str, WideInteger]:
-    """Rewrites a statement by the types of its inputs, in place; returns its output columns, in lower case, that are 256-bit integers."""
+def _spelled(kind: exp.DataType) -> str:
+    return "of a type that cannot be told" if kind.this == exp.DType.UNKNOWN else kind.sql(dialect=DIALECT)
+
+
+def typed(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> dict[str, pa.DataType]:
+    """Rewrites a statement by the types of its inputs, in place; returns its output columns, in lower case, that Spark has no room for."""
     try:
         found = Typer(nodes).query(query, {})
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
-    return {name.lower(): KINDS[kind.this] for name, kind in found.items() if kind.this in KINDS}
+    return {name.lower(): wide for name, kind in found.items() if (wide := wide_of_type(kind)) is not None}

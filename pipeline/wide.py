@@ -5,13 +5,20 @@ Decimals of 39 to 76 digits are Arrow's own; for 256-bit integers (78 digits) Ar
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 from pyarrow import types as kinds
+
+pc: Any = pyarrow.compute
 
 SPARK_DIGITS = 38
 _INTEGER_DIGITS = 78
+SPELLED = r"^(-?)0*([0-9]+)(?:\.0*|(\.[0-9]*[1-9])0*)?$"
+"""Sign, digits, and the point with what is behind it, of the text of a number; what is left out has no meaning. For Java, RE2 and Python."""
+MINUS_NOTHING = "-0"
 
 
 class WideInteger(pa.ExtensionType):
@@ -74,3 +81,17 @@ def pattern(kind: pa.DataType) -> str:
     sign = "" if isinstance(kind, WideInteger) and not kind.signed else "-?"
     before = rf"0*\d{{1,{precision - scale}}}" if precision > scale else "0+"
     return rf"^{sign}{before}{behind}$"
+
+
+def plain_digits(text: str) -> str:
+    """The one text of a number, as keys are compared: `7` for `007.0`. What is no number stays as it is."""
+    if (found := re.match(SPELLED, text, re.ASCII)) is None:
+        return text
+    said = f"{found[1]}{found[2]}{found[3] or ''}"
+    return "0" if said == MINUS_NOTHING else said
+
+
+def plain_columns(column: Any) -> Any:
+    """The same for a column of Arrow's texts."""
+    said = pc.replace_substring_regex(column, SPELLED, r"\1\2\3")
+    return pc.if_else(pc.equal(said, MINUS_NOTHING), "0", said)

@@ -1,32 +1,27 @@
-"""Operators beside 256-bit integers. To Spark these are text of decimal digits, so each operator becomes the function that computes.
+"""Operators beside numbers that Spark has no room for. To Spark these are text of decimal digits, so each operator becomes a function.
 
-`w + 1` is `u256_add(w, to_u256('1'))`, `w < n` is `u256_compare(w, n) < 0`. AND, OR and functions of text are left alone, and so is
-equality with a text that is no number. What would lose digits, such as `w * 1.5`, is an error.
+`w + 1` is `u256_add(w, to_u256('1'))`, `w < n` is `u256_compare(w, n) < 0`; decimals of more than 38 digits are compared, and not
+computed with. AND, OR and functions of text are left alone, and equality with a text that is no number is that of texts. What would
+lose digits, such as `w * 1.5`, or compare digits as a text, is an error.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sqlglot import exp
 
+from headrace.pipeline import wide_decimals
 from headrace.pipeline.dialect_functions import template
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions import function_of
 from headrace.pipeline.wide import INT256, UINT256, WideInteger
+from headrace.pipeline.wide_kinds import KINDS, branches, decimal_of, is_wide_number, kind_of, told, whole_number
+from headrace.pipeline.wide_refused import check
 
-KINDS: Mapping[object, WideInteger] = {exp.DType.UINT256: UINT256, exp.DType.INT256: INT256}
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod"}
 _COMPARISONS: tuple[type[exp.Expr], ...] = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
-_NAMES = {"uint256": UINT256, "int256": INT256}
-_WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _INEXACT = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.DECIMAL)
-
-
-def type_of_wide(kind: WideInteger) -> exp.DataType:
-    """As sqlglot names it."""
-    return exp.DataType.build("INT256" if kind.signed else "UINT256", dialect="clickhouse")
+_DIGITS = "'^-?[0-9]+$'"
 
 
 def is_wide_cast(node: exp.Expr) -> bool:
@@ -34,64 +29,21 @@ def is_wide_cast(node: exp.Expr) -> bool:
     return isinstance(node, exp.Cast) and node.to.this in KINDS
 
 
-def kind_of(node: exp.Expr | None) -> WideInteger | None:
-    """The 256-bit type of an expression, by its functions and by the types of its columns; None for every other."""
-    if node is None or isinstance(node, exp.Query):
-        return None
-    if isinstance(node, exp.Paren | exp.Alias):
-        return kind_of(node.this)
-    if isinstance(node, exp.Anonymous):
-        own = function_of(node)
-        return _agreed(node.expressions) if node.name.lower() == "coalesce_meta" else _NAMES.get(own.result) if own else None
-    if isinstance(node, exp.Case | exp.If | exp.Coalesce):
-        return _agreed(_branches(node))
-    return KINDS.get(node.type.this) if node.type is not None and isinstance(node, exp.Column) else None
-
-
-def _agreed(parts: Sequence[exp.Expr]) -> WideInteger | None:
-    """The type of several results: the signed one where both are there. A result that is none of them, and no number, is of another type."""
-    kinds = {kind_of(part) for part in parts if not isinstance(part.unnest(), exp.Null)}
-    found = {kind for kind in kinds if kind is not None}
-    if not found or not all(kind_of(part) is not None or _is_whole(part) or isinstance(part.unnest(), exp.Null) for part in parts):
-        return None
-    return found.pop() if len(found) == 1 else INT256
-
-
-def _branches(node: exp.Expr) -> list[exp.Expr]:
-    """The expressions that a choice gives one of."""
-    if isinstance(node, exp.Coalesce):
-        return [node.this, *node.expressions]
-    parts = [branch.args["true"] for branch in node.args["ifs"]] + [node.args.get("default")] if isinstance(node, exp.Case) else [
-        node.args["true"], node.args.get("false")
-    ]  # fmt: skip
-    return [part for part in parts if part is not None]
-
-
-def _number(node: exp.Expr) -> str | None:
-    """The digits of a whole number that is written out, as a number or in quotes; None for everything else."""
-    bare = node.unnest()
-    if isinstance(bare, exp.Neg) and isinstance(bare.this, exp.Literal) and not bare.this.is_string and _WHOLE.fullmatch(bare.this.name):
-        return f"-{bare.this.name}".split(".", maxsplit=1)[0]
-    if isinstance(bare, exp.Literal) and _WHOLE.fullmatch(bare.name):
-        return bare.name.removeprefix("+").split(".", maxsplit=1)[0]
-    return None
-
-
-def _is_whole(node: exp.Expr) -> bool:
-    return _number(node) is not None or (node.type is not None and node.type.this in exp.DataType.SIGNED_INTEGER_TYPES)
-
-
 def rewritten(node: exp.Expr) -> exp.Expr:
-    """One node of an expression, whose own parts are rewritten already. Raises UserError for what would lose digits."""
+    """One node of an expression, whose own parts are rewritten already.
+
+    Raises UserError for what would lose digits, and for what Spark would compare as text.
+    """
+    check(node)
     if type(node) in _ARITHMETIC and isinstance(node, exp.Binary):
         return _computed(node)
     if isinstance(node, exp.Cast):
         return _cast(node)
-    if isinstance(node, exp.Neg) and kind_of(node.this) is not None:
+    if isinstance(node, exp.Neg | exp.Negative) and kind_of(node.this) is not None:
         return _call("i256_neg", _operand(node.this, INT256))
     if isinstance(node, exp.Abs) and (kind := kind_of(node.this)) is not None:
         return _call("i256_abs", node.this) if kind.signed else node.this
-    if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nullif):
+    if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nullif | exp.Nvl2 | exp.DecodeCase):
         return _choice(node)
     return _condition(node)
 
@@ -100,9 +52,9 @@ def _condition(node: exp.Expr) -> exp.Expr:
     """Comparisons of every form, and the largest and smallest of several."""
     if type(node) in _COMPARISONS and isinstance(node, exp.Binary):
         return _compared(node)
-    if isinstance(node, exp.NullSafeEQ | exp.NullSafeNEQ) and _are_wide(node.left, node.right):
-        same = template("(coalesce(_0 = 0, false) OR (_1 IS NULL AND _2 IS NULL))", _compare(node.left, node.right), node.left, node.right)
-        return same if isinstance(node, exp.NullSafeEQ) else exp.not_(same)
+    if isinstance(node, exp.NullSafeEQ | exp.NullSafeNEQ | exp.EqualNull) and _are_wide(node.this, node.expression):
+        same = _same(node.this, node.expression)
+        return exp.not_(same) if isinstance(node, exp.NullSafeNEQ) else same
     if isinstance(node, exp.Between) and _are_wide(node.this, node.args["low"], node.args["high"]):
         low, high = _compare(node.this, node.args["low"]), _compare(node.this, node.args["high"])
         return template("(_0 >= 0 AND _1 <= 0)", low, high)
@@ -113,14 +65,13 @@ def _condition(node: exp.Expr) -> exp.Expr:
         found = node.this
         for other in node.expressions:
             said = f"CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 WHEN _2 {sign} 0 THEN _0 ELSE _1 END"
-            kind = _target(found, other)
-            found = template(said, _operand(found, kind), _operand(other, kind), _compare(found, other))
+            found = template(said, *_alike(found, other), _compare(found, other))
         return found
     return node
 
 
 def _are_wide(*nodes: exp.Expr) -> bool:
-    return any(kind_of(node) is not None for node in nodes)
+    return any(is_wide_number(node) for node in nodes)
 
 
 def _call(name: str, *arguments: exp.Expr) -> exp.Anonymous:
@@ -140,7 +91,7 @@ def _computed(node: exp.Binary) -> exp.Expr:
 def _target(left: exp.Expr, right: exp.Expr) -> WideInteger:
     """The type to compute in: signed where one side is, or where a negative number is written."""
     signed = [kind.signed for side in (left, right) if (kind := kind_of(side)) is not None]
-    negative = any((_number(side) or "").startswith("-") for side in (left, right))
+    negative = any((whole_number(side) or "").startswith("-") for side in (left, right))
     return INT256 if any(signed) or negative else UINT256
 
 
@@ -149,46 +100,78 @@ def _operand(node: exp.Expr, kind: WideInteger) -> exp.Expr:
     name = "to_i256" if kind.signed else "to_u256"
     if isinstance(node.unnest(), exp.Null) or kind_of(node) == kind:
         return node
-    digits = _number(node)
+    digits = whole_number(node)
     return _call(name, exp.Literal.string(digits)) if digits is not None else _call(name, node)
+
+
+def _alike(left: exp.Expr, right: exp.Expr) -> tuple[exp.Expr, exp.Expr]:
+    """Two values of which one is chosen, in one type."""
+    if (kind := decimal_of(left) or decimal_of(right)) is not None:
+        return wide_decimals.operand(left, kind), wide_decimals.operand(right, kind)
+    target = _target(left, right)
+    return _operand(left, target), _operand(right, target)
 
 
 def _exact(whole: exp.Expr, *sides: exp.Expr) -> None:
     """Raises UserError where one side is a number with a fraction: the other would lose its digits."""
     for side in sides:
         bare = side.unnest()
-        fraction = isinstance(bare, exp.Literal) and not bare.is_string and _number(bare) is None
-        kind = side.type.this if side.type is not None and kind_of(side) is None else None
-        if fraction or (kind in _INEXACT and _number(side) is None):
+        fraction = isinstance(bare, exp.Literal) and not bare.is_string and whole_number(bare) is None
+        if fraction or (kind_of(side) is None and whole_number(side) is None and _inexact(side)):
             msg = f"`{whole.sql(dialect='spark')}` puts a 256-bit integer beside a number with a fraction"
             raise UserError(msg, hint="Say which it is to be: CAST the integer AS double, or the other one with to_u256 or to_i256.")
 
 
+def _inexact(side: exp.Expr) -> bool:
+    kind = told(side)
+    return kind.this in _INEXACT and not (kind.this == exp.DType.DECIMAL and len(kind.expressions) == 2 and kind.expressions[1].name == "0")
+
+
 def _compare(left: exp.Expr, right: exp.Expr) -> exp.Expr:
     """-1, 0 or 1, NULL where one side is. Signed where the sign of a side is not known."""
+    if decimal_of(left) is not None or decimal_of(right) is not None:
+        return wide_decimals.compare(left, right)
     signed = any(not _is_natural(side) for side in (left, right))
-    sides = [exp.Literal.string(digits) if (digits := _number(side)) is not None else side for side in (left, right)]
+    sides = [exp.Literal.string(digits) if (digits := whole_number(side)) is not None else side for side in (left, right)]
     return _call("i256_compare" if signed else "u256_compare", *sides)
 
 
+def _same(left: exp.Expr, right: exp.Expr) -> exp.Expr:
+    """Equality for which NULL is a value."""
+    return template("(coalesce(_0 = 0, false) OR (_1 IS NULL AND _2 IS NULL))", _compare(left, right), left, right)
+
+
 def _is_natural(node: exp.Expr) -> bool:
-    digits = _number(node)
+    digits = whole_number(node)
     return not digits.startswith("-") if digits is not None else kind_of(node) == UINT256
 
 
 def _is_text(node: exp.Expr) -> bool:
     bare = node.unnest()
-    return (isinstance(bare, exp.Literal) and bare.is_string and _number(bare) is None) or (
-        kind_of(node) is None and node.type is not None and node.type.this in exp.DataType.TEXT_TYPES
-    )
+    if isinstance(bare, exp.Literal):
+        return bare.is_string and whole_number(bare) is None
+    return not is_wide_number(node) and told(node).this in exp.DataType.TEXT_TYPES
 
 
 def _compared(node: exp.Binary) -> exp.Expr:
     left, right = node.left, node.right
-    if not _are_wide(left, right) or (isinstance(node, exp.EQ | exp.NEQ) and (_is_text(left) or _is_text(right))):
+    if not _are_wide(left, right):
         return node
-    _exact(node, left, right)
+    decimal = decimal_of(left) is not None or decimal_of(right) is not None
+    if isinstance(node, exp.EQ | exp.NEQ) and not decimal and (_is_text(left) or _is_text(right)):
+        return _equals_text(node)
+    if not decimal:
+        _exact(node, left, right)
     return type(node)(this=_compare(left, right), expression=exp.Literal.number(0))
+
+
+def _equals_text(node: exp.Binary) -> exp.Expr:
+    """Equality with a text: that of numbers where the text is one, such as `007`, else that of texts."""
+    wide, text = (node.left, node.right) if is_wide_number(node.left) else (node.right, node.left)
+    if isinstance(text.unnest(), exp.Literal):
+        return node
+    same = template(f"CASE WHEN _0 RLIKE {_DIGITS} THEN _1 = 0 ELSE _2 = _0 END", text, _call("i256_compare", wide, text), wide)
+    return exp.paren(same if isinstance(node, exp.EQ) else exp.not_(same))
 
 
 def _cast(node: exp.Cast) -> exp.Expr:
@@ -206,12 +189,44 @@ def _choice(node: exp.Expr) -> exp.Expr:
         if not _are_wide(node.this, node.expression):
             return node
         return template("CASE WHEN _0 = 0 THEN NULL ELSE _1 END", _compare(node.this, node.expression), node.this)
+    if isinstance(node, exp.DecodeCase):
+        return _decoded(node)
     if isinstance(node, exp.Case) and node.this is not None and _are_wide(node.this, *(branch.this for branch in node.args["ifs"])):
         for branch in node.args["ifs"]:
             branch.set("this", _compared(exp.EQ(this=node.this.copy(), expression=branch.this.copy())))
         node.set("this", None)
-    kind = kind_of(node)
-    for part in _branches(node) if kind is not None else ():
-        if kind_of(part) != kind and not isinstance(part.unnest(), exp.Null):
-            part.replace(_operand(part, kind))  # type: ignore[arg-type]
+    parts = branches(node)
+    if (kind := kind_of(node)) is not None:
+        for part in parts:
+            if kind_of(part) != kind and not isinstance(part.unnest(), exp.Null):
+                part.replace(_operand(part, kind))
+    elif (decimal := decimal_of(node)) is not None:
+        for part in parts:
+            part.replace(wide_decimals.operand(part, decimal))
+    elif _are_wide(*parts):
+        _texts_only(node, parts)
     return node
+
+
+def _decoded(node: exp.DecodeCase) -> exp.Expr:
+    """`decode(value, one, its result, ..., otherwise)`, for which NULL equals NULL."""
+    value, *rest = node.expressions
+    searched = rest[: len(rest) // 2 * 2 : 2]
+    if not _are_wide(value, *searched):
+        return node
+    found = exp.Case(default=rest[-1].copy() if len(rest) % 2 else None)
+    for one, result in zip(searched, rest[1::2], strict=True):
+        found = found.when(_same(value, one), result)
+    return _choice(found)
+
+
+def _texts_only(node: exp.Expr, parts: Sequence[exp.Expr]) -> None:
+    """Raises UserError where Spark would make another number of a choice between a wide number and something else."""
+    kinds = [kind_of(part) or decimal_of(part) for part in parts]
+    at = next(at for at, kind in enumerate(kinds) if kind is not None)
+    texts = [_is_text(part) for part in parts]
+    for part, kind, text in zip(parts, kinds, texts, strict=True):
+        other = kind != kinds[at] and not any(texts) if kind is not None else not (text or isinstance(part.unnest(), exp.Null))
+        if other:
+            msg = f"`{node.sql(dialect='spark')}` is `{parts[at].sql(dialect='spark')}`, of type {kinds[at]}, or `{part.sql(dialect='spark')}`"
+            raise UserError(msg, hint=f"{wide_decimals.HINT} For a text, CAST all of them AS STRING.")

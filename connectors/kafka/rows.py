@@ -22,7 +22,7 @@ from headrace.connectors.base import OP, POS
 from headrace.connectors.rowerrors import row_error
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types import parse_type, spark_type
-from headrace.pipeline.wide import SPARK_DIGITS, WideInteger, is_wide, pattern
+from headrace.pipeline.wide import MINUS_NOTHING, SPARK_DIGITS, SPELLED, WideInteger, is_wide, pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -205,7 +205,9 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
         good = good & (F.length(value) <= room) & (F.lpad(value, room, "0") <= limit)
     what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`"))
     hint = f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of `{name}` in `schema`."
-    return F.when(text.isNull() | good, text).otherwise(row_error(node, what, hint, **where)).alias(name)
+    said = F.regexp_replace(text, SPELLED, "$1$2$3")  # one text per number: keys are compared by it
+    plain = F.when(said == MINUS_NOTHING, "0").otherwise(said)
+    return F.when(text.isNull() | good, plain).otherwise(row_error(node, what, hint, **where)).alias(name)
 
 
 def _read_as(kind: pa.DataType) -> str:

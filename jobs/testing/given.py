@@ -23,7 +23,7 @@ from headrace.pipeline.problems import meant
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.tree import shorten
 from headrace.pipeline.types import spark_type
-from headrace.pipeline.wide import is_wide, stored
+from headrace.pipeline.wide import is_wide, plain_digits, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,7 +132,7 @@ def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: i
 
 def carried(value: Any, kind: pa.DataType) -> Any:
     """A value as rows carry it: numbers that Spark has no room for are their digits."""
-    return plain(value) if is_wide(kind) and value is not None else value
+    return plain_digits(plain(value)) if is_wide(kind) and value is not None else value
 
 
 def check_computable(case: Case, known: Mapping[str, Any]) -> None:

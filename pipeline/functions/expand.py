@@ -50,6 +50,8 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
     if isinstance(node, exp.Is) and isinstance(node.expression, exp.JSON):
         kind = node.expression.args.get("this") or "VALUE"
         return "is_json", [node.this, exp.Literal.string(str(kind))], {}
+    if isinstance(node, exp.CurrentTime | exp.Localtime):
+        return "current_time", [], {}
     if isinstance(node, exp.Column) and node.name.lower() in _BARE and not node.table and not node.this.args.get("quoted"):
         return node.name, [], {}
     return "", [], {}

@@ -20,7 +20,7 @@ from headrace.pipeline.file import parse_pipeline
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 TOP, LOW, HIGH = 2**256 - 1, -(2**255), 2**255 - 1
-LONG = "-" + "123456789" * 7 + "0.1234567890"  # 74 digits
+LONG = "-" + "123456789" * 7 + "0.1234567891"  # 74 digits
 SCHEMA = "{id: uint256, signed: i256, long: 'decimal256(76, 10)'}"
 
 
@@ -58,17 +58,19 @@ def test_from_a_topic(world: World, spark: SparkSession, topic) -> None:
         ("c", '{"id": 7, "signed": null}'),
         ("u", f'{{"id": "{TOP}", "signed": -1, "long": "{LONG}"}}'),
         ("d", '{"id": "0"}'),
+        ("c", '{"id": "010", "signed": "-0", "long": "01.50"}'),
+        ("u", '{"id": 10, "signed": "-0", "long": "01.50"}'),
     )
     file = parse_pipeline(_kafka(world, name), "p.yaml")
     assert run(file, world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
-    assert _held(world) == [(Decimal(7), None, None), (Decimal(TOP), Decimal(-1), Decimal(LONG))]
+    assert _held(world) == [(Decimal(7), None, None), (Decimal(10), Decimal(0), Decimal("1.5")), (Decimal(TOP), Decimal(-1), Decimal(LONG))]
     with psycopg.connect(world.conninfo) as connection:
         types = connection.execute(
             "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'wide'::regclass AND attnum > 0 ORDER BY attnum"
         ).fetchall()
     assert types == [("numeric(78,0)",), ("numeric(78,0)",), ("numeric(76,10)",)]
     lake = spark.read.format("delta").load(str(world.lake)).orderBy("id").collect()
-    assert [tuple(row) for row in lake] == [(str(TOP), "-1", LONG), ("7", None, None)]
+    assert [tuple(row) for row in lake] == [("10", "0", "1.5"), (str(TOP), "-1", LONG), ("7", None, None)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from headrace.pipeline.functions import Function, Group, expand, parsed_names, r
 from headrace.pipeline.functions.registry import _found
 from headrace.pipeline.typed_sql import typed
 from headrace.pipeline.wide import UINT256
-from headrace.pipeline.wide_sql import type_of_wide
+from headrace.pipeline.wide_kinds import type_of_wide
 
 NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
 
@@ -77,7 +77,7 @@ def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
 def test_output_columns_that_are_wide() -> None:
     query = sql.parse(
         "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a)) AS p, coalesce(w, to_u256(a)) AS k,"
-        " coalesce(w, a) AS no, u256_to_string(a) AS text, CASE WHEN x THEN to_u256(a) ELSE to_i256(b) END AS mixed FROM t"
+        " coalesce(w, 'none') AS no, u256_to_string(a) AS text, CASE WHEN x THEN to_u256(a) ELSE to_i256(b) END AS mixed FROM t"
     )
     found = typed(query, {"t": {"w": type_of_wide(UINT256)}})
     wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "mixed": "int256"}

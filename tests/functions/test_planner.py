@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -110,6 +112,56 @@ def test_mistakes_are_found_before_any_row_is_read(run: Callable[..., tuple[Plan
         run(calc)
     assert said in str(caught.value)
     assert caught.value.node == "calc"
+
+
+WIDE = pa.schema(
+    [("id", pa.int64()), ("c", pa.decimal256(60, 4)), ("w", pa.decimal256(39, 0)), ("u", UINT256), ("n", pa.decimal128(38, 2))]
+)
+NUMBERS: list[tuple[Any, ...]] = [
+    (1, "9", "10", "9", Decimal("9.00")),
+    (2, "10", "-9", "10", Decimal("10.5")),
+    (3, "-10.5", "-10", "7", Decimal("-10.50")),
+    (4, "-0.0001", "0", "0", Decimal(0)),
+    (5, "9" * 56 + ".0001", "9" * 39, str(2**256 - 1), Decimal("1e35")),
+    (6, None, None, None, None),
+]
+
+
+def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
+    from pyspark.sql.types import StructType
+
+    asked: dict[str, Callable[[Any], object]] = {
+        "c < 10": lambda v: v.c < 10,
+        "c = '10.000'": lambda v: v.c == 10,
+        "c >= n": lambda v: v.c >= v.n,
+        "c <> w": lambda v: v.c != v.w,
+        "c BETWEEN -10.5 AND u": lambda v: Decimal("-10.5") <= v.c <= v.u,
+        "c IN (9, -0.0001)": lambda v: v.c in (9, Decimal("-0.0001")),
+        "greatest(c, -1.5)": lambda v: format(max(v.c, Decimal("-1.5")), "f"),
+        "CASE WHEN c > 0 THEN c ELSE 0.5 END": lambda v: format(v.c if v.c > 0 else Decimal("0.5"), "f"),
+        "w < 9": lambda v: v.w < 9,
+        "least(w, -9)": lambda v: str(min(v.w, -9)),
+        "w + 1": lambda v: str(v.w + 1),
+        "u > 9": lambda v: v.u > 9,
+        "u = concat('0', n)": lambda _: False,
+        "u = concat('0', CAST(u AS STRING))": lambda _: True,
+        "decode(u, 10, 'ten', 'other')": lambda v: "ten" if v.u == 10 else "other",
+    }
+    items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(asked))
+    text = FILE.format(calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src", after="SELECT * FROM calc")
+    planner = Planner(parse_pipeline(text, "p.yaml"), spark, {"src": Known(WIDE)}, Settings())
+    hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
+    given = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
+    rows = planner.spark.createDataFrame(given, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
+    found = planner.nodes({"src": Reading(rows, len(given))}, _plan(NOW))["calc"].orderBy("id").collect()
+    for (_, c, w, u, n), row in zip(NUMBERS[:5], found, strict=False):
+        told = {text: row[f"a{at}"] for at, text in enumerate(asked)}
+        assert told == {text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n)) for text, right in asked.items()}
+    assert [row["nothing"] for row in found] == [False] * 5 + [True]
+    assert [row["unknown"] for row in found] == [False, False, True, True, False, None]
+    assert {f.name: str(f.type) for f in planner.schemas["calc"] if f.name in ("a6", "a7", "a9", "a10")} == {
+        "a6": "decimal256(60, 4)", "a7": "decimal256(60, 4)", "a9": "int256", "a10": "int256"
+    }  # fmt: skip
 
 
 def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[..., tuple[Planner, DataFrame]]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 import sqlglot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from headrace.pipeline import sql
+from headrace.jobs.purity import impure_nodes
+from headrace.pipeline import graph, sql
 from headrace.pipeline.dialects import DIALECTS, double_quoted
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file import parse_pipeline
@@ -144,3 +147,92 @@ def test_names_and_texts_survive_the_way_to_spark(dialect: str, names: list[str]
     again = sql.parse(said(statement, dialect))
     assert [item.alias_or_name for item in again.selects[:-1]] == names
     assert again.selects[-1].unalias().name == text
+
+
+NOW = datetime(2025, 3, 4, 23, 6, 7, 890000, UTC)
+MOMENT, DAY = "CAST('2025-03-04 23:06:07.890000+00:00' AS TIMESTAMP)", "CAST('2025-03-04' AS DATE)"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expression", "chance"),
+    [
+        ("spark", "random()", "rand"),
+        ("spark", "uniform(0, 10)", "uniform"),
+        ("spark", "randstr(5)", "randstr"),
+        ("spark", "AES_ENCRYPT(a, b)", "aes_encrypt"),
+        ("spark", "reflect('java.util.UUID', 'randomUUID')", "reflect"),
+        ("spark", "DATE 'today CET'", "today CET"),
+        ("postgres", "random()", "rand"),
+        ("postgres", "gen_random_uuid()::text", "uuid"),
+        ("datafusion", "RANDOM()", "rand"),
+        ("datafusion", "uuid()", "uuid"),
+        ("duckdb", "uuidv4()", "uuid"),
+        ("trino", "random(1, 6)", "rand"),
+        ("trino", "shuffle(xs)", "shuffle"),
+        ("clickhouse", "randCanonical()", "rand"),
+        ("clickhouse", "generateUUIDv4()", "uuid"),
+        ("postgres", "a::text ~ 'random()' AND b = 'uuid'", None),
+        ("duckdb", "uuidv7()", None),
+    ],
+)
+def test_chance_is_seen_in_every_dialect(dialect: str, expression: str, chance: str | None) -> None:
+    assert sql.impure(f"SELECT {expression} AS x FROM t", dialect=dialect) == ((chance,) if chance else ())
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expression", "meant"),
+    [
+        ("spark", "now()", MOMENT),
+        ("spark", "TIMESTAMP 'now'", "CAST('2025-03-04 23:06:07.890000' AS TIMESTAMP)"),
+        ("spark", "DATE 'tomorrow'", "CAST('2025-03-05' AS DATE)"),
+        ("spark", "to_date('Yesterday')", "TO_DATE('2025-03-03')"),
+        ("spark", "concat('now', 'today')", "CONCAT('now', 'today')"),
+        ("postgres", "clock_timestamp()", MOMENT),
+        ("postgres", "CURRENT_TIMESTAMP", MOMENT),
+        ("postgres", "'now'::timestamp", "CAST('2025-03-04 23:06:07.890000' AS TIMESTAMP)"),
+        ("postgres", "'today'::date", DAY),
+        ("postgres", "CURRENT_TIME", "'23:06:07.890000'"),
+        ("datafusion", "now()", MOMENT),
+        ("datafusion", "today()", DAY),
+        ("duckdb", "get_current_timestamp()", MOMENT),
+        ("trino", "current_time", "'23:06:07.890000'"),
+        ("clickhouse", "today()", DAY),
+    ],
+)
+def test_clocks_stand_still_in_every_dialect(dialect: str, expression: str, meant: str) -> None:
+    query = sql.parse(f"SELECT {expression} AS x FROM t", dialect=dialect)
+    assert sql.with_hidden(query, (), now=NOW) == f"SELECT {meant} AS x FROM t"
+    assert sql.impure(f"SELECT {expression} AS x FROM t", dialect=dialect) == ()
+
+
+@pytest.mark.parametrize(("expression", "meant"), [("random(6)", "CAST(FLOOR(RAND() * 6) AS BIGINT)"), ("random()", "RAND()")])
+def test_a_bound_of_chance_is_no_seed(expression: str, meant: str) -> None:
+    assert said(f"SELECT {expression} AS x FROM t", "trino") == f"SELECT {meant} AS x FROM t"
+
+
+TABLES = """
+name: p
+sources: {{t: {{type: kafka, topic: t, schema: {{id: int64, name: string}}, primary_key: id}}}}
+transforms:
+  seen:
+    type: dynamic_table
+    backend_type: InMemory
+    backend_entity_name: seen
+    dialect: {0}
+    sql: SELECT id::text FROM t WHERE "name" ~ 'x'
+  some: {{type: sql, dialect: {0}, sql: SELECT id FROM t WHERE random() < 0.5 AND "name" ~ 'a'}}
+  old: {{type: sql, dialect: {0}, sql: "SELECT id, now() AS at FROM t WHERE name !~ 'x' AND dynamic_table_check('seen', id::text)"}}
+sinks:
+  one: {{type: blackhole, from: some}}
+  two: {{type: blackhole, from: old}}
+"""
+
+
+@pytest.mark.parametrize("dialect", ["postgres", "datafusion"])
+def test_nodes_are_looked_at_in_their_own_dialect(dialect: str) -> None:
+    model = parse_pipeline(TABLES.format(dialect), "p.yaml").model
+    assert impure_nodes(model) == {"some": "`rand` gives another value each time"}
+    assert graph.asks(model, "old") == ("seen",)
+    assert graph.inputs_of(model, "seen") == ("t",)
+    with pytest.raises(PipelineFileError, match="failed to parse SQL"):
+        parse_pipeline(TABLES.format(dialect).replace(f"    dialect: {dialect}\n", ""), "p.yaml")

@@ -77,3 +77,72 @@ sinks:
 def test_mistakes_are_for_people() -> None:
     with pytest.raises(PipelineFileError):
         fixed(OLD.replace("blocks: #", "block: #"), "feed.yaml")
+
+
+THEIRS = """\
+# orders, as the old system has them
+sources:
+  orders: {type: kafka, topic: orders, schema: {id: int64, name: string, xs: string}, primary_key: id}
+
+transforms:
+  # only some
+  clean:
+    type: sql   # a projection
+    # the pattern is Postgres'
+    sql: |
+      -- names of people
+      SELECT id, name
+      FROM orders WHERE name ~ '^[A-Z]'
+  chosen: {type: sql, sql: "SELECT id, id > 5 ? 'a' : 'b' AS c FROM orders"}
+  plain: {type: sql, sql: 'SELECT id FROM orders'}
+  said: {type: sql, dialect: duckdb, sql: "SELECT id FROM orders WHERE name ~ 'x'"}
+sinks:
+  out: {type: print, from: clean} # to look at
+  two: {type: blackhole, from: chosen}
+  three: {type: blackhole, from: plain}
+  four: {type: blackhole, from: said}
+version: 1
+name: orders
+"""
+
+
+def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
+    text, said = fixed(THEIRS, "orders.yaml")
+    assert said == [
+        "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres and duckdb would read the same)",
+        "node 'chosen': added `dialect: clickhouse`, since Spark cannot read its SQL",
+    ]
+    added = THEIRS.replace("    sql: |\n", "    dialect: datafusion\n    sql: |\n")
+    assert text == added.replace("chosen: {type: sql, ", "chosen: {type: sql, dialect: clickhouse, ")
+    assert fixed(text, "orders.yaml") == (text, [])
+
+
+def test_a_dialect_is_added_beside_other_spellings() -> None:
+    old = OLD.replace(
+        "  transforms: {}\n", "  transforms:\n    some: {type: sql, sql: \"SELECT id FROM blocks WHERE at::text ~ 'x'\"}\n"
+    ).replace("from: blocks", "from: some")
+    text, said = fixed(old, "feed.yaml")
+    assert said[:2] == [
+        "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres and duckdb would read the same)",
+        "took off `definition:` round the file",
+    ]
+    assert "some: {type: sql, dialect: datafusion, sql:" in text
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT xs[1] / 2 AS x FROM orders WHERE name ~ 'x'",  # whole numbers divide in one way here and in another there
+        "SELECT id FROM orders WHERE name ~ 'x' AND",
+        "SELECT count(*) FROM orders WHERE name ~ 'x'",
+    ],
+)
+def test_what_has_several_meanings_or_none_is_for_people(statement: str) -> None:
+    with pytest.raises(PipelineFileError):
+        fixed(THEIRS.replace("SELECT id FROM orders'", f"{statement.replace(chr(39), chr(39) * 2)}'"), "orders.yaml")
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n", "transforms: 5\n", "transforms: {a: 5, b: {sql: 7}}\n", ""])
+def test_what_is_no_pipeline_is_for_people(text: str) -> None:
+    with pytest.raises(PipelineFileError):
+        fixed(text, "a.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from sqlglot import exp
 
@@ -9,7 +10,7 @@ from headrace.pipeline import sql
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.typed_sql import needs_types, spark_type, typed
 from headrace.pipeline.wide import INT256, UINT256
-from headrace.pipeline.wide_sql import type_of_wide
+from headrace.pipeline.wide_kinds import type_of_wide
 
 COLUMNS = {
     "u": type_of_wide(UINT256),
@@ -21,7 +22,11 @@ COLUMNS = {
     "b": spark_type("boolean"),
     "xs": spark_type("array<int>"),
     "st": spark_type("struct<a:int,b:string>"),
+    "w": type_of_wide(pa.decimal256(39, 0)),
+    "c": type_of_wide(pa.decimal256(60, 4)),
+    "c2": type_of_wide(pa.decimal256(70, 10)),
 }
+ALL = {"u": "uint256", "i": "int256", "w": "decimal256(39, 0)", "c": "decimal256(60, 4)", "c2": "decimal256(70, 10)"}
 MOST = "115792089237316195423570985008687907853269984665640564039457584007913129639935"
 
 
@@ -76,7 +81,22 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("b AND s = 'x' OR b", "b AND s = 'x' OR b", ""),
         ("u || 'x'", "u || 'x'", ""),
         ("u = 'x'", "u = 'x'", ""),
-        ("u = s", "u = s", ""),
+        ("u = s", "(CASE WHEN s RLIKE '^-?[0-9]+$' THEN I256_COMPARE(u, s) = 0 ELSE u = s END)", ""),
+        ("nvl2(s, u, i)", "NVL2(s, TO_I256(u), i)", "int256"),
+        ("nvl2(s, u, u) < nvl2(s, u, 0)", "U256_COMPARE(NVL2(s, u, u), NVL2(s, u, TO_U256('0'))) < 0", ""),
+        ("equal_null(u, 5)", "(COALESCE(U256_COMPARE(u, '5') = 0, FALSE) OR (u IS NULL AND 5 IS NULL))", ""),
+        ("decode(u, 5, i)", "CASE WHEN (COALESCE(U256_COMPARE(u, '5') = 0, FALSE) OR (u IS NULL AND 5 IS NULL)) THEN i END", "int256"),
+        ("coalesce(u, length(s))", "COALESCE(u, TO_U256(LENGTH(s)))", "uint256"),
+        ("negative(i)", "I256_NEG(i)", "int256"),
+        ("explode(array(u, u))", "EXPLODE(ARRAY(u, u))", "uint256"),
+        ("w", "w", "decimal256(39, 0)"),
+        ("w + 1", "I256_ADD(w, TO_I256('1'))", "int256"),
+        ("w < 9", "I256_COMPARE(w, '9') < 0", ""),
+        ("c", "c", "decimal256(60, 4)"),
+        ("coalesce(c, 0, NULL)", "COALESCE(c, '0', NULL)", "decimal256(60, 4)"),
+        ("coalesce(c, 'none')", "COALESCE(c, 'none')", ""),
+        ("c LIKE '1%' OR c IS NULL", "c LIKE '1%' OR c IS NULL", ""),
+        ("CAST(c AS DOUBLE) * 2", "CAST(c AS DOUBLE) * 2", ""),
         ("u LIKE '1%'", "u LIKE '1%'", ""),
         ("u IS NULL", "u IS NULL", ""),
         ("length(u) + 1", "LENGTH(u) + 1", ""),
@@ -102,11 +122,59 @@ def test_what_would_lose_digits_is_an_error(written: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        "array(u, i)[0] < '9'",
+        "array_max(array(u))",
+        "sort_array(array(u, i))",
+        "element_at(array(u), 1) >= i",
+        "named_struct('a', u).a < '9'",
+        "struct(u, i) < struct(i, u)",
+        "coalesce(u, s) > '9'",
+        "CASE WHEN b THEN u ELSE s END BETWEEN '1' AND '9'",
+        "greatest(map('a', u)['a'], s)",
+    ],
+)
+def test_digits_are_not_compared_as_a_text(written: str) -> None:
+    with pytest.raises(UserError, match=r"node 'x'.* would compare the digits of `u` as a text"):
+        said(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "what"),
+    [
+        ("round(u)", "`u` is uint256"),
+        ("try_add(i, 1)", "`i` is int256"),
+        ("format_number(u, 2)", "`u` is uint256"),
+        ("round(c, 2)", "`c` is a decimal of up to 60 digits"),
+        ("c + 1", "computes with `c`, which is a decimal of up to 60 digits"),
+        ("-c", "computes with `c`"),
+        ("abs(c)", "computes with `c`"),
+        ("u > d * 2", "beside a number with a fraction"),
+        ("c > d", "`c` is compared with `d`, and one of the two is decimal256\\(60, 4\\)"),
+        ("c = s", "`c` is compared with `s`"),
+        ("c = 'x'", "`c` is compared with `'x'`"),
+        ("greatest(c, c2)", "`c2` stands beside a column of type decimal256\\(60, 4\\)"),
+        ("greatest(c, 0.00001)", "`0.00001` stands beside"),
+        ("coalesce(c, c2)", "is `c`, of type decimal256\\(60, 4\\), or `c2`"),
+        ("coalesce(c, n)", "or `n`"),
+        ("if(b, u, d)", "is `u`, of type uint256, or `d`"),
+        ("coalesce(u, 0.5)", "or `0.5`"),
+    ],
+)
+def test_what_spark_would_make_another_number_of_is_an_error(written: str, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        said(written)
+
+
+@pytest.mark.parametrize(
     ("statement", "wide"),
     [
-        ("SELECT * FROM t", {"u": "uint256", "i": "int256"}),
-        ("SELECT t.* FROM t", {"u": "uint256", "i": "int256"}),
-        ("SELECT * EXCEPT (i), st.* FROM t", {"u": "uint256"}),
+        ("SELECT * FROM t", ALL),
+        ("SELECT t.* FROM t", ALL),
+        ("SELECT * EXCEPT (i, c, c2, w), st.* FROM t", {"u": "uint256"}),
+        ("SELECT c AS x, c FROM t UNION ALL SELECT c, NULL FROM t", {"x": "decimal256(60, 4)", "c": "decimal256(60, 4)"}),
+        ("SELECT x, x < 5 AS less FROM t LATERAL VIEW explode(array(u, u + 1)) e AS x", {"x": "uint256"}),
         ("WITH c AS (SELECT u + 1 AS v, * FROM t) SELECT v, v * 2 AS w FROM c", {"v": "uint256", "w": "uint256"}),
         ("SELECT q.v + 1 AS w FROM (SELECT u AS v FROM t) AS q", {"w": "uint256"}),
         ("SELECT w + 1 AS v FROM (SELECT u FROM t) AS q(w)", {"v": "uint256"}),
@@ -121,7 +189,7 @@ def test_output_columns_carry_the_type(statement: str, wide: dict[str, str]) -> 
     assert {name: str(kind) for name, kind in found.items()} == wide
 
 
-@pytest.mark.parametrize(("first", "second"), [("u", "i"), ("u", "n"), ("s", "i")])
+@pytest.mark.parametrize(("first", "second"), [("u", "i"), ("u", "n"), ("s", "i"), ("c", "c2"), ("c", "s"), ("u", "nofunc(u)")])
 def test_branches_must_have_one_type(first: str, second: str) -> None:
     with pytest.raises(UserError, match=f"column `{first}` is .* in one branch of UNION ALL, and .* in another"):
         typed(sql.parse(f"SELECT {first} FROM t UNION ALL SELECT {second} FROM t"), {"t": COLUMNS})
@@ -157,6 +225,13 @@ def test_a_statement_without_any_of_this_needs_no_types() -> None:
     assert not needs_types(sql.parse("SELECT n + 1 AS m FROM t WHERE k / 2 > 1"), wide=False)
     assert needs_types(sql.parse("SELECT n / 2 AS m FROM t", dialect="postgres"), wide=False)
     assert needs_types(sql.parse("SELECT to_u256(n) AS m FROM t"), wide=False)
+
+
+def test_lists_behind_from_are_rewritten_too() -> None:
+    query = sql.parse("SELECT x < 5 AS less FROM t LATERAL VIEW explode(array(u + 1, u)) e AS x")
+    typed(query, {"t": COLUMNS})
+    assert "EXPLODE(ARRAY(U256_ADD(u, TO_U256('1')), u))" in query.sql(dialect=sql.DIALECT)
+    assert "U256_COMPARE(x, '5') < 0 AS less" in query.sql(dialect=sql.DIALECT)
 
 
 def test_unnest_of_a_struct_is_its_fields() -> None:

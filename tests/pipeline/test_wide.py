@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.pipeline.types import parse_type, postgres_type, spark_type
-from headrace.pipeline.wide import INT256, UINT256, digits, is_wide, pattern, stored
+from headrace.pipeline.wide import INT256, UINT256, digits, is_wide, pattern, plain_columns, plain_digits, stored
 
 
 def matches(text: str, kind: pa.DataType) -> bool:
@@ -44,6 +44,18 @@ def test_the_pattern_takes_exactly_the_numbers_with_room(value: object) -> None:
     fits = len(text.lstrip("-").split(".")[0].lstrip("0") or "0") <= digits(kind)[0] - 2
     assert bool(re.fullmatch(pattern(kind), text)) is fits
     assert matches(text, kind) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("007", "7"), ("0", "0"), ("000", "0"), ("-0", "0"), ("-0.00", "0"), ("1.50", "1.5"), ("1.0", "1"), ("-05.", "-5"), ("00.10", "0.1"),
+        ("100", "100"), ("10.010", "10.01"), ("x", "x"), ("1e5", "1e5"), ("", ""),
+    ],
+)  # fmt: skip
+def test_a_number_has_one_text(text: str, plain: str) -> None:
+    assert plain_digits(text) == plain
+    assert plain_columns(pa.array([text, None])).to_pylist() == [plain, None]
 
 
 @pytest.mark.parametrize("text", ["", "-", ".", "1e5", "NaN", " 1", "1 ", "0x10", "1_000", "--1", "\u0661"])

@@ -21,7 +21,7 @@ import pyarrow.json as pj
 from pyarrow import types as kinds
 
 from headrace.connectors.base import OP
-from headrace.pipeline.wide import WideInteger, is_wide, pattern
+from headrace.pipeline.wide import WideInteger, is_wide, pattern, plain_columns, plain_digits
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 _EXCERPT = 200
@@ -171,7 +171,7 @@ def _unwired(array: pa.Array, kind: pa.DataType) -> pa.Array:
             raise ValueError(msg)
         if isinstance(kind, WideInteger):
             _check_range(array, kind)
-        return array
+        return plain_columns(array)
     if kinds.is_date(kind):
         return array.cast(pa.date32()).cast(kind)
     if kinds.is_timestamp(kind):
@@ -302,7 +302,7 @@ def _wide(value: Any, kind: pa.DataType, where: str) -> str:
         raise _wrong(value, kind, where)
     if isinstance(kind, WideInteger) and not kind.lowest <= int(text.split(".")[0]) <= kind.highest:
         raise _wrong(value, kind, where)
-    return text
+    return plain_digits(text)
 
 
 def _as(value: Any, wanted: Any, kind: pa.DataType, where: str) -> Any:

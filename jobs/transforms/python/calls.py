@@ -18,7 +18,7 @@ import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.pipeline.errors import DataError, SchemaError, UserError
-from headrace.pipeline.wide import stored
+from headrace.pipeline.wide import is_wide, plain_columns, stored
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
@@ -106,7 +106,8 @@ class Call:
         found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
         found = found.storage if isinstance(found, pa.ExtensionArray) else found
         try:
-            return found if found.type == kind.type else pc.cast(found, kind.type)
+            found = found if found.type == kind.type else pc.cast(found, kind.type)
+            return plain_columns(found) if is_wide(field.type) else found
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             msg = f"column `{field.name}` of what `{self.function}` returned is {found.type} and must be {field.type}: {str(error).splitlines()[0]}"
             raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=self.node) from None

@@ -20,7 +20,7 @@ from pyarrow import types as kinds
 from headrace.connectors.base import OP
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.types import is_binary
-from headrace.pipeline.wide import WideInteger, digits, is_wide
+from headrace.pipeline.wide import WideInteger, digits, is_wide, plain_columns
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
@@ -298,7 +298,9 @@ def _typed(index: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """Transported values in their final type; wide numbers stay text, as rows hold them."""
-    if is_wide(kind) or column.type == kind:
+    if is_wide(kind):
+        return plain_columns(column)
+    if column.type == kind:
         return column
     if is_binary(kind):
         column = _unhex(column)

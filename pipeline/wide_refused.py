@@ -1,0 +1,74 @@
+"""What is not done with numbers that Spark has no room for: it would take their digits for a text, or make doubles of them."""
+
+from __future__ import annotations
+
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.wide_kinds import branches, decimal_of, is_wide_number, kind_of
+
+_LOSES = "CAST it AS decimal(38, s) where its digits have room, or AS double where they may be lost."
+_ORDERED: tuple[type[exp.Expr], ...] = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.Greatest, exp.Least)
+_SORTED: tuple[type[exp.Expr], ...] = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
+_ROUNDED: tuple[type[exp.Expr], ...] = (
+    exp.Round,
+    exp.Ceil,
+    exp.Floor,
+    exp.Pow,
+    exp.SafeAdd,
+    exp.SafeSubtract,
+    exp.SafeMultiply,
+    exp.SafeDivide,
+)
+_ROUNDED_NAMES = ("bround", "format_number", "positive", "try_mod")
+_COMPUTED: tuple[type[exp.Expr], ...] = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Negative, exp.Abs)
+_HOLDERS: tuple[type[exp.Expr], ...] = (
+    exp.Array,
+    exp.Struct,
+    exp.Tuple,
+    exp.PropertyEQ,
+    exp.Bracket,
+    exp.Dot,
+    exp.VarMap,
+    exp.Map,
+    exp.Slice,
+)
+_HOLDER_NAMES = ("get", "zeroifnull", "nullifzero", "first_value")
+_CHOICES: tuple[type[exp.Expr], ...] = (exp.Case, exp.If, exp.Coalesce, exp.Nvl2)
+
+
+def check(node: exp.Expr) -> None:
+    """Raises UserError, with the expression, for a node of one whose parts are rewritten already."""
+    name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
+    arguments = list(node.iter_expressions())
+    if isinstance(node, _ROUNDED) or name in _ROUNDED_NAMES:
+        _refuse(node, arguments, "takes a double or a 64-bit integer, and `{}` is {}")
+    elif isinstance(node, _COMPUTED) and any(decimal_of(one) is not None for one in arguments):
+        _refuse(node, arguments, "computes with `{}`, which is {}: Spark has 38 digits")
+    elif isinstance(node, (*_ORDERED, *_SORTED)):
+        for one in arguments:
+            if not is_wide_number(one) and (held := _held(one)) is not None:
+                msg = f"`{node.sql(dialect='spark')}` would compare the digits of `{held.sql(dialect='spark')}` as a text"
+                hint = "Compare the numbers themselves, with greatest or least for several, before they go into a list, a struct or a text."
+                raise UserError(msg, hint=hint)
+
+
+def _refuse(node: exp.Expr, arguments: list[exp.Expr], what: str) -> None:
+    for one in arguments:
+        if (kind := decimal_of(one) or kind_of(one)) is not None:
+            said = str(kind) if kind_of(one) is not None else f"a decimal of up to {kind.precision} digits"
+            msg = f"`{node.sql(dialect='spark')}` {what.format(one.sql(dialect='spark'), said)}"
+            raise UserError(msg, hint=_LOSES)
+
+
+def _held(node: exp.Expr) -> exp.Expr | None:
+    """The first wide number that lies in a list, a struct or another value; None where none does."""
+    if is_wide_number(node):
+        return node
+    if isinstance(node, _CHOICES):
+        parts = branches(node)
+    elif isinstance(node, (exp.Paren, exp.Alias, *_HOLDERS)) or (isinstance(node, exp.Anonymous) and node.name.lower() in _HOLDER_NAMES):
+        parts = list(node.iter_expressions())
+    else:
+        return None
+    return next((found for part in parts if (found := _held(part)) is not None), None)
