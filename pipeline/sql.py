@@ -128,11 +128,22 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
             call.replace(day.copy())
 
 
+_IMPURE = frozenset(
+    {
+        *("rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle"),
+        "aes_encrypt",  # by a vector of chance, save where one is given
+        *("monotonically_increasing_id", "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length"),
+        *("reflect", "java_method", "try_reflect"),
+        *("current_user", "session_user", "user", "version"),
+    }
+)
+"""Functions of Spark that give other values in another run, or on other partitions. Clocks are none: they stand still within an epoch."""
+
+
 def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
     """Functions in the statement that give other values when an epoch is replayed."""
-    names = {"rand", "randn", "random", "uuid", "monotonically_increasing_id", "spark_partition_id", "input_file_name", "shuffle"}
     found = (
         part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
         for part in parse(text, dialect=dialect).find_all(exp.Func)
     )
-    return tuple(dict.fromkeys(name for name in found if name in names))
+    return tuple(dict.fromkeys(name for name in found if name in _IMPURE))
