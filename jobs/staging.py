@@ -11,7 +11,6 @@ written by a process that was overtaken, so attempts are swept only where the ma
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -20,21 +19,20 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.connectors.rowerrors import task_error
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.sources import Reading
+from headrace.jobs.stage_task import TOLD, StageTask, durable, no_storage
 from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
 from headrace.pipeline.records import EpochPlan, Json
 from headrace.pipeline.settings import Settings
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
@@ -42,7 +40,6 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _EPOCH = re.compile(r"(\d+)-[0-9a-f]{16}")
-_TOLD = "file string, rows bigint, bytes bigint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,17 +158,18 @@ class EpochStages:
             place.mkdir(parents=True)
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), _TOLD).collect()
+            told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), TOLD).collect()
             found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
-        except HeadraceError:
-            _remove(place)
-            raise
-        except OSError as error:
-            _remove(place)
-            raise no_storage(node, self._lane.path, error) from error
         except Exception as error:
             _remove(place)
-            raise as_headrace_error(error, node=node) from error
+            if (first := self.held(node)) is None:
+                if isinstance(error, HeadraceError):
+                    raise
+                if isinstance(error, OSError):
+                    raise no_storage(node, self._lane.path, error) from error
+                raise as_headrace_error(error, node=node) from error
+            self.settle(node)  # another process was first, and has swept what this one was writing
+            found = first
         log.info("staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt)
         return found
 
@@ -191,10 +189,10 @@ class EpochStages:
         files = tuple((name, size) for name, _, size in parts)
         rows = sum(count for _, count, _ in parts)
         made = Manifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
-        _sync(folder / attempt)
+        durable(folder / attempt)
         beside = folder / f".{attempt}.json"
         beside.write_text(json.dumps(made.to_json()), encoding="utf-8")
-        _sync(beside)
+        durable(beside)
         try:
             os.link(beside, folder / _MANIFEST)
         except FileExistsError:
@@ -212,7 +210,7 @@ class EpochStages:
         folder = self._of(node)
         for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
             with suppress(PermissionError):  # a folder above may be somebody else's
-                _sync(path)
+                durable(path)
 
     def _sweep_beside(self, held: Manifest) -> None:
         """Removes the attempts that lost: with the manifest there, none of them can ever count."""
@@ -234,56 +232,6 @@ class EpochStages:
 
     def _of(self, node: str) -> Path:
         return self.folder / _spelled(node)
-
-
-@dataclass(frozen=True)
-class StageTask:
-    """What a Spark task runs: its rows into a file of its own, durable before it is told. Picklable."""
-
-    node: str
-    folder: str
-    root: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row: file, rows, bytes. Of tasks that are run twice only the winner's answer arrives, so only its file counts."""
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        name = f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else f"part-{secrets.token_hex(8)}.parquet"
-        try:
-            rows, size = self._write(batches, Path(self.folder) / name)
-        except OSError as error:
-            raise task_error(no_storage(self.node, Path(self.root), error)) from None
-        yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"])
-
-    def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
-        import pyarrow.parquet as pq
-
-        rows, writer = 0, None
-        try:
-            for batch in batches:
-                if not batch.num_rows:
-                    continue
-                if writer is None:
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    writer = pq.ParquetWriter(path, batch.schema, compression="zstd")
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is None:
-            return 0, 0
-        _sync(path)
-        return rows, path.stat().st_size
-
-
-def no_storage(node: str, root: Path, error: OSError) -> UserError:
-    """The error of a place that cannot take rows."""
-    msg = f"rows cannot be staged in {root}: {error.strerror or error}"
-    hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
-    return UserError(msg, hint=hint, node=node)
 
 
 class Staging:
@@ -366,18 +314,6 @@ def _spelled(name: str) -> str:
 def _pattern(path: Path) -> str:
     """A path for Spark to read, which takes what has no scheme for its default file system, and some characters for patterns."""
     return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
-
-
-def _sync(path: Path) -> None:
-    """What was written there survives a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some shared file systems know no fsync
-            raise
-    finally:
-        os.close(handle)
 
 
 def _size(path: Path) -> int | None:

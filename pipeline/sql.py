@@ -119,10 +119,6 @@ _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORE
 """Texts that mean a moment where they become a time, and the zone behind them."""
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
-_CHANCE = (
-    "rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle", "aes_encrypt", "monotonically_increasing_id", "spark_partition_id",
-    "input_file_name", "input_file_block_start", "input_file_block_length", "reflect", "java_method", "try_reflect",
-)  # fmt: skip
 
 
 def _fix_clocks(query: exp.Query, now: datetime) -> None:
@@ -149,6 +145,18 @@ def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str
             yield found[0].strip() if zoned else found[1], text
 
 
+_IMPURE = frozenset(
+    {
+        *("rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle"),
+        "aes_encrypt",  # by a vector of chance, save where one is given
+        *("monotonically_increasing_id", "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length"),
+        *("reflect", "java_method", "try_reflect"),
+        *("current_user", "session_user", "user", "version"),
+    }
+)
+"""Functions of Spark that give other values in another run, or on other partitions. Clocks are none: they stand still within an epoch."""
+
+
 def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
     """What in the statement gives other values when an epoch is replayed: names of functions, and texts such as `today CET`."""
     query = parse(text, dialect=dialect)
@@ -156,4 +164,4 @@ def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
         part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
         for part in query.find_all(exp.Func)
     )
-    return tuple(dict.fromkeys([*(name for name in found if name in _CHANCE), *(word for word, _ in _clock_words(query, zoned=True))]))
+    return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))

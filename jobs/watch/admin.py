@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 15.0
 LIVE_DATA = "/admin/live-data"
 _END_SECONDS = 2.0
-_NAMES = ("127.0.0.1", "localhost")
+_NAMES = ("127.0.0.1", "localhost", "::1", "[::1]")
 _ANY = ("0.0.0.0", "::")  # noqa: S104  compared, not bound
 _WAITING = 1_000
 """Rows that a slow reader may lag behind before it misses some."""

@@ -72,6 +72,19 @@ def test_a_wide_number_keeps_its_type(tmp_path: Path, spark: SparkSession) -> No
     assert found.collect()[0].n == str(2**255)
 
 
+@pytest.mark.parametrize("predicate", ["x > 5", "x = double('NaN')", "s.z > 5", "x >= 0", "x = 0", "x IN (0, 7)", "t = 'b'"])
+def test_a_filter_behind_a_stage_finds_the_rows_that_it_finds_before_it(tmp_path: Path, spark: SparkSession, predicate: str) -> None:
+    rows = (
+        "VALUES (1, double('NaN'), 'a'), (2, double('-0.0'), 'b'), (3, double('-0.0'), 'a')"
+        if "NaN" in predicate or ">" in predicate
+        else "VALUES (1, double('-0.0'), 'b')"
+    )
+    frame = spark.sql(f"SELECT id, x, named_struct('z', x) AS s, t FROM {rows} AS v(id, x, t)").coalesce(1)
+    stages(tmp_path).make("node", frame)
+    expected = frame.where(predicate).count()
+    assert stages(tmp_path).read("node", frame).frame.where(predicate).count() == expected > 0
+
+
 def test_no_rows_are_a_stage_too(tmp_path: Path, random_rows: Any) -> None:
     none = random_rows.where("id < 0")
     assert stages(tmp_path).make("node", none).rows == 0
@@ -117,6 +130,20 @@ def test_a_writer_that_slept_reads_what_was_staged_meanwhile(tmp_path: Path, ran
     monkeypatch.setattr(slow, "_complete", asleep)
     assert slow.make("node", random_rows) == meanwhile[0]
     assert {path.name for path in (slow.folder / "node").iterdir()} == {"manifest.json", meanwhile[0].attempt}
+
+
+def test_a_writer_whose_files_were_swept_reads_what_was_staged_meanwhile(
+    tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = stages(tmp_path, generation=2)
+    meanwhile: list[Any] = []
+
+    def swept(node: str, attempt: str, parts: Any) -> Any:
+        meanwhile.append(stages(tmp_path, generation=1).make(node, random_rows))
+        raise FileNotFoundError(slow.folder / node / attempt / parts[0][0])
+
+    monkeypatch.setattr(slow, "_complete", swept)
+    assert slow.make("node", random_rows) == meanwhile[0]
 
 
 def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:

@@ -24,3 +24,20 @@ def test_quotes_survive(written: str, meant: str) -> None:
         assert isinstance(literal, exp.Literal)
         assert literal.this == meant
         text = sql.with_hidden(text, ())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "rand()", "uuid()", "shuffle(array(a))", "randstr(5)", "uniform(1, 9)", "aes_encrypt(a, 'sixteen letters.')", "input_file_block_start()",
+        "reflect('java.lang.System', 'nanoTime')", "java_method('java.lang.System', 'nanoTime')", "try_reflect('java.lang.System', 'nanoTime')",
+        "session_user()", "current_user", "version()", "transform(array(a), x -> concat(x, randstr(3)))",
+    ],
+)  # fmt: skip
+def test_what_gives_other_values_in_a_replay_is_known(call: str) -> None:
+    assert len(sql.impure(f"SELECT {call} AS x FROM s")) == 1
+    assert sql.impure(f"SELECT a FROM (SELECT {call} AS a FROM s)") == sql.impure(f"SELECT {call} AS x FROM s")
+
+
+def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
+    assert sql.impure("SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s") == ()

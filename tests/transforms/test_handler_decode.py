@@ -91,6 +91,19 @@ def test_what_does_not_fit_is_told_with_its_place(kind: pa.DataType, said: Any) 
         decoder(kind).read(body(None, said))
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), UINT256, pa.decimal256(40, 2)], ids=str)
+@pytest.mark.parametrize("said", ["1e999999999", "1e-999999999", "0e-999999999"])
+def test_a_number_of_a_gigabyte_is_not_written_out(kind: pa.DataType, said: str) -> None:
+    with pytest.raises(AnswerError, match=r"row 0, column `v` is declared as .*, found a number"):
+        decoder(kind).read(b'[{"v": ' + said.encode() + b"}]")
+
+
+@pytest.mark.parametrize("said", ['{"v": "\\ud800"}', '{"v": "x", "_gs_op": "\\udfff"}'])
+def test_half_of_a_character_is_told(said: str) -> None:
+    with pytest.raises(AnswerError, match=r"column `(v|_gs_op)` holds half of a surrogate pair"):
+        decoder(pa.string()).read(f"[{said}]".encode())
+
+
 def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
     with pytest.raises(AnswerError, match="failed to parse JSON"):
         decoder(pa.int64()).read(b'[{"v": 1}]}{"r": [{"v": 2}]')

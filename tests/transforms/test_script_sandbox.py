@@ -278,6 +278,17 @@ def test_a_process_that_stands_still_is_ended(vm: Vm, monkeypatch: pytest.Monkey
     assert of(vm).wait(5) == -signal.SIGKILL
 
 
+def test_many_rows_that_take_long_together_are_no_silence(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "function process(r) { const began = Date.now(); while (Date.now() - began < 25); return r }"
+    shape = '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string", "said": "string"}]}'
+    vm.open(vms.Program(slow, shape, deterministic=False, fixed=0))
+    heads: list[bytes] = []
+    read = vm._read
+    monkeypatch.setattr(Vm, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found)
+    assert len(list(vm.rows('[[["1","2","3"],["i","i","i"]],[]]'))) == 1
+    assert [head[:1] for head in heads if len(head) == 5] == [b"a", b"a", b"r", b"d"]
+
+
 def test_a_process_that_is_killed_is_told(vm: Vm) -> None:
     opened(vm)
     of(vm).kill()

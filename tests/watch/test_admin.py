@@ -122,6 +122,20 @@ def test_a_page_in_a_browser_cannot_ask_by_a_name_of_its_own(opened: Opened) -> 
     assert connection.getresponse().status == 200
 
 
+def test_nor_where_the_endpoint_listens_on_the_other_loopback(samples: Samples) -> None:
+    try:
+        admin = Admin("::1", 0, Looks(lambda: (b"", ""), dict, lambda: None, samples))
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    try:
+        for host, status in ((None, 204), ("rows.example", 400)):
+            connection = http.client.HTTPConnection("::1", int(admin.address.rpartition(":")[2]), timeout=30)
+            connection.request("GET", "/admin/error", headers={"Host": host} if host else {})
+            assert connection.getresponse().status == status
+    finally:
+        admin.close()
+
+
 def test_a_port_that_is_taken_is_replaced(opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as other, caplog.at_level(logging.WARNING):
         other.bind(("127.0.0.1", 0))

@@ -113,13 +113,8 @@ class Decoder:
         for number, (row, _) in enumerate(rows):
             for field in self.schema:
                 values[field.name].append(_value(row.get(field.name), field.type, f"row {number}, column `{field.name}`"))
-        try:
-            columns = [pa.array(values[field.name], pa.string() if is_wide(field.type) else field.type) for field in self.schema]
-        except (pa.ArrowException, OverflowError) as error:
-            msg = f"a value has no room in its column: {error}"
-            raise AnswerError(msg) from None
-        ops = pa.array([op for _, op in rows], pa.string())
-        return Answer(columns, ops, len(rows))
+        columns = [_column(field.name, values[field.name], pa.string() if is_wide(field.type) else field.type) for field in self.schema]
+        return Answer(columns, _column(OP, [op for _, op in rows], pa.string()), len(rows))
 
     def _row(self, row: Any, number: int) -> tuple[Mapping[str, Any], str | None]:
         if not isinstance(row, dict):
@@ -138,6 +133,16 @@ class Decoder:
             msg = f"row {number}: `{OP}` is {_kind(op)}; allowed: i, u, d"
             raise AnswerError(msg)
         return row, op
+
+
+def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        msg = f"column `{name}` holds half of a surrogate pair, which is no character"
+    except (pa.ArrowException, OverflowError) as error:
+        msg = f"a value has no room in its column `{name}`: {error}"
+    raise AnswerError(msg)
 
 
 def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
@@ -286,7 +291,7 @@ def _decimal(value: int | Decimal | str, kind: pa.Decimal128Type) -> Decimal:
 
 def _integer(value: Any, kind: pa.DataType, where: str) -> int:
     number = _as(value, (int, Decimal), kind, where)
-    if isinstance(number, Decimal) and number != number.to_integral_value():
+    if isinstance(number, Decimal) and (_is_long(number) or number != number.to_integral_value()):
         raise _wrong(value, kind, where)
     low, high = (
         (0, 2**kind.bit_width - 1) if kinds.is_unsigned_integer(kind) else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
@@ -296,7 +301,14 @@ def _integer(value: Any, kind: pa.DataType, where: str) -> int:
     return int(number)
 
 
+def _is_long(number: Decimal) -> bool:
+    """Whether its digits, written out, are more than any column takes: 1e999999999 has a gigabyte of them."""
+    return abs(number.adjusted()) > _DIGITS
+
+
 def _wide(value: Any, kind: pa.DataType, where: str) -> str:
+    if isinstance(value, Decimal) and _is_long(value):
+        raise _wrong(value, kind, where)
     text = format(value, "f") if isinstance(value, Decimal) else str(_as(value, (int, str), kind, where))
     if not re.match(pattern(kind), text):
         raise _wrong(value, kind, where)

@@ -47,7 +47,7 @@ class Engine:
         self._timed(lambda: self._command("shape", asked["shape"]))
 
     def rows(self, text: str, one: bool) -> None:
-        """Sends what becomes of a batch; with `one`, a sign of life before each row."""
+        """Sends what becomes of a batch, and signs of life: many rows may take long together. With `one`, the row before each."""
         self._timed(lambda: self._command("load", text))
         state = "more"
         while state in ("more", "full"):
@@ -57,7 +57,9 @@ class Engine:
             if state == "failed":
                 send(b"f", self._command("failure").encode())
                 return
-            if state != "more":
+            if state == "more":
+                send(b"a", b"")
+            else:
                 send(b"r", self._timed(lambda: self._command("take")).encode())
         send(b"d", b"")
 

@@ -133,6 +133,8 @@ class Vm:
                     return None
                 case b"p":
                     row = int(content)
+                case b"a":
+                    continue
                 case b"f":
                     found = json.loads(content)
                     raise StoppedError(*_failed(found))
