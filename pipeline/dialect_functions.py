@@ -217,6 +217,7 @@ DATAFUSION: Mapping[str, Templates] = {
     "to_date": _formatted("to_date"),
     "to_char": _formatted("date_format"),
     "date_format": _formatted("date_format"),
+    "dateformat": _formatted("date_format"),
     "datetrunc": {2: "date_trunc(_0, _1)"},
     "datepart": {2: "date_part(_0, _1)"},
     "make_array": lambda arguments: exp.Array(expressions=arguments),

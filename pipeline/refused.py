@@ -39,6 +39,9 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
 }
 
 
+_AGGREGATES = tuple(f"json_{kind}agg_{nulls}_on_null" for kind in ("array", "object") for nulls in ("null", "absent"))
+"""Aggregates of Flink's that sqlglot knows as functions like any other."""
+
 AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transform", _FAR)
 """Message and hint for one that only Spark knows."""
 
@@ -64,6 +67,8 @@ def _wrong(part: exp.Expr) -> Iterator[tuple[str, str]]:
         yield "WITH RECURSIVE", _FAR
     if isinstance(part, exp.Select):
         yield from _select(part)
+    if isinstance(part, exp.Anonymous) and part.name.lower() in _AGGREGATES:
+        yield "an aggregate", _FAR
     if is_generator(part):
         yield from _generator(part)
     yield from (said for kind, said in _REFUSED.items() if isinstance(part, kind))

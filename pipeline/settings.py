@@ -91,6 +91,7 @@ class ClickHouseConnection(Section):
     url: str = "http://localhost:8123"
     user: str = "default"
     password: Secret = SecretStr("")
+    database: str = Field(default="", description="Of tables that are named without one; what the server says if not given.")
 
 
 class KafkaConnection(Section):

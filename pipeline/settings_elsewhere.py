@@ -7,6 +7,12 @@ from collections.abc import Mapping
 RENAMED: Mapping[str, str] = {"pass": "password"}
 """Keys of a Postgres connection by their names there."""
 
+MOVED: Mapping[str, tuple[str, str]] = {
+    f"kafka_source.{name}": ("options", name.replace("_", "."))
+    for name in ("sasl_mechanism", "sasl_username", "sasl_password", "client_id")
+}
+"""Keys that are those of a map inside of the section here, by their dotted names."""
+
 _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
 _SPARK = "Spark divides the work; see the settings under `spark`."
@@ -14,7 +20,7 @@ _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = "Plugins are Python packages that are installed beside Headrace; `headrace plugin list` shows them."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
 _METRICS = "Lag is told with every epoch; see docs/observe.md."
-_HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file."
+_HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file (1000, 4, 30 s)."
 _SINK = "There is no such sink yet."
 
 _POSTGRES: Mapping[str, str] = {
@@ -41,7 +47,7 @@ IGNORED: Mapping[str, str] = {
     "internal_buffer_size": _SPARK,
     "backpressure_event_threshold_ms": "An epoch is read when the one before it is written: nothing waits in between.",
     "external_http_handler": _HTTP,
-    "wasm_script": "There are no scripts yet; what Spark SQL can say is a `sql` transform.",
+    "wasm_script": "Scripts run in an engine of Headrace's own (quickjs-ng); no runtime is given to it.",
     "plugin.path": _PLUGIN,
     "plugin.channel_capacity": _PLUGIN,
     "plugin_drain_budget_secs": _PLUGIN,
@@ -51,7 +57,6 @@ IGNORED: Mapping[str, str] = {
     "kafka_source.schema_registry_url": _JSON,
     "kafka_source.schema_registry_username": _JSON,
     "kafka_source.schema_registry_password": _JSON,
-    "kafka_source.client_id": "Say `client.id` under kafka_source.options.",
     "kafka_source.lag_report_interval_ms": _METRICS,
     "kafka_source.consumer_fetch_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",
     "kafka_source.stall_watchdog_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",

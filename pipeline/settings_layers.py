@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr
 
 from headrace.pipeline.errors import PipelineFileError, SettingsError
 from headrace.pipeline.secrets import hidden
-from headrace.pipeline.settings_elsewhere import IGNORED, RENAMED
+from headrace.pipeline.settings_elsewhere import IGNORED, MOVED, RENAMED
 from headrace.pipeline.tree import Tree, read_tree
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
@@ -239,12 +239,19 @@ def _services_file(home: Path) -> Layer:
 
 
 def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: Loc) -> None:
-    """Turns a layer into our settings: references are marked, Streamling's keys renamed or left out, and its other variables too."""
+    """Turns a layer into our settings: references are marked, Streamling's keys renamed, moved or left out, and its other variables too."""
     kind = type_at(above, model)
     for key, name in RENAMED.items():
         if _is_section(kind) and name in kind.model_fields and key in values and name not in values:
             values[name] = values.pop(key)
             layer.written[*above, name] = layer.where((*above, key))
+    for key in [key for key in values if ".".join((*above, key)) in MOVED]:
+        section, name = MOVED[".".join((*above, key))]
+        inside = values.setdefault(section, {})
+        if isinstance(inside, dict) and name not in inside:
+            inside[name] = values[key]
+            layer.written[*above, section, name] = layer.where((*above, key))
+        del values[key]
     for key in list(values):
         loc, value = (*above, key), values[key]
         found = type_at(loc, model)

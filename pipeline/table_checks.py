@@ -72,6 +72,9 @@ def table_warnings(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
         if not node.in_memory and node.cache and node.time_column is None:
             hint = "A cache reads what is new by the `time_column`. Name one, or remove `cache`."
             yield UserError("`cache` has no effect without `time_column`", hint=hint, node=name, place=place("transforms", name, "cache"))
+        if node.telemetry is not None and node.telemetry.event_time is not None:
+            hint = "No rows leave a dynamic table. Say it at the node that fills it."
+            yield UserError("`event_time` has no effect", hint=hint, node=name, place=place("transforms", name, "telemetry", "event_time"))
         if node.in_memory and node.sql is None:
             yield UserError("nothing fills it: every check is false", hint="Add `sql`.", node=name, place=place("transforms", name))
         if name not in called:

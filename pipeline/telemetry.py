@@ -38,7 +38,7 @@ class EventTime(BaseModel):
 
     column: str = Field(description="A timestamp, a date, or a whole number since 1970 in `unit`.")
     unit: Literal["seconds", "milliseconds", "microseconds"] | None = Field(
-        default=None, description="For whole numbers, and only for them."
+        default=None, description="For whole numbers, which need it; timestamps and dates have their own."
     )
 
 
@@ -84,6 +84,4 @@ def event_time_problem(event_time: EventTime, columns: Mapping[str, pa.DataType]
         return None
     if not (kinds.is_timestamp(kind) or kinds.is_date(kind)):
         return SchemaError(f"event time: `{event_time.column}` is {kind}", hint="Use a timestamp, a date, or a whole number with its unit.")
-    if event_time.unit is not None:
-        return SchemaError(f"event time: `{event_time.column}` is {kind}, which has no unit to choose", hint="Remove `unit`.")
     return None

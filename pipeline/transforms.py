@@ -83,7 +83,7 @@ class DynamicTable(Strict):
     cache_refresh_debounce_ms: NonNegativeInt | None = Field(
         default=None, description="Postgres: read what is new at most this often; the setting if not given, else 1000."
     )
-    telemetry: Telemetry | None = Field(default=None, description="Labels; checked, and not sent anywhere yet.")
+    telemetry: Telemetry | None = Field(default=None, description="Labels of the node's metrics, which tell how many rows it was given.")
 
     @property
     def in_memory(self) -> bool:

@@ -47,6 +47,7 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
             port=parts.port or (8443 if parts.scheme == "https" else 8123),
             username=connection.user,
             password=connection.password.get_secret_value(),
+            database=connection.database or None,
             autogenerate_session_id=False,
             compress=False,
             connect_timeout=CONNECT_TIMEOUT_S,

@@ -179,9 +179,9 @@ class ClickHouseTable(BoundedSource):
         return {str(name): int(behind) for name, behind in rows}
 
     def describe(self) -> Json:
-        """Kind, asset key and table name, from the file alone: nothing is asked."""
+        """Kind, asset key and table name, from the file and the settings alone: nothing is asked."""
         database, dot, table = self.node.table_name.partition(".")
-        address = (database, table) if dot else ("default", self.node.table_name)
+        address = (database, table) if dot else (self._connection.database or "default", self.node.table_name)
         return {
             "kind": "clickhouse",
             "asset_key": ["clickhouse", *address],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -53,16 +53,16 @@ class Meters:
 
     def _make(self, settings: MetricsSettings) -> dict[str, Any]:
         wanted = [metric for metric in METRICS if not settings.denied(metric.name)]
-        return {metric.name: self._instrument(metric.kind, metric.name, metric.help) for metric in wanted}
+        return {metric.name: self._instrument(metric.kind, metric.name, metric.help, metric.bounds) for metric in wanted}
 
-    def _instrument(self, kind: Kind, name: str, about: str) -> Any:
+    def _instrument(self, kind: Kind, name: str, about: str, bounds: Sequence[int] = DURATIONS) -> Any:
         meter = self._provider.get_meter("headrace", __version__)
         name = f"{self._settings.prefix}_{name}"
         if kind is Kind.COUNTER:
             return meter.create_counter(name, description=about)
         if kind is Kind.GAUGE:
             return meter.create_gauge(name, description=about)
-        return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in DURATIONS])
+        return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in bounds])
 
     def add(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Counts up; by zero only where that makes the series known."""

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 DURATIONS = (100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000)
 """Bounds of histograms, in milliseconds: Streamling's."""
+ANSWERS = (10, 25, 50, *(bound for bound in DURATIONS if bound <= 300_000))
+"""Those of services, which answer sooner."""
 
 INSTANCE = "service_instance_id"
 NODE_LABELS = ("id", "topology_node_type", "operator_type")
@@ -23,13 +25,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `node` says that it carries the labels of a node; `labels` are further ones."""
+    """One metric. `node` says that it carries the labels of a node; `labels` are further ones. `bounds` are those of a histogram."""
 
     name: str
     kind: Kind
     help: str
     node: bool = False
     labels: tuple[str, ...] = ()
+    bounds: tuple[int, ...] = DURATIONS
 
 
 _C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
@@ -52,7 +55,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("event_time_lag_milliseconds", _H, "At an epoch's commit: how far its latest event time lies back.", node=True),
     Metric("http_requests_total", _C, "Requests of a handler.", node=True, labels=("outcome", "status_class")),
     Metric("http_retries_total", _C, "Requests of a handler that were tried again.", node=True),
-    Metric("http_request_latency_milliseconds", _H, "How long requests of a handler took.", node=True, labels=("outcome", "status_class")),
+    Metric(
+        "http_request_latency_milliseconds",
+        _H,
+        "How long requests of a handler took.",
+        node=True,
+        labels=("outcome", "status_class"),
+        bounds=ANSWERS,
+    ),
     Metric("epoch", _G, "The last committed epoch."),
     Metric("generation", _G, "How many runs have held the lane, this one included."),
     Metric("phase", _G, "1 for the phase that the lane is in, 0 for the others.", labels=("phase",)),

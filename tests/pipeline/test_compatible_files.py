@@ -17,7 +17,7 @@ sources:
     primary_key: id
     parallelism: 2
     batch_flush_interval: 1s
-    telemetry: {event_time: {column: at}, labels: {team: data}}
+    telemetry: {event_time: {column: at, unit: milliseconds}, labels: {team: data}}
 transforms: {}
 sinks:
   out:

@@ -68,6 +68,9 @@ def test_what_is_refused_is_refused_in_every_dialect() -> None:
     for dialect in DIALECTS:
         with pytest.raises(UserError, match="unsupported plan: an aggregate"):
             sql.parse("SELECT max(a) FROM t", dialect=dialect)
+    for name in ("json_arrayagg_null_on_null", "JSON_OBJECTAGG_ABSENT_ON_NULL"):
+        with pytest.raises(UserError, match="unsupported plan: an aggregate"):
+            sql.parse(f"SELECT {name}(a) FROM t", dialect="datafusion")
     with pytest.raises(UserError, match="unsupported plan: DISTINCT ON"):
         sql.parse("SELECT DISTINCT ON (a) a FROM t", dialect="postgres")
     with pytest.raises(UserError, match="unsupported plan: QUALIFY"):

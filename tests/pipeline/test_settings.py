@@ -157,9 +157,13 @@ kafka_source:
   security_protocol: sasl_ssl
   schema_registry_url: http://registry
   consumer_group_id: group
+  client_id: mine
+  sasl_mechanism: PLAIN
+  sasl_username: someone
+  sasl_password: kafka-word
   lag_report_interval_ms: 60000
 kafka_sink: {brokers: kafka:9092}
-clickhouse_source: {url: http://ch:8123, user: default, password: ch-word, page_size: 10, block_range: 5}
+clickhouse_source: {url: http://ch:8123, user: default, password: ch-word, database: shop, page_size: 10, block_range: 5}
 clickhouse_sink: {compression: zstd}
 print_sink: {sample_every: 1}
 postgres_sink: {host: db, port: 5432, user: me, pass: pg-word, db: shop, sslmode: disable, batch_size: 100, statement_timeout_secs: 60}
@@ -180,6 +184,13 @@ def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCapture
         "streamling",
     )
     assert (kafka.security_protocol, kafka.consumer_group_id) == ("SASL_SSL", "group")
+    assert {name: option.get_secret_value() for name, option in kafka.options.items()} == {
+        "client.id": "mine",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "someone",
+        "sasl.password": "kafka-word",
+    }
+    assert settings.clickhouse_source.database == "shop"
     assert (postgres.password.get_secret_value(), postgres.statement_timeout_secs) == ("pg-word", 60)
     assert settings.postgres_for("Orders-PG").password.get_secret_value() == "one-word"
     assert settings.clickhouse_source.password.get_secret_value() == "ch-word"

@@ -134,9 +134,9 @@ def test_two_names_for_the_same_values_in_memory_are_refused():
 
 
 def test_keys_that_do_nothing_get_a_word():
-    useless = TABLE.replace("type: d", "column: v, cache: true, time_column: at, schema: s, type: d")
+    useless = TABLE.replace("type: d", "column: v, cache: true, time_column: at, schema: s, telemetry: {event_time: {column: at}}, type: d")
     told = {warning.message for warning in parsed(useless).warnings}
-    assert told == {f"`{key}` has no effect" for key in ("schema", "column", "time_column", "cache")}
+    assert told == {f"`{key}` has no effect" for key in ("schema", "column", "time_column", "cache", "event_time")}
     lonely = "{type: dynamic_table, backend_type: InMemory, backend_entity_name: known}"
     told = [warning.message for warning in parsed(lonely, "SELECT id FROM src").warnings]
     assert sorted(told) == ["no SQL asks it", "nothing fills it: every check is false"]

@@ -17,7 +17,7 @@ from headrace.jobs.transforms.handler import figures
 from headrace.jobs.watch.eyes import Eyes, NoEyes, _Look, open_eyes
 from headrace.jobs.watch.labels import node_labels
 from headrace.jobs.watch.meters import Meters
-from headrace.jobs.watch.names import BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
+from headrace.jobs.watch.names import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
 from headrace.jobs.watch.observe import Observed, fed
 from headrace.jobs.watch.plugin_meters import offer
 from headrace.pipeline.errors import TransientError, UserError
@@ -114,6 +114,10 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
     assert [float(bound) for bound in buckets] == [*map(float, DURATIONS), float("inf")]
     assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
     assert found["headrace_checkpoint_epoch_duration_milliseconds_count"] == {own: 5.0}
+    meters.record("http_request_latency_milliseconds", 12, {"id": "a"})
+    answers = {dict(labels)["le"]: value for labels, value in scraped(meters)["headrace_http_request_latency_milliseconds_bucket"].items()}
+    assert [float(bound) for bound in answers] == [*map(float, ANSWERS), float("inf")]
+    assert (answers["10"], answers["25"], answers["300000"]) == (0, 1, 1)
 
 
 def test_the_prefix_and_what_is_left_out_are_settings() -> None:
