@@ -14,6 +14,7 @@ TOOLS := $(VENV)/headrace-has-tools
 ARCHIVE := $(VENV)/headrace-has-archive
 # Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
 WORKERS ?= 2
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # The first that is there and new enough; `make demo PYTHON=/path/to/python` chooses another.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && command -v $$python && break; done)
@@ -63,12 +64,12 @@ ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 
 .PHONY: test
 test: setup check ## All checks, and every test with a sample of the long suites.
-	@$(BIN)/pytest -m "not whole" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40
+	@$(BIN)/pytest -m "not whole" $(IN_PARALLEL) --durations=40
 
 .PHONY: test-faults
 test-faults: setup ## Every fault test and long suite in full.
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 tests/protocol
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 -m "faults or long or whole"
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) tests/protocol
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "faults or long or whole"
 
 .PHONY: check
 check: $(STAMP) $(TOOLS) ## Linters, types, the order of the rooms.
