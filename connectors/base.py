@@ -94,8 +94,9 @@ class Frame:
     likely: int | None = None
 
     def few(self, rows: DataFrame, limit: int) -> pa.Table | None:
-        """`rows`, as many as the frame's, in the driver if they are at most `limit`. Where that is not known it is looked at, unless
-        they are likely more: what is looked at in vain is computed again.
+        """`rows`, as many as the frame's, in the driver; None where they are more than `limit`.
+
+        Where their number is not known it is looked at, unless they are likely more: what is looked at in vain is computed again.
         """
         if self.estimate is not None:
             return rows.toArrow() if self.estimate <= limit else None
