@@ -82,7 +82,8 @@ class Frame:
 
     `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the sink's
     primary key (empty: append). `estimate` is an upper bound of the rows where one is known: sinks choose the driver
-    path or the worker path by it. `spark` is the session that owns `rows`.
+    path or the worker path by it. `spark` is the session that owns `rows`. `likely` is how many rows there are if
+    programs and lists make one of each, where that is no bound.
     """
 
     rows: DataFrame
@@ -90,6 +91,19 @@ class Frame:
     key: tuple[str, ...]
     estimate: int | None
     spark: SparkSession
+    likely: int | None = None
+
+    def few(self, rows: DataFrame, limit: int) -> pa.Table | None:
+        """`rows`, as many as the frame's, in the driver; None where they are more than `limit`.
+
+        Where their number is not known it is looked at, unless they are likely more: what is looked at in vain is computed again.
+        """
+        if self.estimate is not None:
+            return rows.toArrow() if self.estimate <= limit else None
+        if self.likely is not None and self.likely > limit:
+            return None
+        table = rows.limit(limit + 1).toArrow()
+        return table if table.num_rows <= limit else None
 
 
 class Sink(ABC):

@@ -51,8 +51,9 @@ def appended(sink: str, frame: Frame) -> DataFrame:
 def keyed(sink: str, frame: Frame, session: SparkSession) -> Source:
     """The last row per key by `_gs_pos`. Raises DataError (or fails the task) for a null in a key."""
     names = [*frame.schema.names, OP]
-    if frame.estimate is not None and frame.estimate <= DRIVER_ROWS:
-        last = last_by_key(sink, frame.rows.select(*map(quoted, names), POS).toArrow(), frame.key)
+    known = frame.estimate is not None or frame.likely is not None
+    if known and (few := frame.few(frame.rows.select(*map(quoted, names), POS), DRIVER_ROWS)) is not None:
+        last = last_by_key(sink, few, frame.key)
         rows = session.createDataFrame(last.select(names), frame.rows.select(*map(quoted, names)).schema)
         return Source(rows, local=True, bounds=_bounds(last, frame.key))
     return Source(_last_by_key_spark(sink, frame, names), local=False)

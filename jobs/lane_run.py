@@ -1,8 +1,7 @@
-"""One run of one lane: Spark, ledger and lane in hand, epochs carried with retries, and what people are told meanwhile."""
+"""One run of one lane: Spark, ledger and lane in hand, epochs carried with retries."""
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -17,13 +16,13 @@ from uuid import uuid4
 from headrace.connectors.ledgers import open_ledger
 from headrace.jobs.assembly import Assembly, LaneSink, node_types
 from headrace.jobs.epoch import EpochWriter
-from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChanged, PhaseFigures, RunResult, WindowDone
+from headrace.jobs.events import Listener, Notice, RunResult
 from headrace.jobs.history import Step
+from headrace.jobs.lane_told import Told
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.jobs.watch.eyes import open_eyes
-from headrace.pipeline import positions
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
@@ -34,14 +33,11 @@ from headrace.pipeline.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
-
 LANE = "main"
 ABORT_AFTER = 25.0
 """Seconds that an epoch in flight gets after a stop was asked for."""
 RETRY_FOR = 300.0
 """Seconds for which failures that pass by themselves are tried again."""
-_IDLE_NOTICE = 30.0
 
 
 class LaneRun:
@@ -62,9 +58,6 @@ class LaneRun:
     ) -> None:
         self.file = file
         self.settings = settings
-        self.epochs = 0
-        self.last_seconds = 0.0
-        self._listener = listener
         self._stop = stop or threading.Event()
         self._deadline = time.monotonic() + lifetime.total_seconds() if lifetime else None
         self._holder: Json = {
@@ -78,20 +71,14 @@ class LaneRun:
         self._repair = repair
         self._run_id = run_id
         self.eyes = open_eyes(file, settings, run_id)
+        self.told = Told(file, self.eyes, listener)
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, Assembly] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
-        self._phase: Phase | None = None
-        self._figures: dict[Phase, PhaseFigures] = {}
-        self._counts: dict[str, Counts] = {}
-        self._first: int | None = None
-        self._window_rows: dict[str, dict[str, int]] = {}
-        self._idle_since: float | None = None
         self._steps: Mapping[str, float] = {}
         self._writing = 0.0
-        self._said: Json = {}
 
     def __enter__(self) -> Self:
         try:
@@ -193,12 +180,11 @@ class LaneRun:
     def finish_open(self) -> None:
         """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
         if self.lane.busy:
-            self.tell(Notice(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
+            self.told.tell(Notice(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
             self._execute(None)
 
     def carry(self, step: Step, backlog: Callable[[Position], int | None] | None = None) -> None:
         """Plans the step as the next epoch and carries it into every sink."""
-        self._idle_since = None
         started = time.monotonic()
         plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self.eyes.planned(plan)
@@ -247,14 +233,13 @@ class LaneRun:
                 raise
             except HeadraceError as error:
                 if self._stop.is_set():
-                    self.tell(Notice(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
+                    self.told.tell(Notice(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
                     return
-                self.eyes.failed(error)
-                self.lane.progress({**self._said, "error": _first_line(error)})
+                self.told.failed(self.lane, error)
                 attempts = self.lane.failed(error.node or "?", error)
                 if not error.retriable or time.monotonic() - began > RETRY_FOR or not jvm_alive(self.spark):
                     raise
-                self.tell(Notice(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+                self.told.tell(Notice(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
                 self.wait(pause)
                 pause = min(pause * 2, 15.0)
 
@@ -287,77 +272,11 @@ class LaneRun:
         self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: Callable[[Position], int | None] | None
     ) -> None:
         self._stages.sweep(self.lane.committed)
-        self.epochs += 1
-        self._first = self._first or plan.number
-        self.last_seconds = steps["total"]
-        rows = max((count.rows for count in counts.values()), default=0)
-        before = self._figures.get(plan.phase, PhaseFigures(0, 0, 0.0))
-        self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + rows, before.seconds + self.last_seconds)
-        for name, count in counts.items():
-            self._counts[name] = self._counts.get(name, Counts()) + count
-        left = backlog(plan.end) if backlog else None
-        self._said = {
-            "phase": str(plan.phase),
-            "epoch": plan.number,
-            "rows": rows,
-            "rows_per_s": round(rows / max(self.last_seconds, 1e-3)),
-            "backlog": left,
-        }
-        self.lane.progress(self._said)
-        self.eyes.committed(plan, counts, steps, left)
-        self.tell(EpochDone(plan, counts, steps, left))
-        self._window_progress(plan, counts)
-
-    def _window_progress(self, plan: EpochPlan, counts: Mapping[str, Counts]) -> None:
-        if plan.phase is not Phase.HISTORY:
-            return
-        window = plan.window or ""
-        rows = self._window_rows.setdefault(window, {})
-        for name, count in counts.items():
-            rows[name] = rows.get(name, 0) + count.rows
-        model = self.file.model
-        if all(
-            positions.window_done(node, plan.end.get(name, {}), window)
-            for name, node in model.sources.items()
-            if positions.bounded_phases(node)
-        ):
-            self.tell(WindowDone(window, self._window_rows.pop(window)))
-
-    # --- what people are told
-
-    def tell(self, event: Event) -> None:
-        """Hands an event to the door, and to the log."""
-        if isinstance(event, Notice):
-            log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
-        if self._listener is not None:
-            self._listener(event)
-
-    def enter(self, phase: Phase, detail: Json | None = None) -> None:
-        """Notes the phase; says so when it is another one than before."""
-        if phase is not self._phase:
-            self._phase = phase
-            self.eyes.phase(phase)
-            self.tell(PhaseChanged(phase, detail or {}))
-
-    def announce_stream(self, begun: Position) -> None:
-        """Says where the stream stands as it begins: at the handoff, the fence."""
-        streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
-        fences = {name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")}
-        phase = Phase.CATCHING_UP if positions.catching_up(begun.values()) else Phase.LIVE
-        self.enter(phase, {"offsets": streams, "fence": fences})
+        self.told.committed(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
 
     def idle(self, backlog: int | None) -> None:
-        """A stream that brings nothing says so after a while, and keeps its heartbeat's word fresh."""
-        now = time.monotonic()
-        if self._said and self._said["backlog"] != backlog:
-            self._said = {**self._said, "backlog": backlog}
-            self.lane.progress(self._said)
-        if self._idle_since is None:
-            self._idle_since = now
-        elif now - self._idle_since > _IDLE_NOTICE:
-            self._idle_since = now + 1e9
-            where = ", ".join(f"`{name}`" for name, source in self.assembly.sources.items() if source.unbounded)
-            self.tell(Notice(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the lane stands at the end ({backlog} offsets behind)"))
+        """The stream brings nothing just now; raises where the lane is not ours any more."""
+        self.told.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
         self.lane.check()
 
     def wait(self, seconds: float) -> None:
@@ -367,19 +286,8 @@ class LaneRun:
 
     def result(self, *, caught_up: bool) -> RunResult:
         """What this run did."""
-        position = self.lane.position
-        return RunResult(
-            name=self.file.name,
-            pipeline=self.lane.lease.pipeline,
-            stopped="signal" if self._stop.is_set() else "lifetime" if self.stopping else "done",
-            epochs=self.epochs,
-            first_epoch=self._first,
-            last_epoch=self.lane.committed,
-            counts=self._counts,
-            phases=self._figures,
-            history_complete=positions.history_complete(self.file.model, position),
-            caught_up=caught_up,
-        )
+        stopped = "signal" if self._stop.is_set() else "lifetime" if self.stopping else "done"
+        return self.told.result(self.lane, stopped, caught_up=caught_up)
 
     # --- ending
 
@@ -398,8 +306,3 @@ class LaneRun:
     def _stop_spark(self) -> None:
         if self._spark is not None and self._given is None:
             stop_session(self._spark)
-
-
-def _first_line(error: HeadraceError) -> str:
-    """For people who look at the lane from outside."""
-    return error.message.splitlines()[0][:200] if error.message else type(error).__name__

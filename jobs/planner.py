@@ -323,6 +323,7 @@ class Planner:
                     key=self.keys[sink],
                     estimate=self._estimate(sink, every, counts),
                     spark=self.spark,
+                    likely=self._estimate(sink, every, counts, one_of_one=True),
                 )
                 for sink in sinks
             }
@@ -330,20 +331,25 @@ class Planner:
             for frame in persisted.values():
                 frame.unpersist(blocking=False)
 
-    def _estimate(self, name: str, readings: Mapping[str, Reading], staged: Mapping[str, int]) -> int | None:
-        """An upper bound of a node's rows: what its sources read, times the ways that lead to it (a per-row transform adds none)."""
+    def _estimate(self, name: str, readings: Mapping[str, Reading], staged: Mapping[str, int], *, one_of_one: bool = False) -> int | None:
+        """An upper bound of a node's rows: what its sources read, times the ways that lead to it.
+
+        None where any number of rows can come of one: of programs and lists, which are taken for `one_of_one` if so asked.
+        """
         if name in staged:
             return staged[name]
         if name in readings:
             return readings[name].rows
         if name in self.file.model.sinks:
-            return self._estimate(self.file.model.sinks[name].from_, readings, staged)
-        total = 0
+            return self._estimate(self.file.model.sinks[name].from_, readings, staged, one_of_one=one_of_one)
         node: Any = self.file.model.transforms[name]
-        if node.type != "sql" or sql.multiplies(node.sql, node=name, dialect=node.dialect):
+        by_sql = node.type == "sql"
+        if not one_of_one and (not by_sql or sql.multiplies(node.sql, node=name, dialect=node.dialect)):
             return None
-        for upstream, times in sql.table_uses(node.sql, node=name, dialect=node.dialect).items():
-            rows = self._estimate(upstream, readings, staged)
+        uses = sql.table_uses(node.sql, node=name, dialect=node.dialect) if by_sql else dict.fromkeys(node.inputs(name), 1)
+        total = 0
+        for upstream, times in uses.items():
+            rows = self._estimate(upstream, readings, staged, one_of_one=one_of_one)
             if rows is None:
                 return None
             total += rows * times

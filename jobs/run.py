@@ -93,7 +93,7 @@ def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
     history = History(model, sources, SplitBook(known, note), model.epoch.history_rows)
     done = positions.windows_done(model, lane.position)
     if left := [key for key in windows if key not in done]:
-        lane_run.enter(Phase.HISTORY, {"windows": len(left)})
+        lane_run.told.enter(Phase.HISTORY, {"windows": len(left)})
     while not lane_run.stopping:
         step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
         if step is None:
@@ -108,10 +108,10 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
     if not stream:
         return True
     begun = stream.begin(lane.position)
-    lane_run.announce_stream(begun)
+    lane_run.told.stream(begun)
     target, pause = stream.ends(begun), _IDLE_FIRST
     while not lane_run.stopping:
-        begun = stream.begin(lane.position) if lane_run.epochs else begun
+        begun = stream.begin(lane.position) if lane_run.told.epochs else begun
         step = stream.next(begun)
         if step is None:
             lane_run.idle(stream.backlog(begun))
@@ -122,12 +122,12 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
             pause = min(pause * 1.2, _IDLE_LAST)
             continue
         pause = _IDLE_FIRST
-        lane_run.enter(step.phase)
+        lane_run.told.enter(step.phase)
         lane_run.carry(step, backlog=stream.backlog)
         lane_run.eyes.lags(stream.lags)
         stream.commit(lane.position)
         if until is Until.CAUGHT_UP and stream.passed(lane.position, target):
             return True
         if not stream.full(step):
-            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.last_seconds)
+            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.told.last_seconds)
     return False

@@ -23,7 +23,7 @@ from headrace.pipeline.nodes import PostgresSink as Node
 from headrace.pipeline.records import Counts, EpochPlan, Record
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -115,17 +115,9 @@ class Handle:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
         rows = flat(frame.rows, load.schema)
-        if (table := self._small(rows, frame.estimate)) is not None:
+        if (table := frame.few(rows, self._node.driver_rows)) is not None:
             return write_table(self._loader, self._store, load, plan, table)
         return write_staged(self._control, self._address, self._store, load, plan, rows)
-
-    def _small(self, rows: DataFrame, estimate: int | None) -> pa.Table | None:
-        """All rows, if they are few enough for the driver; without an estimate one more than that is asked for, to see."""
-        limit = self._node.driver_rows
-        if estimate is not None:
-            return rows.toArrow() if estimate <= limit else None
-        table = rows.limit(limit + 1).toArrow()
-        return table if table.num_rows <= limit else None
 
     def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
         """See PostgresSink."""

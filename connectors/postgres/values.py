@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.session import Address, Control, Session, trusted
-from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError
+from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError
 from headrace.pipeline.records import Json
 from headrace.pipeline.settings import TableConnection
 from headrace.pipeline.transforms import DynamicTable
@@ -225,8 +225,8 @@ class PostgresLookup:
     def _told(self, error: HeadraceError) -> HeadraceError:
         """As it can travel out of a worker, where only class and text do."""
         plain = Failure.of(error).error()
-        if isinstance(plain, TargetError):
-            plain.message = f"{plain.message}: table {self.where.name}, column {self.where.column}"
+        if isinstance(plain, TargetError | TransientError):  # in front: of a text with several lines only the first arrives
+            plain.message = f"table {self.where.name}, column {self.where.column}: {plain.message}"
         plain.node = self.node
         return plain
 

@@ -59,10 +59,11 @@ def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> C
 
 
 class State:
-    """A few values that a plugin keeps between runs, by key, in the home folder, of this pipeline and node alone.
+    """A few values that a plugin keeps between runs, by key, in the home folder, of this plugin in this node of this pipeline alone.
 
     It is for caches: what a plugin could work out again. A value is replaced as a whole or not at all, but apart from epochs: it
-    may be newer or older than what the lane committed, and gone on another machine. Positions belong to the epoch's plan.
+    may be newer or older than what the lane committed, an epoch that is written again meets what is there by then, and it is gone
+    on another machine, and under another name of the pipeline. Positions belong to the epoch's plan.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,7 +124,7 @@ class PluginContext:
     @cached_property
     def state(self) -> State:
         """What is kept between runs."""
-        return State(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name))
+        return State(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id))
 
     @cached_property
     def log(self) -> logging.Logger:

@@ -25,7 +25,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.delta.failures import explain
-from headrace.connectors.lake_rows import DRIVER_ROWS
+from headrace.connectors.lake_rows import DRIVER_ROWS, keyed
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
 from headrace.pipeline.nodes import DeltaSink
 from headrace.pipeline.records import Counts, Record
@@ -490,6 +490,15 @@ def test_large_epochs_leave_the_driver_path(table: Any) -> None:
     n = DRIVER_ROWS + 1
     rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}")
     assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), n, t.spark)) == Counts(n, n, 0, 0)
+
+
+@pytest.mark.parametrize(("count", "likely", "local"), [(2, 1, True), (3, 1, False), (2, 5, False), (2, None, False)])
+def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.MonkeyPatch, count: int, likely: int, *, local: bool) -> None:
+    monkeypatch.setattr("headrace.connectors.lake_rows.DRIVER_ROWS", 2)
+    t = table("id")
+    frame = replace(t.frame(*[(at, "x", "i") for at in range(count)], large=True), likely=likely)
+    source = keyed("lake", frame, t.spark)
+    assert (source.local, sorted(row.id for row in source.rows.collect())) == (local, list(range(count)))
 
 
 @pytest.mark.parametrize(

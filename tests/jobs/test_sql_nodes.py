@@ -196,18 +196,28 @@ def test_operators_beside_wide_integers_keep_every_digit(plan: Plan) -> None:
         rows(plan("SELECT id, wei - 5 AS w FROM t"))
 
 
-def test_rows_made_of_rows_have_no_bound(plan: Plan) -> None:
+NODE = """
+name: p
+sources: {{t: {{type: clickhouse, table_name: t, primary_key: id}}}}
+transforms: {{x: {{{node}}}}}
+sinks: {{out: {{type: blackhole, from: x}}}}
+"""
+
+
+def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> None:
     found = rows(plan("SELECT id, explode(xs) AS x FROM t"))
     assert [(row["id"], row["x"], row[POS]["sub"]) for row in found] == [(i, x, x - 1) for i in (1, 2, 3) for x in (1, 2)]
     epoch = EpochPlan(1, Phase.LIVE, {}, {}, "", datetime(2025, 1, 1, tzinfo=UTC))
-    for statement, bound in (
-        ("SELECT id FROM t UNION ALL SELECT id FROM t WHERE id = 1", 6),
-        ("SELECT id, explode(xs) AS x FROM t", None),
-        ("SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x", None),
+    script = "type: script, from: t, language: javascript, script: 'const invoke = (row) => [row, row]'"
+    for node, bound, likely in (
+        ("type: sql, sql: SELECT id FROM t UNION ALL SELECT id FROM t WHERE id = 1", 6, 6),
+        ("type: sql, sql: 'SELECT id, explode(xs) AS x FROM t'", None, 3),
+        ("type: sql, sql: 'SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x'", None, 3),
+        (script, None, 3),
     ):
-        planner = plan(statement)
+        planner = Planner(parse_pipeline(NODE.format(node=node), "f.yaml"), spark, {"t": Known(SCHEMA)}, Settings())
         with planner.frames(epoch, {"t": Reading(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
-            assert frames["out"].estimate == bound
+            assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
 
 
 def test_a_wrong_key_is_still_told(plan: Plan) -> None:

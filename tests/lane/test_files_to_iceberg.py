@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from web import Asked, served
 
 from headrace.connectors.iceberg.catalog import Table
 from headrace.jobs.checks import audit
@@ -88,3 +89,58 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
     checks = audit(file, settings, spark=spark)
     assert [check for check in checks if check.passed is False] == []
     assert {check.sink for check in checks} >= {"ice", "lake"}
+
+
+EMPTIED = """
+version: 1
+name: emptied
+partitions: {{column: month, every: month, start: 2025-01, end: 2025-03}}
+sources:
+  events:
+    type: file
+    path: {folder}/month=*/*.csv
+    format: csv
+    mode: bounded
+    schema: {{id: int64, v: string, month: date32}}
+    primary_key: id
+transforms:
+  kept: {{type: sql, sql: "SELECT * FROM events WHERE v <> 'drop'"}}
+  asked: {{type: handler, from: events, url: "{url}", batch_size: 10}}
+  shaped: {{type: script, from: events, language: javascript, script: "const invoke = (row) => row.v === 'drop' ? null : row"}}
+sinks:
+  of_sql: {{type: blackhole, from: kept, delivery: at_least_once}}
+  of_handler: {{type: blackhole, from: asked, delivery: at_least_once}}
+  of_script: {{type: delta, from: shaped, path: {folder}/of_script}}
+"""
+
+
+def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, 1, "1,drop\n2,drop\n")
+    put(tmp_path, 2, "3,kept\n4,drop\n")
+
+    def answer(asked: Asked) -> object:
+        return [row for row in asked.rows if row["v"] != "drop"]
+
+    with served(answer) as service:
+        file = parse_pipeline(EMPTIED.format(folder=tmp_path, url=service.url), str(tmp_path / "emptied.yaml"))
+        settings = Settings(
+            home=tmp_path,
+            state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")),
+        )
+
+        def carry(window: str) -> RunResult:
+            return run(file, settings, until=Until.HISTORY, windows=(window,), spark=spark)
+
+        def written(result: RunResult) -> dict[str, int]:
+            return {name: count.rows for name, count in result.counts.items()}
+
+        first = carry("2025-01-01")
+        assert (first.epochs, written(first)) == (1, dict.fromkeys(file.model.sinks, 0))
+        asked = len(service.asked)
+        assert asked
+        assert carry("2025-01-01").epochs == 0, "an epoch without rows is done again"
+        assert len(service.asked) == asked, "the service was asked again for an epoch that is committed"
+        second = carry("2025-02-01")
+        assert (second.first_epoch, written(second)) == (2, dict.fromkeys(file.model.sinks, 1))
+    lake = spark.read.format("delta").load(f"{tmp_path}/of_script")
+    assert [row.id for row in lake.collect()] == [3]

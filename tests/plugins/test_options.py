@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from plugin_kit import install
 
 import headrace
+from headrace.connectors.registry import plugin_context
 from headrace.pipeline.errors import PipelineFileError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, load_pipeline, parse_pipeline
 from headrace.pipeline.plugins.found import find, installed, load
+from headrace.pipeline.plugins.host import State
 from headrace.pipeline.schema import file_schema
+from headrace.pipeline.settings import Settings
 
 FILE = """\
 version: 1
@@ -294,3 +298,20 @@ def test_what_is_installed() -> None:
     found = find("acme.twice")
     assert found is not None
     assert load(found).kind == "transform"
+
+
+def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> None:
+    def states(name: str) -> list[State]:
+        """Of the source and the sink, and of a side output that sees the same source; made as a run makes them."""
+        file = parse_pipeline(FILE.replace("name: p", f"name: {name}"), "f.yaml")
+        contexts = [plugin_context(one, node(file, one), Settings(home=tmp_path)) for one in ("src", "out")]
+        return [one.state for one in (*contexts, replace(contexts[0], found=contexts[1].found))]
+
+    everybody = [*states("p"), *states("q"), *states("p-q")]
+    for at, state in enumerate(everybody):
+        assert state.get("a/b") is None
+        state.put("a/b", {"at": at})
+    again = [*states("p"), *states("q"), *states("p-q")]
+    assert [state.get("a/b") for state in again] == [{"at": at} for at in range(len(everybody))]
+    again[0].delete("a/b")
+    assert [state.get("a/b") for state in states("p")] == [None, {"at": 1}, {"at": 2}]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,15 +11,17 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from lane_world import until
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
+from headrace import services as local
 from headrace.connectors.postgres.session import Address
 from headrace.connectors.postgres.values import ValueTable, Where
 from headrace.jobs.check import check
-from headrace.jobs.events import Until
+from headrace.jobs.events import Event, Notice, Until
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.explain.story import explain
 from headrace.jobs.failures import as_headrace_error
@@ -186,6 +190,44 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
 
     lost = as_headrace_error(Exception("headrace.pipeline.errors.TransientError: node 'known': Postgres says: gone\n at x"), node="out")
     assert (type(lost), lost.node, lost.message) == (TransientError, "known", "Postgres says: gone")
+
+
+@pytest.mark.faults
+@pytest.mark.whole
+def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path: Path, fresh_home: Path) -> None:
+    put(tmp_path)
+    server = local.up(["postgres"], home=fresh_home).postgres
+    table = "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known}"
+    file = file_of(tmp_path, table, sink=f"{{type: delta, from: hits, path: {tmp_path}/hits}}")
+    settings = settings_of(tmp_path, server.conninfo())
+    told: list[Notice] = []
+    failed = threading.Event()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Notice):
+            told.append(event)
+            failed.set()
+
+    eye, holder = psycopg.connect(server.conninfo(), autocommit=True), psycopg.connect(server.conninfo())
+    eye.execute("CREATE TABLE known (value text PRIMARY KEY); INSERT INTO known VALUES ('a'), ('c')")
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            holder.execute("LOCK TABLE known IN ACCESS EXCLUSIVE MODE")
+            running = pool.submit(run, file, settings, until=Until.HISTORY, windows=WINDOWS[:1], spark=spark, listener=listen)
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%ANY(%'"
+            until(lambda: eye.execute(waiting).fetchone() != (0,) or running.done(), "the table is asked")
+        finally:
+            local.down(fresh_home)
+            holder.close()
+            eye.close()
+        assert failed.wait(60)
+        local.up(["postgres"], home=fresh_home)
+        assert running.result(timeout=120).epochs == 1
+    assert told[0].message.startswith("attempt 1 failed, trying again")
+    assert "node 'known': table public.known, column value: " in told[0].message
+    assert not any(server.password in one.message for one in told)
+    assert run(file, settings, until=Until.HISTORY, windows=WINDOWS[1:2], spark=spark).epochs == 1
+    assert sorted(row.id for row in spark.read.format("delta").load(f"{tmp_path}/hits").collect()) == [1, 4]
 
 
 def test_history_that_asks_a_table_goes_by_rows() -> None:
