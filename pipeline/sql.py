@@ -126,14 +126,19 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
     moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
     day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
     for call in list(query.find_all(*_CLOCKS)):
-        name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
-        if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
-            call.replace(moment.copy())
-        elif isinstance(call, exp.CurrentDate) or name == "curdate":
-            call.replace(day.copy())
+        if (told := _told_by(call)) is not None:
+            call.replace((moment if told == "moment" else day).copy())
     for word, text in list(_clock_words(query)):
         days = _DAYS.get(word.lower())
         text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
+
+
+def _told_by(call: exp.Expr) -> str | None:
+    """What a clock tells: the moment, or the day; None for what is no clock."""
+    name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+    if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
+        return "moment"
+    return "day" if isinstance(call, exp.CurrentDate) or name == "curdate" else None
 
 
 def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
@@ -165,3 +170,16 @@ def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
         for part in query.find_all(exp.Func)
     )
     return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))
+
+
+def unsteady(predicate: str) -> tuple[str, ...]:
+    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; also clocks, which stand still in
+    transforms alone. None where it cannot be parsed.
+    """
+    text = f"SELECT * FROM s WHERE (\n{predicate}\n)"  # noqa: S608  looked at, and not run
+    try:
+        query = parse(text)
+    except UserError:
+        return ()
+    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call)]
+    return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
