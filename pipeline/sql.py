@@ -8,7 +8,7 @@ terms (`dialects`): whatever `parse` returns is what Spark is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from sqlglot import exp
 from headrace.pipeline import functions, refused
 from headrace.pipeline.dialects import DIALECT, meaning, read
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.hidden import carry
+from headrace.pipeline.hidden import branches, carry
 from headrace.pipeline.unnest import fans_out, spread
 
 __all__ = ("DIALECT",)
@@ -75,7 +75,13 @@ def _table_name(table: exp.Table) -> str:
 
 
 def with_hidden(
-    text: str | exp.Query, hidden: Sequence[str], *, now: datetime | None = None, rename: dict[str, str] | None = None, node: str = ""
+    text: str | exp.Query,
+    hidden: Sequence[str],
+    *,
+    now: datetime | None = None,
+    rename: dict[str, str] | None = None,
+    node: str = "",
+    sources: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
@@ -85,17 +91,19 @@ def with_hidden(
         now: the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
         rename: views by the names of nodes.
         node: whose statement it is, for errors.
+        sources: those behind each node that it reads; if not given, each node is one.
 
     Raises UserError where the statement sets a hidden column to what it cannot be.
     """
     found = parse(text, node=node) if isinstance(text, str) else text.copy()
     functions.expand(found, node=node, now=now)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
+    among = branches(found, sources or {})
     try:
         for select in list(found.find_all(exp.Select)):
             numbers = spread(select)
             functions.tell_apart(select, numbers)
-            carry(select, hidden, numbers, node)
+            carry(select, hidden, numbers, node, among.get(id(select)))
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
