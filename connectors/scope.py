@@ -66,11 +66,16 @@ def inside(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
 
 
 def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
-    """`_gs_pos`: the row's topic partition and offset where history is cut by them, else `part` and `off`."""
+    """`_gs_pos`: the row's topic partition and offset where history is cut by them, else `part` and `off`.
+
+    Rows of such a history that lack them stand before those that have them: -1, -2, ... for `part` 0, 1, ..., so that each has its place.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if cut := scope["cut"]:
-        part, off = (F.coalesce(F.col(quoted(cut[key])), F.lit(-1)) for key in ("partition_column", "offset_column"))
+        partition, offset = (F.col(quoted(cut[key])) for key in ("partition_column", "offset_column"))
+        there = partition.isNotNull() & offset.isNotNull()
+        part, off = F.when(there, partition).otherwise(F.lit(-1) - part), F.when(there, offset).otherwise(off)
     return F.struct(
         F.lit(ordinal).alias("source"),
         part.cast("int").alias("part"),

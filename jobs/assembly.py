@@ -132,17 +132,24 @@ class Assembly:
             found[name] = LaneSink(sink, schema, key, columns, ledger)
         return found
 
-    def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
+    def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
         """Opens the dynamic tables for one lane, anew if they were open. `note` tells the ledger of a table in memory's first epoch.
+        `former`: see `Known`.
 
         Raises UserError or TransientError, naming the node, before any epoch is planned with them.
         """
         state = ledger.state(self.file.name, lane)
         events = ledger.events(self.file.name, lane) if graph.tables(self.file.model) else []
         joined = frozenset(event["data"]["table"] for event in events if event["kind"] == EVENT)
-        known = Known(state.committed if state else 0, joined, note)
+        committed, generation = (state.committed, state.generation) if state else (0, 0)
+        known = Known(committed, joined, note, generation, former=former)
         self._close_tables()
         self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
+
+    def open_former_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
+        """The same for an earlier version of the file, whose epochs are only written again; nothing where they are open."""
+        if not self.planner.tables and graph.tables(self.file.model):
+            self.open_tables(uuid, lane, ledger, note, former=True)
 
     def close(self) -> None:
         """Lets go of the connections of sources and dynamic tables; sinks belong to the lane."""

@@ -245,6 +245,7 @@ class LaneRun:
 
     def _writer(self, pending: Pending) -> EpochWriter:
         assembly = self.assembly_of(self._version(pending.compiled))
+        assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
         routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None

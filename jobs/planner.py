@@ -87,6 +87,7 @@ class Planner:
         self._asked = frozenset(table for name in file.model.transforms for table in graph.asks(file.model, name))
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
+        self._behind = {name: graph.upstream_sources(file.model, name) for name in [*file.model.sources, *self._order]}
         if self._lookups:
             register(self.spark, self._lookups)
         self._register_functions()
@@ -226,7 +227,9 @@ class Planner:
         node: Any = self.file.model.transforms[name]
         try:
             query = self._statement(name, node, views)
-            text = sql.with_hidden(query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name)
+            text = sql.with_hidden(
+                query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name, sources=self._behind
+            )
         except UserError as error:
             error.place = error.place or self.file.place_of(name, "sql")
             raise

@@ -7,7 +7,8 @@ SELECT, so that the branches of a UNION ALL fit by their places.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlglot import exp
 
@@ -20,7 +21,7 @@ POS_TYPE = "struct<source: int, part: int, off: bigint, sub: bigint>"
 HIDDEN = (OP, POS)
 FAN_OUT = 1 << 20
 """A transform that makes several rows of one numbers them from 0: `sub` becomes `sub * FAN_OUT + number`. Three such transforms fit
-behind each other; more rows of one row, or an overflow of `sub`, are an error."""
+behind each other; more rows of one row, or an overflow of `sub`, are an error. What a UNION ALL makes of one is numbered by branches."""
 
 OPERATIONS = ("i", "u", "d")
 _TOO_MANY = f"one row makes {FAN_OUT} rows or more, which have no order then"
@@ -32,7 +33,55 @@ _CHECKED = (
 )
 
 
-def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr], node: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """The place of a SELECT among those of a UNION ALL: `sub` becomes `sub * count + at`."""
+
+    at: int
+    count: int
+
+
+def branches(query: exp.Query, sources: Mapping[str, Sequence[str]]) -> dict[int, Branch]:
+    """The SELECTs, by `id()`, of every UNION ALL that one row may come through twice: without a number both would stand at one place.
+
+    `sources` are those behind each node that the statement reads; a node that is not named is taken for one.
+    """
+    ctes = {cte.alias: cte.this for cte in query.find_all(exp.CTE)}
+
+    def behind(part: exp.Expr, seen: frozenset[str]) -> set[str]:
+        found: set[str] = set()
+        for table in part.find_all(exp.Table):
+            name = ".".join(one.name for one in table.parts)
+            if name in ctes and name not in seen:
+                found |= behind(ctes[name], seen | {name})
+            else:
+                found.update(sources.get(name, (name,)))
+        return found
+
+    told: dict[int, Branch] = {}
+    for union in query.find_all(exp.Union):
+        if isinstance(union.parent, exp.Union) or (isinstance(union.parent, exp.Subquery) and isinstance(union.parent.parent, exp.Union)):
+            continue
+        parts = list(_parts(union))
+        origins = [behind(part, frozenset()) for part in parts]
+        if sum(map(len, origins)) > len(set().union(*origins)):
+            told |= {id(part): Branch(at, len(parts)) for at, part in enumerate(parts)}
+    return told
+
+
+def _parts(query: exp.Expr) -> Iterator[exp.Expr]:
+    if isinstance(query, exp.Union):
+        yield from _parts(query.this)
+        yield from _parts(query.expression)
+    elif isinstance(query, exp.Subquery):
+        yield from _parts(query.this)
+    else:
+        yield query
+
+
+def carry(
+    select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None
+) -> None:
     """Puts the hidden columns at the end of a SELECT, once each.
 
     Args:
@@ -40,6 +89,7 @@ def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr]
         hidden: names of the columns.
         numbers: what numbers the rows that are made of one, outermost first; empty where a row stays one.
         node: whose statement it is, for errors that rows raise.
+        branch: see `branches`.
 
     Raises UserError where the statement sets `_gs_pos`, or `_gs_op` to a text that is no operation.
     """
@@ -60,7 +110,7 @@ def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr]
             if not plain:
                 msg = f"`{POS}` is the order of rows, and cannot be set"
                 raise UserError(msg, hint="Give the column another name.")
-            value = numbered(value, numbers, node) if numbers else value
+            value = numbered(value, numbers, node, branch) if numbers or branch else value
         elif column == OP and not plain:
             value = _checked(value, node)
         bare = isinstance(value, exp.Column) and not value.table
@@ -101,7 +151,7 @@ def _checked(value: exp.Expr, node: str) -> exp.Expr:
     return template(_CHECKED, value, *map(exp.Literal.string, (ROW_ERROR, node, hint)))
 
 
-def numbered(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "") -> exp.Expr:
+def numbered(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> exp.Expr:
     """The position of each row of those that are made of one. An outer generator gives no number for a row without items."""
     many = _failing(_TOO_MANY, "Cut the list before, with slice or filter.", node)
     deep = _failing(_TOO_DEEP, "Make them in one transform, such as with flatten.", node)
@@ -115,6 +165,8 @@ def numbered(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "") ->
             many,
             deep,
         )
+    if branch:  # Spark's own arithmetic fails where no number is left
+        sub = template(f"_0 * {branch.count} + {branch.at}", sub)
     return template("named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', _1)", position, sub)
 
 

@@ -8,7 +8,7 @@ terms (`dialects`): whatever `parse` returns is what Spark is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from sqlglot import exp
 from headrace.pipeline import functions, refused
 from headrace.pipeline.dialects import DIALECT, meaning, read
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.hidden import carry
+from headrace.pipeline.hidden import branches, carry
 from headrace.pipeline.unnest import fans_out, spread
 
 __all__ = ("DIALECT",)
@@ -75,7 +75,13 @@ def _table_name(table: exp.Table) -> str:
 
 
 def with_hidden(
-    text: str | exp.Query, hidden: Sequence[str], *, now: datetime | None = None, rename: dict[str, str] | None = None, node: str = ""
+    text: str | exp.Query,
+    hidden: Sequence[str],
+    *,
+    now: datetime | None = None,
+    rename: dict[str, str] | None = None,
+    node: str = "",
+    sources: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
     """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
@@ -85,17 +91,19 @@ def with_hidden(
         now: the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
         rename: views by the names of nodes.
         node: whose statement it is, for errors.
+        sources: those behind each node that it reads; if not given, each node is one.
 
     Raises UserError where the statement sets a hidden column to what it cannot be.
     """
     found = parse(text, node=node) if isinstance(text, str) else text.copy()
     functions.expand(found, node=node, now=now)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
+    among = branches(found, sources or {})
     try:
         for select in list(found.find_all(exp.Select)):
             numbers = spread(select)
             functions.tell_apart(select, numbers)
-            carry(select, hidden, numbers, node)
+            carry(select, hidden, numbers, node, among.get(id(select)))
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
@@ -126,14 +134,19 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
     moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
     day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
     for call in list(query.find_all(*_CLOCKS)):
-        name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
-        if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
-            call.replace(moment.copy())
-        elif isinstance(call, exp.CurrentDate) or name == "curdate":
-            call.replace(day.copy())
+        if (told := _told_by(call)) is not None:
+            call.replace((moment if told == "moment" else day).copy())
     for word, text in list(_clock_words(query)):
         days = _DAYS.get(word.lower())
         text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
+
+
+def _told_by(call: exp.Expr) -> str | None:
+    """What a clock tells: the moment, or the day; None for what is no clock."""
+    name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+    if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
+        return "moment"
+    return "day" if isinstance(call, exp.CurrentDate) or name == "curdate" else None
 
 
 def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
@@ -165,3 +178,16 @@ def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
         for part in query.find_all(exp.Func)
     )
     return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))
+
+
+def unsteady(predicate: str) -> tuple[str, ...]:
+    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; also clocks, which stand still in
+    transforms alone. None where it cannot be parsed.
+    """
+    text = f"SELECT * FROM s WHERE (\n{predicate}\n)"  # noqa: S608  looked at, and not run
+    try:
+        query = parse(text)
+    except UserError:
+        return ()
+    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call)]
+    return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))

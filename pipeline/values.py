@@ -8,7 +8,7 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.pipeline import nodes
+from headrace.pipeline import nodes, sql
 from headrace.pipeline.errors import Place, SchemaError, UserError
 from headrace.pipeline.handler import handler_problems
 from headrace.pipeline.problems import meant
@@ -47,12 +47,26 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
         if source.type == "file":
             yield from _files(name, source, place, "sources", name)
         yield from _key(name, source, place)
+        yield from _filters(name, source, place)
     for name, node in model.transforms.items():
         for keys, problem in handler_problems(node) if node.type == "handler" else ():
             yield type(problem)(problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys))
         yield from _programs(name, node, place)
     if model.schedule:
         yield from _timezone(model.schedule.timezone, place)
+
+
+def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Filters that let other rows through when an epoch is read again, for another sink or after a crash."""
+    parts: list[tuple[tuple[str | int, ...], Any]] = [((), source)]
+    if source.type == "hybrid":
+        parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
+        parts.append((("unbounded_source",), source.unbounded_source))
+    for path, part in parts:
+        if getattr(part, "source_type", source.type) in ("kafka", "file", "iceberg") and (calls := sql.unsteady(part.filter or "true")):
+            msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
+            hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
+            yield UserError(msg, hint=hint, node=name, place=place("sources", name, *path, "filter"))
 
 
 def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:

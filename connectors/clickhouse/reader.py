@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors.base import SplitFetch
 from headrace.connectors.clickhouse.client import arrow_settings, shared, told
@@ -23,6 +24,7 @@ from headrace.pipeline.wide import stored
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 PART, OFF = "_headrace_part", "_headrace_off"
 SPLIT = "_headrace_split"
 """The name that a translated query reads from: the rows of one split, in the types that Spark sees."""
@@ -34,7 +36,7 @@ class Scan:
     """What all splits of one table ask for. Picklable; holds no connection.
 
     `order` is SQL that makes the order of rows total, empty where there is none. `checked` says that a split's
-    count of rows is known and must be met.
+    count of rows is known and must be met. `gaps`: where the table is cut by topic offsets, rows may have none.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Scan:
     filter: str
     order: str
     checked: bool
+    gaps: bool = False
 
     @property
     def rows(self) -> pa.Schema:
@@ -117,12 +120,18 @@ class ClickHouseFetch(SplitFetch):
             yield _plain(batch)
 
     def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number."""
+        """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number.
+
+        Rows without an offset stand before those that have one: -1, -2, ... for the splits, and their number there.
+        """
         bound, cut = Bound(), split["scope"]["cut"]
         schema = self.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
             extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
-            yield from self._checked(split, self.scan.select(split, bound, extra, ordered=False), bound, schema)
+            seen = 0
+            for batch in self._checked(split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema):
+                yield _filled(batch, split["ordinal"], seen) if self.scan.gaps else batch
+                seen += batch.num_rows
             return
         seen = 0
         for batch in self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows):
@@ -159,6 +168,15 @@ class ClickHouseFetch(SplitFetch):
             if not raw.whole:
                 msg = "the answer of ClickHouse broke off in the middle"
                 raise TransientError(msg, node=self.scan.name)
+
+
+def _filled(batch: pa.RecordBatch, ordinal: int, seen: int) -> pa.RecordBatch:
+    """The same with places for rows without partition or offset, `seen` rows of the split being before them."""
+    *payload, part, off = batch.columns
+    without = pc.or_(pc.less(part, 0), pc.less(off, 0))
+    part = pc.if_else(without, pa.scalar(-1 - ordinal, pa.int32()), part)
+    off = pc.if_else(without, pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64")), off)
+    return pa.RecordBatch.from_arrays([*payload, part, off], schema=batch.schema)
 
 
 def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -150,6 +150,8 @@ class ClickHouseTable(BoundedSource):
         table = pin.held(self._client, snapshot.handle, self.name)
         inserted = [INSERTED, "_part", "_part_offset"] if table.merge_tree and not table.merges_rows else []
         order = [*expressions(table.sorting_key), *inserted]
+        cut = splits[0]["scope"]["cut"] if splits else None
+        placed = self._columns(table, [cut["partition_column"], cut["offset_column"]]) if cut else ()
         scan = reader.Scan(
             name=self.name,
             table=table.sql,
@@ -158,6 +160,7 @@ class ClickHouseTable(BoundedSource):
             filter=self.node.filter or "",
             order=", ".join(order),
             checked=snapshot.pinned,
+            gaps=any("Nullable(" in column.source for column in placed),
         )
         return reader.ClickHouseFetch(self._connection, scan, tuple(splits), query)
 

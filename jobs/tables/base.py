@@ -126,7 +126,8 @@ def _items(seq: Any) -> list[Any]:
 def distinct_texts(frame: DataFrame, node: str) -> pa.Array:
     """The different texts of a frame's only column. Raises what went wrong in Spark as a HeadraceError that names the node."""
     try:
-        column = frame.where(frame[0].isNotNull()).distinct().toArrow().column(0)
+        named = frame.toDF("value")  # an expression's own name may hold dots, by which no column is found
+        column = named.where(named["value"].isNotNull()).distinct().toArrow().column(0)
     except Exception as error:
         raise as_headrace_error(error, node=node) from error
     return pa.concat_arrays(column.cast(pa.string()).chunks) if column.num_chunks else texts([])

@@ -19,12 +19,19 @@ if TYPE_CHECKING:
 
 
 class Known:
-    """What the ledger knows of a lane's tables in memory: the last committed epoch, and which of them have held an epoch."""
+    """What the ledger knows of a lane's tables in memory: the last committed epoch, and which of them have held an epoch.
 
-    def __init__(self, committed: int, joined: frozenset[str], note: Callable[[str, int], None]) -> None:
+    `former`: the tables are those of an earlier version of the file, whose epochs are only written again.
+    """
+
+    def __init__(
+        self, committed: int, joined: frozenset[str], note: Callable[[str, int], None], generation: int = 0, *, former: bool = False
+    ) -> None:
         self.committed = committed
         self.joined = joined
         self.note = note
+        self.generation = generation
+        self.former = former
 
 
 class MemoryTable(Table):
@@ -43,26 +50,40 @@ class MemoryTable(Table):
         """Values that are not here although the ledger knows of them are no empty table: raises RecordError."""
         committed = self._known.committed
         with self._named():
+            self._store.fence(self._entity)
             reached, _ = self._store.reached(self._entity) or (None, "")
-        if (self._joined or reached is not None) and (reached is None or reached < committed):
-            stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
-            msg = f"the values of `{self._entity}` are in {self._store.path}, and {stands}; the ledger is at epoch {committed}"
-            hint = (
-                "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
-                " table, give it another backend_entity_name."
-            )
-            raise RecordError(msg, hint=hint, node=self._node)
+        if not self._known.former:
+            self._must_reach(committed, reached)
         if reached is not None and reached > committed + 1:
             msg = f"the values of `{self._entity}` in {self._store.path} stand at epoch {reached}, the ledger only at {committed}"
             raise RecordError(msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node)
 
+    def _must_reach(self, epoch: int, reached: int | None) -> None:
+        """Raises RecordError where values of epochs up to this one are gone. A table that never held an epoch is a new one."""
+        if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
+            return
+        stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
+        needs = f"epoch {epoch} is to be written again" if self._known.former else f"the ledger is at epoch {self._known.committed}"
+        msg = f"the values of `{self._entity}` are in {self._store.path}, and {stands}; {needs}"
+        hint = (
+            "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
+            " table, give it another backend_entity_name."
+        )
+        raise RecordError(msg, hint=hint, node=self._node)
+
     def wants(self, plan: EpochPlan) -> bool:
-        """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept."""
+        """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept.
+
+        Raises RecordError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
+        """
         with self._named():
-            reached, digest = self._store.reached(self._entity) or (0, "")
-        if reached:
+            reached, digest = self._store.reached(self._entity) or (None, "")
+        if reached is not None:
             self._join(reached)
-        return plan.number > reached or (plan.number == reached and digest != _digest(plan))
+        if plan.number <= self._known.committed:
+            self._must_reach(plan.number, reached)
+            return False
+        return reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
 
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
         """See `Table`. The store first, then the ledger's note that there is one: a crash between leaves what `prepare` takes."""

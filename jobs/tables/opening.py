@@ -33,7 +33,7 @@ def open_tables(
     try:
         for name, node in graph.tables(model).items():
             found[name] = (
-                MemoryTable(name, node.backend_entity_name, ValueStore(path), spark, known)
+                MemoryTable(name, node.backend_entity_name, ValueStore(path, known.generation), spark, known)
                 if node.in_memory
                 else _outside(name, node, settings, spark, pipeline, known.committed)
             )

@@ -1,7 +1,7 @@
 """The values of in-memory tables, on the disk of the host that runs the lane: one SQLite file per lane, durable at every commit.
 
 A value is kept with the epoch that brought it first. What the rows of epoch N ask is what came in epochs up to N, whenever the
-epoch is written: in a first attempt, after a crash, in a replay a year later.
+epoch is written: in a first attempt, after a crash, in a replay a year later. Only the newest generation of the lane adds any.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.pipeline.errors import TargetError, TransientError
+from headrace.pipeline.errors import FencedError, TargetError, TransientError
 
 _SCHEMA = (
     (
@@ -22,21 +22,36 @@ _SCHEMA = (
     ),
     "CREATE INDEX IF NOT EXISTS held_by_epoch ON held (entity, epoch)",
     "CREATE TABLE IF NOT EXISTS reached (entity TEXT PRIMARY KEY, epoch INTEGER NOT NULL, digest TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS owner (entity TEXT PRIMARY KEY, generation INTEGER NOT NULL) WITHOUT ROWID",
 )
 _BUSY_SECONDS = 10.0
 _PIECE = 50_000
 
 
 class ValueStore:
-    """One file. Opened when first used."""
+    """One file, for a process with this generation of the lane. Opened when first used."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, generation: int = 0) -> None:
         self.path = path
+        self._generation = generation
         self._connection: sqlite3.Connection | None = None
 
-    def add(self, entity: str, epoch: int, digest: str, values: pa.Array) -> None:
-        """Keeps an epoch's values in one transaction, with the word that the table has reached this epoch. Idempotent."""
+    def fence(self, entity: str) -> None:
+        """From now on older generations add nothing. For who holds the lane: also after a ledger was rebuilt, which may count anew."""
         with self._transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?)", (entity, self._generation))
+
+    def add(self, entity: str, epoch: int, digest: str, values: pa.Array) -> None:
+        """Keeps an epoch's values in one transaction, with the word that the table has reached this epoch. Idempotent.
+
+        What another plan of this epoch had brought, which was dropped, goes. Raises FencedError once a newer generation has begun.
+        """
+        with self._transaction() as connection:
+            ((newest,),) = connection.execute("SELECT max(generation) FROM owner WHERE entity = ?", (entity,)).fetchall()
+            if newest is not None and newest > self._generation:
+                msg = f"the values of `{entity}` belong to generation {newest}, and this run is generation {self._generation}"
+                raise FencedError(msg)
+            connection.execute("DELETE FROM held WHERE entity = ? AND epoch >= ?", (entity, epoch))
             for at in range(0, len(values), _PIECE):
                 rows = ((entity, value, epoch) for value in values.slice(at, _PIECE).to_pylist())
                 connection.executemany("INSERT OR IGNORE INTO held VALUES (?, ?, ?)", rows)

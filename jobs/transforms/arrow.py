@@ -87,7 +87,10 @@ def _check_hidden(shipped: Shipped, before: pa.RecordBatch, after: pa.RecordBatc
             shipped.refuse(f"`process` lost the hidden column `{name}`", "Pass `_gs_op` and `_gs_pos` on with each row.")
         if after.column(name).null_count:
             shipped.refuse(f"`process` gave rows with a null in `{name}`", "Rows that are new are made by headrace.fan_out.")
-    if after.num_rows > before.num_rows and (twice := after.num_rows - _places(after)):
+    if set(after.column(OP).unique().to_pylist()) - {"i", "u", "d"}:
+        shipped.refuse("`process` gave an operation other than i, u and d in `_gs_op`")
+    same = after.column(POS).equals(before.column(POS))
+    if not same and (twice := (after.num_rows - _places(after)) - (before.num_rows - _places(before))) > 0:
         shipped.refuse(f"`process` gave {twice} rows the `_gs_pos` of another", "Make several rows of one by headrace.fan_out.")
 
 

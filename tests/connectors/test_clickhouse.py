@@ -617,6 +617,19 @@ def test_positions_of_a_cut_are_topic_offsets(server: Server, spark: Any) -> Non
     assert sorted((row.id, *row._gs_pos) for row in rows) == [(n, 7, n % 2, n, 0) for n in range(20) if n % 2 or n < 10]
 
 
+@pytest.mark.spark
+def test_rows_of_a_cut_without_an_offset_have_places_of_their_own(server: Server, spark: Any) -> None:
+    table = server.table("id Int64, p Nullable(Int32), o Nullable(Int64)")
+    server.do(f"INSERT INTO {table} SELECT number, if(number < 14, NULL, 0), if(number < 15, NULL, number) FROM numbers(20)")
+    source = server.source(table, split_rows=10)
+    snapshot = pinned(source)
+    splits = plan(source, snapshot, None, Cut("p", "o", {"0": 18}))
+    rows = source.read(spark, snapshot, splits, columns=["id"]).collect()
+    expected = [(n, 7, -1 - n // 10, n % 10, 0) for n in range(15)] + [(n, 7, 0, n, 0) for n in range(15, 18)]
+    assert len(splits) == 2
+    assert sorted((row.id, *row._gs_pos) for row in rows) == expected
+
+
 def test_without_a_snapshot(server: Server) -> None:
     """`snapshot: none` needs no rights and no MergeTree: a view is one split, a table is split but does not hold still."""
     table = server.table("id Int64")

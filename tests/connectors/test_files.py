@@ -214,16 +214,16 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
 
 @SPARK
 def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
-    rows = [{"id": n, "p": n % 3, "o": n // 3} for n in range(300)] + [{"id": 1000, "p": None, "o": None}]
+    rows = [{"id": n, "p": n % 3, "o": n // 3} for n in range(300)] + [{"id": 1000, "p": None, "o": None}, {"id": 1001, "p": 1, "o": None}]
     put(tmp_path / "a.parquet", rows)
     found = files(tmp_path / "a.parquet", columns="id, p, o")
     assert found.fence(OffsetTable(partition_column="p", offset_column="o"), "a") == {"0": 100, "1": 100, "2": 100}
     snapshot = found.pin(spark, "token")
     splits = found.splits(spark, snapshot, None, Cut("p", "o", {"0": 10, "1": 0}))
     kept = found.read(spark, snapshot, splits, ["id"]).collect()
-    assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000]
-    assert sum(split["rows"] for split in splits) == 11
-    assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000)} == {(4, 0, 9, 0), (4, -1, -1, 0)}
+    assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000, 1001]
+    assert sum(split["rows"] for split in splits) == 12
+    assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000, 1001)} == {(4, 0, 9, 0), (4, -1, 300, 0), (4, -1, 301, 0)}
 
 
 @SPARK

@@ -174,3 +174,11 @@ def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[.
     assert {one.int >> 80 for one in ids[:4]} == {int(NOW.timestamp() * 1000)}
     assert max(ids[:4]) < min(ids[4:])
     assert (first[0]["t"], str(first[0]["d"])) == ("05:06:07.890000", "2025-03-04")
+
+
+def test_ids_differ_where_a_row_came_twice(run: Callable[..., tuple[Planner, DataFrame]]) -> None:
+    twice = "SELECT id, 'a' AS branch FROM src UNION ALL SELECT id, 'b' AS branch FROM src"
+    found = [row.u for row in run(twice, "SELECT id, uuid7() AS u FROM calc")[1].collect()]
+    assert len(set(found)) == len(found) == 2 * len(ROWS)
+    through = run("SELECT id FROM src", "SELECT id, uuid7() AS u FROM (SELECT id FROM calc UNION ALL SELECT id FROM src)")[1].collect()
+    assert len({row.u for row in through}) == len(through) == 2 * len(ROWS)

@@ -121,8 +121,23 @@ def test_a_list_that_is_too_long_and_a_chain_that_is_too_deep_are_errors(run: Ru
         run(deep.replace("FROM t", "FROM (SELECT id, explode(array(1, 2)) AS x FROM t)"))
 
 
+def test_branches_that_read_the_same_rows_have_places_of_their_own_in_their_order(run: Run) -> None:
+    moved = "SELECT id, 'd' AS _gs_op FROM t WHERE id = 2 UNION ALL SELECT id, 'u' AS _gs_op FROM t WHERE id = 2"
+    assert run(moved) == [(2, "d", 2), (2, "u", 3)]
+    three = "WITH w AS (SELECT id FROM t) SELECT id FROM w UNION ALL (SELECT -id FROM t UNION ALL SELECT id FROM (SELECT explode(xs) AS id FROM t))"
+    assert run(f"SELECT id FROM ({three}) WHERE abs(id) IN (1, 20)") == [(1, "i", 0), (-1, "i", 1), (20, "i", 5)]
+    assert len(run(f"{three} UNION ALL SELECT id FROM t")) == 12
+    deep = "SELECT id FROM t WHERE id = 3"
+    for inner in ("explode(array(1))",) * 3:
+        deep = f"SELECT id, {inner} AS x FROM ({deep})"
+    for _ in range(2):
+        deep = f"SELECT id FROM ({deep}) UNION ALL SELECT id FROM t WHERE false"
+    with pytest.raises(HeadraceError, match="overflow"):
+        run(deep)
+
+
 def test_operations(run: Run) -> None:
-    assert run("SELECT _gs_op, id FROM t UNION ALL SELECT id FROM t WHERE false") == [(1, "i", 0), (2, "u", 1), (3, "d", 2)]
+    assert run("SELECT _gs_op, id FROM t UNION ALL SELECT id FROM t WHERE false") == [(1, "i", 0), (2, "u", 2), (3, "d", 4)]
     assert run("SELECT *, 'u' AS _gs_op FROM (SELECT id FROM t)") == [(1, "u", 0), (2, "u", 1), (3, "u", 2)]
     assert run("SELECT id, _gs_op AS op FROM t WHERE _gs_op <> 'i'") == [(2, "u", "u", 1), (3, "d", "d", 2)]
     assert run("SELECT id, CASE WHEN id = 1 THEN 'd' ELSE _gs_op END AS _GS_OP FROM t") == [(1, "d", 0), (2, "u", 1), (3, "d", 2)]

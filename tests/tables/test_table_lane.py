@@ -29,7 +29,7 @@ from headrace.jobs.replay import replay
 from headrace.jobs.routes import Columns, route
 from headrace.jobs.run import run
 from headrace.jobs.sources import lane_sources
-from headrace.jobs.tables.base import register
+from headrace.jobs.tables.base import distinct_texts, register
 from headrace.jobs.tables.outside import OutsideTable
 from headrace.pipeline.errors import HeadraceError, RecordError, TargetError, TransientError
 from headrace.pipeline.file import PipelineFile, parse_pipeline
@@ -119,6 +119,16 @@ def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tm
     assert run(file, settings, until=Until.HISTORY, spark=spark).history_complete
     assert written(pg) == [1, 4, 5, 7, 8, 10]
 
+    changed = parse_pipeline(
+        TEXT.format(folder=tmp_path, table=MEMORY, name="wallets", sink="{type: postgres, from: hits, table: wallets}").replace(
+            "= 'move'", "LIKE 'move'"
+        )
+    )
+    with psycopg.connect(pg, autocommit=True) as outside:
+        outside.execute("DELETE FROM wallets WHERE id < 8")
+    replay(changed, settings, sink="out", from_epoch=1, spark=spark)
+    assert written(pg) == [1, 4, 5, 7, 8, 10], "epochs of an earlier version of the file do not ask its table"
+
 
 def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, pg: str) -> None:
     put(tmp_path)
@@ -144,6 +154,13 @@ def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, 
     with pytest.raises(HeadraceError, match=r"table lists.known has no column 'value'; it has v") as caught:
         run(one, settings, until=Until.HISTORY, spark=spark)
     assert caught.value.node == "known"
+
+
+def test_an_expression_without_a_name_fills_a_table(spark: SparkSession) -> None:
+    frame = spark.sql(
+        "SELECT concat(who.name, '.', CASE WHEN who.age > 1.5 THEN 'x' END) FROM (SELECT named_struct('name', 'a', 'age', 2) AS who)"
+    )
+    assert distinct_texts(frame, "known").to_pylist() == ["a.x"]
 
 
 def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str) -> None:

@@ -14,7 +14,7 @@ from headrace.jobs.tables.base import checker
 from headrace.jobs.tables.memory import Known, MemoryTable
 from headrace.jobs.tables.sets import TAIL, Segment, ValueSet
 from headrace.jobs.tables.store import ValueStore
-from headrace.pipeline.errors import RecordError, TargetError
+from headrace.pipeline.errors import FencedError, RecordError, TargetError
 from headrace.pipeline.records import EpochPlan, Phase
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ class Lane:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.committed = 0
+        self.generation = 0
         self.joined: set[str] = set()
 
-    def open(self, entity: str = "known") -> MemoryTable:
-        known = Known(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name))
-        table = MemoryTable("t", entity, ValueStore(self.path), no_spark(), known)
+    def open(self, entity: str = "known", *, former: bool = False) -> MemoryTable:
+        self.generation += 1
+        known = Known(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name), former=former)
+        table = MemoryTable("t", entity, ValueStore(self.path, self.generation), no_spark(), known)
         table.prepare()
         return table
 
@@ -122,6 +124,55 @@ def test_dying_before_the_ledger_knows_of_the_table(lane: Lane) -> None:
     assert lane.open().wants(plan(8)), "another plan of the same epoch brings other values"
     store.close()
     assert "known" in lane.joined
+
+
+def test_a_plan_that_was_dropped_leaves_no_values(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    lane.committed = 1
+    table.fill(plan(2, end=9), pa.array(["a", "of the dropped plan"]))
+    table.close()
+    again = lane.open()
+    fill(again, 2, "b")
+    assert held(again, 2, "a", "b", "of the dropped plan") == [True, True, False]
+
+
+def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
+    slow = lane.open()
+    fill(slow, 1, "a")
+    lane.committed = 1
+    assert slow.wants(plan(2))
+    overtaking = lane.open()
+    for number in (2, 3):
+        fill(overtaking, number, f"v{number}")
+    lane.committed = 3
+    overtaking.close()
+    with pytest.raises(FencedError, match="belong to generation 2, and this run is generation 1"):
+        slow.fill(plan(2, end=9), pa.array(["late"]))
+    assert held(lane.open(), 3, "a", "v2", "v3", "late") == [True, True, True, False]
+
+
+def test_a_replay_takes_nothing_into_a_table(lane: Lane) -> None:
+    lane.committed = 7
+    new = lane.open()
+    assert not new.wants(plan(3)), "a table that came later takes values of an epoch that is written again"
+    assert held(new, 3, "a") == [False]
+    fill(new, 8, "a")
+    lane.committed = 8
+    new.close()
+    assert not lane.open().wants(plan(3))
+
+
+def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: Lane) -> None:
+    table = lane.open()
+    fill(table, 1, "a")
+    fill(table, 2, "b")
+    lane.committed = 9
+    former = lane.open(former=True)
+    assert not former.wants(plan(2))
+    assert held(former, 1, "a", "b") == [True, False]
+    with pytest.raises(RecordError, match="it stands at epoch 2; epoch 3 is to be written again"):
+        former.wants(plan(3))
 
 
 def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:

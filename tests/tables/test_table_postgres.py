@@ -198,6 +198,16 @@ def test_a_cache_finds_what_was_stamped_before_it_was_committed(server: Server, 
     assert held(table, "late", "early") == [True, True]
 
 
+def test_a_stamp_of_tomorrow_hides_nothing_of_today(server: Server) -> None:
+    clock = Clock()
+    table = cached(server, clock)
+    server.outside.execute("INSERT INTO known VALUES ('old', clock_timestamp() - interval '1 day'), ('ahead', now() + interval '1 day')")
+    assert held(table, "old", "ahead", "new") == [True, True, False]
+    server.outside.execute("INSERT INTO known VALUES ('new', clock_timestamp())")
+    clock.now += 1
+    assert held(table, "old", "ahead", "new") == [True, True, True]
+
+
 @pytest.mark.parametrize("kind", ["bigint", "date", "timestamp", "text"])
 def test_a_cache_reads_on_by_any_column_with_an_order(server: Server, kind: str) -> None:
     server.outside.execute(f"CREATE TABLE known (value text PRIMARY KEY, at {kind})".encode())

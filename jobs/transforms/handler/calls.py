@@ -326,7 +326,8 @@ def _check_ops(ops: pa.Array) -> None:
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()  # more than one where texts are over 2 GiB
+    return whole
 
 
 def _retry_after(value: str | None) -> float | None:
