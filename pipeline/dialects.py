@@ -72,6 +72,11 @@ class HeadracePostgres(Postgres):
 class HeadraceDataFusion(HeadracePostgres):
     """DataFusion: Postgres' syntax, `^` as bitwise xor, functions of its own, and those that Streamling has replaced."""
 
+    class Tokenizer(HeadracePostgres.Tokenizer):
+        """FLOAT has 32 bits."""
+
+        KEYWORDS: ClassVar[dict[str, Any]] = {**HeadracePostgres.Tokenizer.KEYWORDS, "FLOAT": TokenType.FLOAT}
+
     class Parser(HeadracePostgres.Parser):
         """DataFusion's functions and operators."""
 
