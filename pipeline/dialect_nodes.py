@@ -19,6 +19,8 @@ _ARROW_TYPES = {
     "int128": "DECIMAL(38, 0)", "uint128": "DECIMAL(38, 0)",
 }  # fmt: skip
 _BARE_DECIMAL = "DECIMAL(38, 10)"
+_WIDER = {"INT128": "DECIMAL(38, 0)", "UINT128": "DECIMAL(38, 0)", "UBIGINT": "DECIMAL(20, 0)", "UINT": "BIGINT", "USMALLINT": "INT"}
+"""What Spark has instead of types that it lacks."""
 
 
 def translated(part: exp.Expr, dialect: str) -> exp.Expr:
@@ -119,10 +121,8 @@ def _type(kind: exp.DataType, dialect: str) -> exp.Expr:
         return exp.DataType.build(known, dialect="spark") if known else kind
     if name == "DECIMAL" and not kind.expressions:
         return exp.DataType.build(_BARE_DECIMAL, dialect="spark")
-    if name in ("INT128", "UINT128"):
-        return exp.DataType.build("DECIMAL(38, 0)", dialect="spark")
-    if name == "UBIGINT":
-        return exp.DataType.build("DECIMAL(20, 0)", dialect="spark")
+    if name in _WIDER:
+        return exp.DataType.build(_WIDER[name], dialect="spark")
     if name in ("JSON", "JSONB"):
         return exp.DataType.build("STRING", dialect="spark")
     if name in ("TIME", "TIMETZ"):

@@ -62,15 +62,22 @@ class HeadracePostgres(Postgres):
         """Functions of the same name that mean something else in Spark."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, dialect_functions.POSTGRES, "postgres")
-        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
-            name: read
-            for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
-            if name != "DECODE"  # that is Oracle's
-        }
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
+            {
+                name: read
+                for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
+                if name != "DECODE"  # that is Oracle's
+            }
+        )
 
 
 class HeadraceDataFusion(HeadracePostgres):
     """DataFusion: Postgres' syntax, `^` as bitwise xor, functions of its own, and those that Streamling has replaced."""
+
+    class Tokenizer(HeadracePostgres.Tokenizer):
+        """FLOAT has 32 bits."""
+
+        KEYWORDS: ClassVar[dict[str, Any]] = {**HeadracePostgres.Tokenizer.KEYWORDS, "FLOAT": TokenType.FLOAT}
 
     class Parser(HeadracePostgres.Parser):
         """DataFusion's functions and operators."""
@@ -78,7 +85,6 @@ class HeadraceDataFusion(HeadracePostgres):
         EXPONENT: ClassVar[dict[Any, Any]] = {}
         BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(HeadracePostgres.Parser, dialect_functions.DATAFUSION, "datafusion")
-        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(HeadracePostgres.Parser.FUNCTION_PARSERS)
 
 
 class HeadraceDuckDB(DuckDB):
@@ -90,6 +96,7 @@ class HeadraceDuckDB(DuckDB):
         """Functions of the same name that mean something else in Spark."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(DuckDB.Parser, dialect_functions.DUCKDB, "duckdb")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(DuckDB.Parser.FUNCTION_PARSERS)
 
 
 class HeadraceTrino(Trino):
@@ -101,6 +108,7 @@ class HeadraceTrino(Trino):
         """Functions of the same name that mean something else in Spark."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Trino.Parser, dialect_functions.TRINO, "trino")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(Trino.Parser.FUNCTION_PARSERS)
 
 
 class HeadraceClickHouse(ClickHouse):
@@ -112,6 +120,7 @@ class HeadraceClickHouse(ClickHouse):
         """Functions that the library leaves alone."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(ClickHouse.Parser, dialect_functions.CLICKHOUSE, "clickhouse")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(ClickHouse.Parser.FUNCTION_PARSERS)
 
 
 DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {

@@ -56,7 +56,8 @@ class HandlerTransform(Node):
     from_: str = Field(alias="from", description="The node whose rows are sent.")
     url: str = Field(description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan, ledger or message.")
     headers: dict[str, str] = Field(
-        default_factory=dict, description="Further headers of every request; `${VAR}` as in `url`. Content-Type is application/json."
+        default_factory=dict,
+        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is application/json if it is not among them.",
     )
     secret_name: str | None = Field(
         default=None,

@@ -45,7 +45,8 @@ class ScriptTransform(Node):
         description="`javascript` (`js`) or `typescript` (`ts`)."
     )
     script: str = Field(
-        description="The program. It defines `process(input)` or `invoke(data)`, which returns a row, an array of rows, or null for none."
+        description="The program. It defines `process(input)` or `invoke(data)`, or is one function of any name, which returns a row, an array"
+        " of rows, or null for none."
     )
     schema_: dict[str, str] | None = Field(
         default=None, alias="schema", description="The columns that come out, and their types; those of `from` if not given."

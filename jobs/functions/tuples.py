@@ -7,26 +7,34 @@ from typing import Any
 
 import pyarrow as pa
 
+from headrace.pipeline.functions.registry import ERROR
+
+_WRONG = f"{ERROR}_gs_json_objects_to_clickhouse_tuples: this is no JSON array: "
+_SHOWN = 100
 _ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"})
 _DECODER: Any = json.JSONDecoder(parse_int=str.encode, parse_float=str.encode)
 """Numbers come as bytes, as they were written: all their digits stay, and no text looks like one."""
 
 
 def clickhouse_tuples(text: pa.Array, keys: pa.Array) -> pa.Array:
-    """`[(v,v),(v,v)]` of a JSON array of objects; NULL for anything else."""
+    """`[(v, v), (v, v)]` of a JSON array of objects, as Streamling writes it; `[]` for NULL. An item that is no object has nothing but nulls.
+
+    Anything else gives a text that begins with `ERROR`.
+    """
     return pa.array([_row(*row) for row in zip(text.to_pylist(), keys.to_pylist(), strict=True)], pa.string())
 
 
-def _row(text: str | None, keys: list[str] | None) -> str | None:
+def _row(text: str | None, keys: list[str] | None) -> str:
     if text is None or keys is None:
-        return None
+        return "[]"
     try:
         found = _decoded(text)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        return None
-    return "[" + ",".join(["(" + ",".join([_literal(one.get(key)) for key in keys]) + ")" for one in found]) + "]"
+        return _WRONG + text[:_SHOWN]
+    if not isinstance(found, list):
+        return _WRONG + text[:_SHOWN]
+    rows = [one if isinstance(one, dict) else {} for one in found]
+    return "[" + ", ".join(["(" + ", ".join([_literal(one.get(key)) for key in keys]) + ")" for one in rows]) + "]"
 
 
 def _decoded(text: str) -> Any:
@@ -45,7 +53,7 @@ def _literal(value: Any) -> str:
     if kind is str:
         return f"'{value.translate(_ESCAPES)}'"
     if value is None:
-        return "NULL"
+        return "null"
     if kind is bool:
         return "true" if value else "false"
     if kind is list:

@@ -150,7 +150,10 @@ FUNCTIONS = (
         result="bytes",
         sql="unhex(_1)",
         where=Where.SPARK,
-        meaning="The bytes that hexadecimal digits stand for; an odd number of them begins with a 0. NULL for anything else.",
+        meaning=(
+            "The bytes that hexadecimal digits stand for; an odd number of them begins with a 0, where Streamling has a 0 instead of the "
+            "first digit. NULL for anything else."
+        ),
         examples=(("hex(unhex('F'))", "0F"), ("unhex('zz')", "NULL"), ("hex(unhex(''))", ""), ("unhex(NULL)", "NULL")),
     ),
     Function(
@@ -158,9 +161,15 @@ FUNCTIONS = (
         signature="bin(int)",
         group=Group.BYTES,
         result="text",
-        sql="bin(_1)",
-        where=Where.SPARK,
-        meaning="A whole number in binary; negative ones in two's complement of 64 bits.",
-        examples=(("bin(13)", "1101"), ("bin(-1)", "1" * 64), ("bin(0)", "0"), ("bin(NULL)", "NULL")),
+        sql="CASE WHEN _1 < 0 THEN concat('-', bin(CASE WHEN _1 < -9223372036854775807 THEN _1 ELSE -CAST(_1 AS BIGINT) END)) ELSE bin(_1) END",
+        where=Where.DATAFUSION,
+        meaning="A whole number in binary, with its sign. Spark's writes negative ones in two's complement of 64 bits.",
+        examples=(
+            ("bin(13)", "1101"),
+            ("bin(-5)", "-101"),
+            ("bin(CAST(-9223372036854775808 AS BIGINT))", f"-1{'0' * 63}"),
+            ("bin(0)", "0"),
+            ("bin(NULL)", "NULL"),
+        ),
     ),
 )

@@ -6,6 +6,8 @@ Numbers with a fraction come as a double prints them; whole numbers keep all the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from sqlglot import exp
 
@@ -14,6 +16,7 @@ from headrace.pipeline.functions.registry import Builder, Call, Function, Group,
 from headrace.pipeline.functions.templates import fill, literal_text, text_of, with_failures
 
 _PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
+_QUOTED = re.compile(r'\["([^"\'\[\]*?]+)"\]')
 _KINDS = {"VALUE": "", "OBJECT": "{", "ARRAY": "[", "SCALAR": "-"}
 _END = "headrace:end:7f3c"
 VALID = "coalesce(try_variant_get(try_parse_json(concat('[', {0}, ',\"" + _END + "\"]')), '$[1]', 'string') = '" + _END + "', FALSE)"
@@ -31,12 +34,17 @@ Written so that the value is looked up once: Spark shares what is computed whate
 
 
 def _path(call: Call) -> exp.Expr:
-    """The path, checked."""
-    path = literal_text(call, 1, "the path")
+    """The path, checked; keys in double quotes are said in Spark's way."""
+    path = _QUOTED.sub(r"['\1']", literal_text(call, 1, "the path"))
     if not _PATH.fullmatch(path):
         msg = f"`{call.name}`: the path `{path}` is not possible"
         raise UserError(msg, hint="A path is $ and then any of .key, [n] and ['key'], such as $.items[0]['a b'].", node=call.node)
-    return call.args[1]
+    return exp.Literal.string(path)
+
+
+def _null(path: exp.Expr) -> str:
+    """Whether what is found is JSON's null, which Spark gives as a text at the root and in lists."""
+    return f"({_FOUND} = 'null' AND {_AS_JSON} = 'null')" if path.name.endswith(("$", "]")) else "FALSE"
 
 
 def _picked(call: Call, condition: str) -> exp.Expr:
@@ -46,24 +54,21 @@ def _picked(call: Call, condition: str) -> exp.Expr:
 
 
 def _scalar(call: Call) -> exp.Expr:
-    """What is neither an object nor an array; at the root, JSON's null comes as a text."""
-    null = f" OR ({_FOUND} = 'null' AND trim(_1) = 'null')" if text_of(call.args[1]) == "$" else ""
-    return _picked(call, f"NOT (({_CONTAINER}){null})")
+    """What is neither an object, nor an array, nor null."""
+    null = _null(_path(call))
+    return _picked(call, f"NOT ({_CONTAINER}{'' if null == 'FALSE' else f' OR {null}'})")
 
 
 def _container(call: Call) -> exp.Expr:
     return _picked(call, _CONTAINER)
 
 
-def _exists(call: Call) -> exp.Expr:
-    """JSON's null is there as well, which only the second look tells from nothing."""
-    second = f"(contains(_1, 'null') AND {_AS_JSON} IS NOT NULL)"
-    return fill(f"({_FOUND} IS NOT NULL OR {second})", [call.args[0], _path(call)])
-
-
 def _json_exists(call: Call) -> exp.Expr:
-    """NULL for NULL; what cannot be read is false, unless a clause says otherwise."""
-    found = _exists(call)
+    """NULL for NULL; what cannot be read is false, unless a clause says otherwise. JSON's null is nothing."""
+    call = _by_clauses(call)
+    path = _path(call)
+    null = _null(path)
+    found = fill(f"({_FOUND} IS NOT NULL{'' if null == 'FALSE' else f' AND NOT {null}'})", [call.args[0], path])
     said = call.options.get("on_error")
     word = ((text_of(said) if said is not None else None) or "FALSE").upper()
     if word == "FALSE":
@@ -82,24 +87,27 @@ def _json_exists(call: Call) -> exp.Expr:
 
 def _json_value(call: Call) -> exp.Expr:
     """The scalar; RETURNING casts it, and the clauses say what stands for a missing one and for one that cannot be had."""
-    found = _scalar(call)
+    call = _by_clauses(call)
+    scalar = found = _scalar(call)
     returning = call.options.get("returning")
     if returning is not None:
         found = exp.TryCast(this=found, to=returning.copy(), safe=True)
     if not {"on_empty", "on_error"} & call.options.keys():
         return found
-    empty = _instead(call, "on_empty", "there is nothing at the path")
-    error = _instead(call, "on_error", "this is no scalar")
-    return _with_clauses(call, found, empty, error, f"{_AS_JSON} = 'null'")
+    return _with_clauses(call, found, scalar if returning is not None else None)
 
 
-def _with_clauses(call: Call, found: exp.Expr, empty: exp.Expr, error: exp.Expr, no_error: str) -> exp.Expr:
+def _with_clauses(call: Call, found: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
+    """Nothing, null, and what is of the other kind are empty; what is no JSON, or `uncast` and no more once it is cast, is an error.
+
+    What is found comes first and alone: only where it is NULL the document is looked at for the reason.
+    """
+    wrong = f"NOT {VALID.format('_1')}" + (" OR _3 IS NOT NULL" if uncast is not None else "")
     whole = fill(
-        f"CASE WHEN _1 IS NULL THEN NULL WHEN _3 IS NOT NULL THEN _3 WHEN NOT {VALID.format('_1')} THEN _error"
-        f" WHEN try_variant_get(try_parse_json(_1), _2, 'variant') IS NULL THEN _empty WHEN {no_error} THEN NULL ELSE _error END",
-        [call.args[0], call.args[1], found],
-        error=error,
-        empty=empty,
+        f"coalesce(_2, CASE WHEN _1 IS NULL THEN NULL WHEN {wrong} THEN _error ELSE _empty END)",
+        [call.args[0], found, *([uncast] if uncast is not None else [])],
+        error=_instead(call, "on_error", "this is no JSON" + (", or not of the type" if uncast is not None else "")),
+        empty=_instead(call, "on_empty", "there is nothing at the path"),
     )
     return with_failures(whole, call.node)
 
@@ -119,22 +127,60 @@ def _instead(call: Call, clause: str, what: str) -> exp.Expr:
 
 
 def _json_query(call: Call) -> exp.Expr:
-    """Objects and arrays; a wrapper puts brackets round what is none, or round everything."""
+    """Objects and arrays; a wrapper puts brackets round everything, or round all but arrays."""
+    call = _by_clauses(call)
     wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
     found = _container(call)
     if wrapper != "WITHOUT":
-        scalar = fill(f"concat('[', {_AS_JSON}, ']')", [call.args[0], call.args[1]])
-        every = fill("CASE WHEN _1 IS NOT NULL THEN concat('[', _1, ']') ELSE _2 END", [found, scalar])
-        found = fill("coalesce(_1, _2)", [found, scalar]) if wrapper == "CONDITIONAL" else every
-    if not {"on_empty", "on_error"} & call.options.keys():
-        return found
-    return _with_clauses(
-        call,
-        found,
-        _instead(call, "on_empty", "there is nothing at the path"),
-        _instead(call, "on_error", "this is no object or array"),
-        "FALSE",
-    )
+        scalar = fill(f"nullif({_AS_JSON}, 'null')", [call.args[0], _path(call)])
+        bare = "WHEN startswith(_1, '[') THEN _1 " if wrapper == "CONDITIONAL" else ""
+        found = fill(f"CASE {bare}WHEN _1 IS NOT NULL THEN concat('[', _1, ']') ELSE concat('[', _2, ']') END", [found, scalar])
+    return _with_clauses(call, found) if {"on_empty", "on_error"} & call.options.keys() else found
+
+
+_TEXTS = ("STRING", "VARCHAR", "CHAR", "ARRAY", "ARRAY<STRING>", "ARRAY<VARCHAR>")
+_WRAPPERS = {
+    "WITHOUT ARRAY": "WITHOUT",
+    "WITH CONDITIONAL ARRAY": "CONDITIONAL",
+    "WITH UNCONDITIONAL ARRAY": "UNCONDITIONAL",
+}
+_PLACES = {"json_value": 7, "json_query": 6, "json_exists": 3}
+
+
+def _by_clauses(call: Call) -> Call:
+    """What stands behind the path, where Streamling has the clauses, as clauses. Raises UserError for what is none of its words."""
+    behind = call.args[2:]
+    if not behind:
+        return call
+    if len(call.args) != _PLACES[call.name]:
+        msg = f"`{call.name}` takes 2 or {_PLACES[call.name]} arguments, found {len(call.args)}"
+        raise UserError(msg, hint="Write the clauses of the SQL standard behind the path, such as NULL ON EMPTY.", node=call.node)
+    return replace(call, args=call.args[:2], options={**call.options, **dict(_clauses(call, behind))})
+
+
+def _clauses(call: Call, behind: Sequence[exp.Expr]) -> Iterator[tuple[str, exp.Expr]]:
+    if call.name == "json_exists":
+        yield "on_error", exp.Literal.string(_word(call, behind[0], ("TRUE", "FALSE", "ERROR", "UNKNOWN")))
+        return
+    if not isinstance(behind[0], exp.Null):
+        _word(call, behind[0], _TEXTS if call.name == "json_query" else _TEXTS[:3])
+    if call.name == "json_query":
+        wrapper = _word(call, behind[1], (*_WRAPPERS, *(f"{words} WRAPPER" for words in _WRAPPERS)))
+        yield "wrapper", exp.Literal.string(_WRAPPERS[wrapper.removesuffix(" WRAPPER")])
+        for clause, said in (("on_empty", behind[2]), ("on_error", behind[3])):
+            yield clause, exp.Literal.string(_word(call, said, ("NULL", "ERROR", "EMPTY ARRAY", "EMPTY OBJECT")))
+        return
+    for clause, said, default in (("on_empty", behind[1], behind[2]), ("on_error", behind[3], behind[4])):
+        word = _word(call, said, ("NULL", "ERROR", "DEFAULT"))
+        yield clause, exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word)
+
+
+def _word(call: Call, said: exp.Expr, allowed: Sequence[str]) -> str:
+    word = " ".join((text_of(said) or "").upper().split())
+    if word not in allowed:
+        msg = f"`{call.name}`: `{said.sql('spark')}` cannot stand there"
+        raise UserError(msg, hint=f"Allowed: {', '.join(allowed)}, as a text.", node=call.node)
+    return word
 
 
 def _is_json(call: Call) -> exp.Expr:
@@ -162,9 +208,13 @@ FUNCTIONS = (
         group=Group.JSON,
         result="text, or the type after RETURNING",
         least=2,
-        most=2,
+        most=_PLACES["json_value"],
         sql=_json_value,
-        meaning="The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no JSON.",
+        meaning=(
+            "The scalar at a path, as text; NULL for objects and arrays, for nothing, and for what is no JSON. ON EMPTY is about nothing, "
+            "null, objects and arrays, ON ERROR about what is no JSON, and what cannot be cast. The clauses may also be given by place, "
+            "as Streamling does."
+        ),
         examples=(
             (f"json_value({_DOC}, '$.n')", "7"),
             (f"json_value({_DOC}, '$.a.b[1]')", "x"),
@@ -182,14 +232,22 @@ FUNCTIONS = (
             ("json_value('[1]', '$')", "NULL"),
             (f"json_value('{{\"v\": {2**256 - 1}}}', '$.v')", str(2**256 - 1)),
             (f"json_value({_DOC}, '$.n' RETURNING INT) + 1", "8"),
+            ("json_value('[null, \"null\"]', '$[0]')", "NULL"),
+            ("json_value('[null, \"null\"]', '$[1]')", "null"),
+            ("json_value('{\"a b\": 1}', '$[\"a b\"]')", "1"),
             (f"json_value({_DOC}, '$.x' DEFAULT 'none' ON EMPTY)", "none"),
-            (f"json_value({_DOC}, '$.a' DEFAULT 'bad' ON ERROR)", "bad"),
+            (f"json_value({_DOC}, '$.a' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "none"),
+            (f"json_value({_DOC}, '$.z' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "none"),
             ("json_value('no', '$.a' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "bad"),
-            (f"json_value({_DOC}, '$.z' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "NULL"),
             (f"json_value({_DOC}, '$.a.b[1]' RETURNING INT DEFAULT -1 ON ERROR)", "-1"),
+            ("json_value('{\"a\": null}', '$.a', 'STRING', 'DEFAULT', 'missing', 'NULL', NULL)", "missing"),
+            ("json_value('no', '$.a', 'STRING', 'NULL', NULL, 'DEFAULT', 'oops')", "oops"),
+            ("json_value('no', '$.a', 'STRING', 'DEFAULT', 'x', 'NULL', NULL)", "NULL"),
         ),
         errors=(
             ("json_value('{}', '$.a' ERROR ON EMPTY)", "json_value: there is nothing at the path"),
+            ("json_value('no', '$.a', 'STRING', 'NULL', NULL, 'ERROR', NULL)", "json_value: this is no JSON"),
+            ("json_value('{}', '$.a', 'STRING')", "`json_value` takes 2 or 7 arguments, found 3"),
             ("json_value('{}', '$..a')", "the path `$..a` is not possible"),
             ("json_value('{}', lower('$.a'))", "the path must be written out"),
         ),
@@ -200,9 +258,13 @@ FUNCTIONS = (
         group=Group.JSON,
         result="text",
         least=2,
-        most=2,
+        most=_PLACES["json_query"],
         sql=_json_query,
-        meaning="The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no JSON.",
+        meaning=(
+            "The object or array at a path, as JSON; NULL for scalars, for nothing, and for what is no JSON. ON EMPTY is about nothing, null "
+            "and scalars, ON ERROR about what is no JSON. A conditional wrapper leaves arrays alone. The clauses may also be given by "
+            "place, as Streamling does."
+        ),
         examples=(
             (f"json_query({_DOC}, '$.a')", '{"b":[1,"x",null]}'),
             (f"json_query({_DOC}, '$.a.b')", '[1,"x",null]'),
@@ -213,11 +275,22 @@ FUNCTIONS = (
             ("json_query(NULL, '$')", "NULL"),
             (f"json_query({_DOC}, '$.n' WITH WRAPPER)", "[7]"),
             (f"json_query({_DOC}, '$.a' WITH WRAPPER)", '[{"b":[1,"x",null]}]'),
-            (f"json_query({_DOC}, '$.a' WITH CONDITIONAL WRAPPER)", '{"b":[1,"x",null]}'),
+            (f"json_query({_DOC}, '$.a' WITH CONDITIONAL WRAPPER)", '[{"b":[1,"x",null]}]'),
+            (f"json_query({_DOC}, '$.a.b' WITH CONDITIONAL WRAPPER)", '[1,"x",null]'),
+            (f"json_query({_DOC}, '$.a.b' WITH WRAPPER)", '[[1,"x",null]]'),
+            (f"json_query({_DOC}, '$.s' WITH WRAPPER)", '["{1}"]'),
+            (f"json_query({_DOC}, '$.z' WITH WRAPPER)", "NULL"),
             (f"json_query({_DOC}, '$.x' EMPTY ARRAY ON EMPTY)", "[]"),
-            (f"json_query({_DOC}, '$.n' EMPTY OBJECT ON ERROR)", "{}"),
+            (f"json_query({_DOC}, '$.n' EMPTY OBJECT ON EMPTY ERROR ON ERROR)", "{}"),
+            ("json_query('no', '$.a' EMPTY OBJECT ON ERROR)", "{}"),
+            ("json_query('1', '$', 'STRING', 'WITH CONDITIONAL ARRAY', 'NULL', 'NULL')", "[1]"),
+            ("json_query('{}', '$.a', 'STRING', 'WITHOUT ARRAY', 'EMPTY OBJECT', 'NULL')", "{}"),
+            ("json_query('no', '$.a', 'STRING', 'WITHOUT ARRAY', 'NULL', 'EMPTY ARRAY')", "[]"),
         ),
-        errors=((f"json_query({_DOC}, '$.n' ERROR ON ERROR)", "json_query: this is no object or array"),),
+        errors=(
+            ("json_query('no', '$' ERROR ON ERROR)", "json_query: this is no JSON"),
+            ("json_query('{}', '$', 'STRING', 'WITH ARRAYS', 'NULL', 'NULL')", "`'WITH ARRAYS'` cannot stand there"),
+        ),
     ),
     Function(
         name="json_exists",
@@ -225,16 +298,21 @@ FUNCTIONS = (
         group=Group.JSON,
         result="boolean",
         least=2,
-        most=2,
+        most=_PLACES["json_exists"],
         sql=_json_exists,
-        meaning="Whether there is anything at a path, JSON's null as well.",
+        meaning="Whether there is anything at a path; JSON's null is nothing. What stands before ON ERROR may also be a third argument.",
         examples=(
-            (f"json_exists({_DOC}, '$.a.b[2]')", "true"),
+            (f"json_exists({_DOC}, '$.a.b[1]')", "true"),
+            (f"json_exists({_DOC}, '$.a.b[2]')", "false"),
             (f"json_exists({_DOC}, '$.a.b[3]')", "false"),
+            (f"json_exists({_DOC}, '$.a')", "true"),
+            (f"json_exists({_DOC}, '$.z')", "false"),
+            ("json_exists('null', '$')", "false"),
             ("json_exists('no', '$.a')", "false"),
             ("json_exists(NULL, '$.a')", "NULL"),
             ("json_exists('no', '$.a' UNKNOWN ON ERROR)", "NULL"),
             ("json_exists('no', '$.a' TRUE ON ERROR)", "true"),
+            ("json_exists('no', '$.a', 'UNKNOWN')", "NULL"),
         ),
         errors=(("json_exists('no', '$.a' ERROR ON ERROR)", "json_exists: this is no JSON"),),
     ),

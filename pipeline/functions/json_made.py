@@ -201,21 +201,22 @@ FUNCTIONS = (
         most=2,
         arrow="headrace.jobs.functions.tuples:clickhouse_tuples",
         meaning=(
-            "A JSON array of objects as ClickHouse writes an array of tuples, with the values of these keys in their order. "
-            "NULL for what is no array of objects."
+            "A JSON array of objects as ClickHouse reads an array of tuples, with the values of these keys in their order; `[]` for NULL. "
+            "Quotes in texts are escaped; an object is a text of JSON."
         ),
         examples=(
             (
                 "_gs_json_objects_to_clickhouse_tuples('[{\"a\": 1, \"b\": \"it''s\"}, {\"b\": null}]', array('a', 'b'))",
-                "[(1,'it\\'s'),(NULL,NULL)]",
+                "[(1, 'it\\'s'), (null, null)]",
             ),
             ("_gs_json_objects_to_clickhouse_tuples('[]', array('a'))", "[]"),
             (
                 f"_gs_json_objects_to_clickhouse_tuples('[{{\"a\": {2**256 - 1}, \"b\": [true, {{\"c\": 1}}]}}]', array('a', 'b'))",
-                f"[({2**256 - 1},[true,'{{\"c\":1}}'])]",
+                f"[({2**256 - 1}, [true,'{{\"c\":1}}'])]",
             ),
-            ("_gs_json_objects_to_clickhouse_tuples('no', array('a'))", "NULL"),
-            ("_gs_json_objects_to_clickhouse_tuples(NULL, array('a'))", "NULL"),
+            ("_gs_json_objects_to_clickhouse_tuples('[1]', array('a'))", "[(null)]"),
+            ("_gs_json_objects_to_clickhouse_tuples(NULL, array('a'))", "[]"),
         ),
+        errors=(("_gs_json_objects_to_clickhouse_tuples('no', array('a'))", "this is no JSON array: no"),),
     ),
 )

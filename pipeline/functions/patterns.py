@@ -7,14 +7,16 @@ import warnings
 
 from sqlglot import exp
 
+from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions.registry import Builder, Call, Function, Group, Where
-from headrace.pipeline.functions.templates import fill, text_of
+from headrace.pipeline.functions.templates import fill, literal_text, text_of
 
 _PLAIN = re.compile(
     r"(?:[\w\s,:;=@%&~'\"<>/!#-]|\\[dDwWsSbB.\\+*?^$|()\[\]{}/-]|[.^$|+*?()]|\{\d+(?:,\d*)?\}|\[\^?(?:[\w\s,:;=@%.+*?()$|/!#-]|\\[dDwWsS.\\\]\[^-])+\])*",
     re.ASCII,
 )
 """Patterns of which Java and Python think the same."""
+_FLAGS = "imsx"
 
 
 def _groups(pattern: exp.Expr) -> int | None:
@@ -58,6 +60,19 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
         return _guarded(call.args[1], found)
 
     return build
+
+
+def _like(call: Call) -> exp.Expr:
+    """With flags, they stand in front of the pattern, as Java reads them."""
+    text, pattern, *flags = call.args
+    if flags and (said := literal_text(call, 2, "the flags")):
+        if not set(said) <= set(_FLAGS):
+            msg = f"`{call.name}`: the flags `{said}` are not possible"
+            raise UserError(msg, hint=f"Allowed: {', '.join(_FLAGS)}.", node=call.node)
+        known = text_of(pattern)
+        set_ = exp.Literal.string(f"(?{said})")
+        pattern = exp.Literal.string(f"(?{said}){known}") if known is not None else fill("concat(_1, _2)", [set_, pattern])
+    return _guarded(pattern, fill("_1 RLIKE _2", [text, pattern]))
 
 
 def _replace(call: Call) -> exp.Expr:
@@ -216,30 +231,33 @@ FUNCTIONS = (
     ),
     Function(
         name="regexp_like",
-        signature="regexp_like(text, pattern)",
+        signature="regexp_like(text, pattern[, 'flags'])",
         aliases=("regexp",),
         group=Group.STRINGS,
         result="boolean",
         where=Where.DATAFUSION,
         least=2,
-        most=2,
-        sql=_pattern("_1 RLIKE _2"),
-        meaning="Whether a pattern matches anywhere in the text.",
+        most=3,
+        sql=_like,
+        meaning="Whether a pattern matches anywhere in the text. Flags: i (in any case), m, s, x.",
         examples=(
             ("regexp_like('abc', 'B')", "false"),
+            ("regexp_like('abc', 'B', 'i')", "true"),
+            ("regexp_like('abc', concat('B', ''), 'i')", "true"),
             ("regexp('abc', '^a.c$')", "true"),
             ("regexp_like('abc', '(')", "NULL"),
             ("regexp_like(NULL, 'a')", "NULL"),
         ),
+        errors=(("regexp_like('abc', 'b', 'U')", "the flags `U` are not possible"),),
     ),
     Function(
         name="similar",
-        signature="similar(text, pattern)",
+        signature="similar(text, pattern[, 'flags'])",
         group=Group.STRINGS,
         result="boolean",
         least=2,
-        most=2,
-        sql=_pattern("_1 RLIKE _2"),
+        most=3,
+        sql=_like,
         meaning="The same as `regexp_like`.",
         examples=(("similar('abc', 'b+')", "true"), ("similar('abc', '(')", "NULL"), ("similar('abc', NULL)", "NULL")),
     ),

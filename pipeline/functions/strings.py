@@ -166,6 +166,7 @@ FUNCTIONS = (
     Function(
         name="_gs_split_string_to_array",
         signature="_gs_split_string_to_array(text[, separator = ' '])",
+        aliases=("_gs_split_string_by",),
         group=Group.ARRAYS,
         result="list of text",
         least=1,
@@ -175,6 +176,7 @@ FUNCTIONS = (
         examples=(
             ("_gs_split_string_to_array('a b  c')", "[a, b, , c]"),
             ("_gs_split_string_to_array('a||b', '||')", "[a, b]"),
+            ("_gs_split_string_by('a-b', '-')", "[a, b]"),
             ("_gs_split_string_to_array(NULL)", "NULL"),
         ),
     ),
@@ -247,7 +249,7 @@ FUNCTIONS = (
             least=2,
             most=2,
             sql=f"{name}(_1, _2)",
-            meaning=f"Whether the text {name[:-4]}s with another.",
+            meaning=f"Whether the text {name[:-4]} with another.",
             examples=(
                 (f"{name}('abc', '{good}')", "true"),
                 (f"{name}('abc', 'b')", "false"),

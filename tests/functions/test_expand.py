@@ -10,8 +10,9 @@ import sqlglot
 from sqlglot import exp
 
 from headrace.pipeline import functions, sql
+from headrace.pipeline.dialects import DIALECTS
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions import Function, Group, expand, parsed_names, register, tell_apart
+from headrace.pipeline.functions import Function, Group, Where, distinct, expand, parsed_names, register, tell_apart
 from headrace.pipeline.functions.registry import _found
 from headrace.pipeline.typed_sql import typed
 from headrace.pipeline.wide import UINT256
@@ -51,6 +52,15 @@ def test_mistakes_are_told_with_the_signature(call: str, said: str, hint: str) -
 def test_names_of_spark_stay_sparks(call: str) -> None:
     assert expanded(call).lower() == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=sql.DIALECT).sql(dialect=sql.DIALECT).lower()
     assert call.split("(", maxsplit=1)[0].upper() in parsed_names("datafusion")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_names_that_spark_lacks_mean_the_same_in_every_dialect(dialect: str) -> None:
+    """Literals of bytes and maps are written otherwise in some."""
+    shown = [(one, call) for one in distinct() if one.where is Where.EVERYWHERE for call, _ in one.examples]
+    for function, call in [(one, call) for one, call in shown if "X'" not in call and "map(" not in call]:
+        text = sql.with_hidden(sql.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
+        assert not re.search(rf"\b{function.name}\(", text, re.IGNORECASE), call
 
 
 def test_names_mean_the_same_in_small_and_capital_letters() -> None:

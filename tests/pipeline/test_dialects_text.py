@@ -38,6 +38,15 @@ def test_names_fold_where_the_dialect_folds_them(dialect: str, text: str, meant:
     assert said(text, dialect) == meant
 
 
+def test_types_that_are_called_alike_or_that_spark_lacks() -> None:
+    text = (
+        "SELECT CAST(a AS FLOAT) AS f, a::REAL AS r, a::FLOAT8 AS d, CAST(a AS SMALLINT UNSIGNED) AS s, CAST(a AS INT UNSIGNED) AS i FROM t"
+    )
+    meant = "SELECT CAST(a AS {}) AS f, CAST(a AS FLOAT) AS r, CAST(a AS DOUBLE) AS d, CAST(a AS INT) AS s, CAST(a AS BIGINT) AS i FROM t"
+    assert said(text, "datafusion") == meant.format("FLOAT")
+    assert said(text, "postgres") == meant.format("DOUBLE")
+
+
 @pytest.mark.parametrize(
     ("dialect", "expression", "wrong"),
     [

@@ -23,6 +23,19 @@ def test_a_constant_will_do() -> None:
     assert bare("const process = (input) => input", ONE) == ONE
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "(row) => ({id: row.id, name: 'x'})",
+        "function (row) { return {id: row.id, name: 'x'} }",
+        "function tag(row) { row.name = 'x'; return row };\n",
+    ],
+)
+@pytest.mark.parametrize("language", ["js", "ts"])
+def test_a_script_that_is_one_function_may_call_it_as_it_likes(source: str, language: str) -> None:
+    assert bare(source, ONE, language=language) == [row | {"name": "x"} for row in ONE]
+
+
 @pytest.mark.parametrize("nothing", ["null", "undefined", "[]", "[null, undefined]"])
 def test_nothing_drops_the_row(nothing: str) -> None:
     assert bare(f"function process(r) {{ return r.id === 2 ? r : {nothing} }}", ONE) == [ONE[1]]

@@ -39,12 +39,33 @@ class Engine:
         self._context.set_max_stack_size(STACK)
         runtime = self._timed(lambda: self._context.eval(asked["runtime"]))
         self._command = self._timed(lambda: runtime(asked["settings"]))
-        # The line before the script keeps its own line numbers readable: they are one too high.
-        self._timed(lambda: self._context.eval('"use strict";\n' + asked["script"] + "\n;undefined"))
-        find = "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
-        function = self._timed(lambda: self._context.eval(find))
+        function = self._function(asked["script"])
         self._timed(lambda: self._command("start", function))
         self._timed(lambda: self._command("shape", asked["shape"]))
+
+    def _function(self, script: str) -> Any:
+        """`process` or `invoke` of the script; else the script itself, where it is nothing but a function; None where there is none."""
+        wrong = found = None
+        try:
+            # The line before the script keeps its own line numbers readable: they are one too high.
+            self._timed(lambda: self._context.eval('"use strict";\n' + script + "\n;undefined"))
+            find = "typeof process === 'function' ? process : typeof invoke === 'function' ? invoke : undefined"
+            found = self._timed(lambda: self._context.eval(find))
+            if found is not None:
+                return found
+        except self._error as error:
+            wrong = error
+        if wrong is None or str(wrong).startswith("SyntaxError"):
+            alone = '"use strict";((one) => typeof one === "function" ? one : undefined)(\n' + script.rstrip().rstrip(";") + "\n)"
+            try:
+                found = self._timed(lambda: self._context.eval(alone))
+            except self._error as error:
+                if not str(error).startswith("SyntaxError"):
+                    raise
+                found = None
+        if found is None and wrong is not None:
+            raise wrong
+        return found
 
     def rows(self, text: str, one: bool) -> None:
         """Sends what becomes of a batch, and signs of life: many rows may take long together. With `one`, the row before each."""
