@@ -24,7 +24,7 @@ import pyarrow.json as pa_json
 from confluent_kafka import Consumer, Producer
 from psycopg import sql
 
-from benchmarks.functions import shown_rate, shown_ratio
+from benchmarks.functions import shown_rate, shown_ratio, shown_what
 from benchmarks.kit import HISTORY, STREAM, TRANSFORM, Bench, rate, timed, tree_size
 from benchmarks.lookups import lookups
 from benchmarks.programs import script
@@ -268,7 +268,7 @@ def functions(bench: Bench, rows: int) -> list[str]:
     del rows
     output = subprocess.run([sys.executable, "-m", "benchmarks.functions"], stdout=subprocess.PIPE, text=True, check=True).stdout
     for one in map(json.loads, output.splitlines()):
-        bench.add("functions", f"`{one['call']}`, {one['kind']}", shown_rate(one["rate"]), shown_ratio(one))
+        bench.add("functions", shown_what(one), shown_rate(one["rate"]), shown_ratio(one))
     return []
 
 

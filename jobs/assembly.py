@@ -134,9 +134,8 @@ class Assembly:
 
     def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
         """Opens the dynamic tables for one lane, anew if they were open. `note` tells the ledger of a table in memory's first epoch.
-        `former`: see `Known`.
 
-        Raises UserError or TransientError, naming the node, before any epoch is planned with them.
+        `former`: see `Known`. Raises UserError or TransientError, naming the node, before any epoch is planned with them.
         """
         state = ledger.state(self.file.name, lane)
         events = ledger.events(self.file.name, lane) if graph.tables(self.file.model) else []

@@ -227,9 +227,7 @@ class Planner:
         node: Any = self.file.model.transforms[name]
         try:
             query = self._statement(name, node, views)
-            text = sql.with_hidden(
-                query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name, sources=self._behind
-            )
+            text = sql.with_hidden(query, HIDDEN, now=plan.planned_at if plan else None, rename=views, node=name, sources=self._behind)
         except UserError as error:
             error.place = error.place or self.file.place_of(name, "sql")
             raise

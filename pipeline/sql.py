@@ -181,8 +181,9 @@ def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
 
 
 def unsteady(predicate: str) -> tuple[str, ...]:
-    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; also clocks, which stand still in
-    transforms alone. None where it cannot be parsed.
+    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; none where it cannot be parsed.
+
+    Clocks are among them: they stand still in transforms alone.
     """
     text = f"SELECT * FROM s WHERE (\n{predicate}\n)"  # noqa: S608  looked at, and not run
     try:

@@ -27,7 +27,9 @@ def _among(call: Call) -> exp.Expr:
 
 
 def _one_field(call: Call) -> exp.Expr:
-    return fill("transform(_1, hr_x -> CAST(_field AS STRING))", [call.args[0]], field=_field(call))
+    """Of the whole list at once: nothing is done item by item outside of what Spark compiles."""
+    of = exp.Dot(this=exp.Paren(this=call.args[0].copy()), expression=exp.to_identifier(literal_text(call, 1, "the field"), quoted=True))
+    return fill("CAST(_1 AS ARRAY<STRING>)", [of])
 
 
 def _zip(call: Call) -> exp.Expr:
@@ -110,7 +112,13 @@ FUNCTIONS = (
         most=2,
         sql=_one_field,
         meaning="One field of each struct of a list, as text.",
-        examples=((f"array_struct_field({_LIST}, 'n')", "[1, 2, 3]"), (f"array_struct_field({_LIST}, 'k')", "[a, b, a]")),
+        examples=(
+            (f"array_struct_field({_LIST}, 'n')", "[1, 2, 3]"),
+            (f"array_struct_field({_LIST}, 'k')", "[a, b, a]"),
+            ("array_struct_field(array(named_struct('k', 1), NULL, named_struct('k', NULL)), 'k')", "[1, null, null]"),
+            ("array_struct_field(array_enumerate(array_filter(array(named_struct('k', 1)), 'k', 1)), 'value')", "[{1}]"),
+            (f"array_struct_field(CASE WHEN FALSE THEN {_LIST} END, 'k')", "NULL"),
+        ),
     ),
     Function(
         name="array_enumerate",

@@ -121,7 +121,12 @@ FUNCTIONS = (
         sql=f"CASE WHEN octet_length(_1) = 32 THEN concat({_TURNED}) WHEN _1 IS NOT NULL"
         " THEN hr_fail(concat('reverse_bytes32 takes 32 bytes, found ', octet_length(_1))) END",
         meaning="32 bytes in the opposite order: what `to_u256` needs of numbers whose lowest byte comes first.",
-        examples=(("hex(reverse_bytes32(unhex(concat('0102', repeat('0', 60)))))", "0" * 60 + "0201"), ("reverse_bytes32(NULL)", "NULL")),
+        examples=(
+            ("hex(reverse_bytes32(unhex(concat('0102', repeat('0', 60)))))", "0" * 60 + "0201"),
+            ("reverse_bytes32(unhex(sha2('a', 256))) = unhex(sha2('a', 256))", "false"),
+            ("hex(reverse_bytes32(unhex(concat('80ff7f0a0d', repeat('c3a9', 13), '00'))))", "00" + "A9C3" * 13 + "0D0A7FFF80"),
+            ("reverse_bytes32(NULL)", "NULL"),
+        ),
         errors=(("reverse_bytes32(X'0102')", "reverse_bytes32 takes 32 bytes, found 2"),),
     ),
     Function(

@@ -15,6 +15,8 @@ _WRITTEN = (
     "substr(to_json(CASE WHEN {0} IS NOT NULL THEN array({0}) END, map('ignoreNullFields', 'false')), 2,"
     " length(to_json(CASE WHEN {0} IS NOT NULL THEN array({0}) END, map('ignoreNullFields', 'false'))) - 2)"
 )
+_PLAIN_TEXT = r'\\A"[^"\\\\\\x00-\\x1f\\ufffd]*"\\z'
+"""Text in JSON of which no character is written in another way."""
 _RAW = (
     "json",
     "json_object",
@@ -171,7 +173,8 @@ FUNCTIONS = (
         signature="json_unquote(text)",
         group=Group.JSON,
         result="text",
-        sql=f"coalesce(CASE WHEN _1 LIKE '\"%\"' AND {VALID.format('_1')} THEN get_json_object(_1, '$') END, _1)",
+        sql=f"coalesce(CASE WHEN _1 RLIKE '{_PLAIN_TEXT}' THEN substr(_1, 2, length(_1) - 2)"
+        f" WHEN _1 LIKE '\"%\"' AND {VALID.format('_1')} THEN get_json_object(_1, '$') END, _1)",
         meaning="The way back; what is no JSON text stays as it is.",
         examples=(
             ('json_unquote(\'"a\\\\"b"\')', 'a"b'),
@@ -179,6 +182,10 @@ FUNCTIONS = (
             ('json_unquote(\'"a" b"\')', '"a" b"'),
             ("json_unquote('\"\\\\u00e9\"')", "é"),
             ("json_unquote('\"')", '"'),
+            ("json_unquote('\"abc\"')", "abc"),
+            ("json_unquote('\"é\"')", "é"),
+            ("json_unquote('\"\"')", ""),
+            ("json_unquote('\"a\nb\"')", '"a\nb"'),
             ("json_unquote(NULL)", "NULL"),
         ),
     ),

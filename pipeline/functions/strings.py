@@ -9,6 +9,12 @@ from sqlglot import exp
 from headrace.pipeline.functions.registry import Call, Function, Group, Where
 from headrace.pipeline.functions.templates import fill, text_of
 
+_NESTED = 8
+"""Occurrences up to which each search is written into the next."""
+_DIGITS = 9
+_BEHIND = 10**9
+"""Behind the end of every text: where a search begins if the one before found nothing."""
+
 
 def _split(call: Call) -> exp.Expr:
     return _pieces(call.args[0], call.args[1] if len(call.args) > 1 else exp.Literal.string(" "))
@@ -37,16 +43,42 @@ def _instr(call: Call) -> exp.Expr:
     ahead = "locate(_2, _1, {})".format
     behind = "locate(reverse(_2), reverse(_1), {})".format
     first = "greatest(-_3 - length(_2) + 1, 1)"
+    args = [*call.args[:2], start, occurrence]
+    said = _written_out(text_of(call.args[1]), _whole(start), _whole(occurrence))
+    if said is not None:
+        return fill(said, args)
     q = behind(first)
     forward = ahead("_3")
-    if not (isinstance(occurrence, exp.Literal) and occurrence.name == "1"):
+    if _whole(occurrence) != 1:
         forward, q = _nth(ahead("_3"), ahead("hr_at + 1")), _nth(q, behind("hr_at + 1"))
     backward = f"CASE WHEN {q} > 0 THEN length(_1) - {q} - length(_2) + 2 ELSE 0 END"
     whole = (
         f"CASE WHEN _1 IS NULL OR _2 IS NULL OR _4 IS NULL THEN CAST(NULL AS INT) WHEN _3 > 0 THEN {forward}"
         f" WHEN _3 < 0 THEN {backward} WHEN _3 = 0 THEN 0 END"
     )
-    return fill(whole, [*call.args[:2], start, occurrence])
+    return fill(whole, args)
+
+
+def _whole(arg: exp.Expr) -> int | None:
+    """The number that is written out."""
+    said = arg.this if isinstance(arg, exp.Neg) else arg
+    if not isinstance(said, exp.Literal) or said.is_string or not said.name.isdecimal() or len(said.name) > _DIGITS:
+        return None
+    return int(said.name) * (1 if said is arg else -1)
+
+
+def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> str | None:
+    """A search of which all but the text is known, without a list to go through; None for others."""
+    if not sub or not start or occurrence is None or not 0 < occurrence <= _NESTED:
+        return None
+    if start > 0:
+        found = "locate(_2, _1, _3)"
+        for _ in range(occurrence - 1):
+            found = f"locate(_2, _1, pmod({found} - 1, {_BEHIND}) + 2)"
+    else:
+        kept = f"left(_1, length(_1) - {-start - len(sub)})" if -start > len(sub) else "_1"
+        found = f"greatest(length({kept}) - length(substring_index({kept}, _2, -{occurrence})) - {len(sub) - 1}, 0)"
+    return f"CASE WHEN _1 IS NOT NULL THEN {found} END"
 
 
 def _nth(first: str, following: str) -> str:
@@ -105,7 +137,19 @@ FUNCTIONS = (
             ("instr('banana', 'x', 1, 1)", "0"),
             ("instr('banana', 'a', 0)", "0"),
             ("instr('banana', 'a', 1, 0)", "0"),
+            ("instr('banana', 'an', -1, 2)", "2"),
+            ("instr('banana', 'nana', 1, 2)", "0"),
+            ("instr('a', 'banana', -1, 2)", "0"),
+            ("instr('aaaa', 'aa', -1, 2)", "2"),
+            ("instr('éaéaé', 'aé', -1, 2)", "2"),
+            ("instr('banana', 'a', -7)", "0"),
+            ("instr('banana', 'an', -4)", "2"),
+            ("instr('banana', concat('an', ''), -4)", "2"),
+            ("instr('banana', '', -1)", "7"),
+            ("instr('banana', 'a', ascii('a') - 98, length('ab'))", "4"),
             ("instr(NULL, 'a', 1)", "NULL"),
+            ("instr(NULL, 'a', 1, 2)", "NULL"),
+            ("instr(NULL, 'a', -1, 2)", "NULL"),
         ),
     ),
     Function(

@@ -125,6 +125,13 @@ def _arrow(name: str) -> Function:
 
 _ABOVE = "CASE WHEN length({a}) <> length({b}) THEN sign(length({a}) - length({b})) WHEN {a} = {b} THEN 0 WHEN {a} < {b} THEN -1 ELSE 1 END"
 
+_CANONICAL = r"\A(?:0|[1-9][0-9]*)\z"
+_SHORT = (
+    "CASE WHEN octet_length({a}) < octet_length({b}) THEN -1 WHEN octet_length({a}) > octet_length({b}) THEN 1"
+    " WHEN {a} < {b} THEN -1 WHEN {a} > {b} THEN 1 ELSE 0 END"
+)
+"""Of digits as all functions write them: nothing has to be cut off."""
+
 
 def _compare(call: Call) -> exp.Expr:
     """Digits are compared by their number, then as text: no Python is needed, and a filter stays one."""
@@ -144,10 +151,12 @@ def _compare(call: Call) -> exp.Expr:
         "tail": exp.Literal.string("` is no whole number"),
     }
     what = fill(said, call.args, **texts)
+    x, y = "CAST(_1 AS STRING)", "CAST(_2 AS STRING)"
     return fill(
-        "CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN NOT (CAST(_1 AS STRING) RLIKE _digits AND CAST(_2 AS STRING) RLIKE _digits)"
-        f" THEN CAST(_raise AS INT) ELSE {found} END",
+        f"CASE WHEN _1 IS NULL OR _2 IS NULL THEN CAST(NULL AS INT) WHEN {x} RLIKE _plain AND {y} RLIKE _plain THEN {_SHORT.format(a=x, b=y)}"
+        f" WHEN NOT ({x} RLIKE _digits AND {y} RLIKE _digits) THEN CAST(_raise AS INT) ELSE {found} END",
         call.args,
+        plain=exp.Literal.string(_CANONICAL),
         digits=exp.Literal.string(digits),
         **{"raise": failing(what, call.node)},
     )
@@ -177,6 +186,8 @@ def _texts() -> Iterator[Function]:
                 (f"{name}_compare('10', '9')", "1"),
                 (f"{name}_compare('{low}', '00')", str((int(low) > 0) - (int(low) < 0))),
                 (f"{name}_compare('7', 7)", "0"),
+                (f"{name}_compare('{_TOP}', '{_TOP - 1}')", "1"),
+                (f"{name}_compare('007', '8')", "-1"),
                 (f"{name}_compare(NULL, '1')", "NULL"),
             ),
             errors=((f"{name}_compare('x', '1')", f"{name}_compare: `x` is no whole number"),),

@@ -80,6 +80,31 @@ def test_nested_arithmetic_is_checked_once() -> None:
     assert expanded("u256_add(u256_mul(a, b), u256_sub(c, d))").count("RAISE_ERROR") == 1
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "json_value(a, '$.b')",
+        "json_value(a, '$.b' RETURNING INT DEFAULT 0 ON EMPTY ERROR ON ERROR)",
+        "json_query(a, '$.b')",
+        "json_query(a, '$.b' WITH WRAPPER)",
+        "json_exists(a, '$.b')",
+        "is_json(a)",
+    ],
+)
+def test_a_document_is_parsed_once_unless_it_is_odd(call: str) -> None:
+    """Also where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
+    found = sqlglot.parse_one(expanded(call), dialect=sql.DIALECT)
+    for part in list(found.find_all(exp.Coalesce, exp.And, exp.Or)):  # what stands behind the first is asked only if that says nothing
+        part.replace(part.this)
+    assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=sql.DIALECT))) == 1
+
+
+def test_a_search_that_is_written_out_goes_through_no_list() -> None:
+    assert "AGGREGATE" in expanded("instr(a, 'b', c, d)")
+    for call in ("instr(a, 'b', -1, 2)", "instr(a, 'b', 3, 8)"):
+        assert "AGGREGATE" not in expanded(call)
+
+
 def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
     assert expanded("`current_time`, t.current_time, current_time") == "SELECT `current_time`, t.current_time, '05:06:07.890000' FROM t"
 
