@@ -22,6 +22,7 @@ from headrace.jobs.lane_told import Told
 from headrace.jobs.session import jvm_alive, jvm_process, start_session, stop_session
 from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
+from headrace.jobs.waits import waits_folder
 from headrace.jobs.watch.eyes import open_eyes
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
@@ -112,6 +113,8 @@ class LaneRun:
             stack.callback(self.lane.close)
             lease = self.lane.lease
             self._stages = LaneStages(self.settings, lease.pipeline, lease.lane, lease.generation)
+            waits = waits_folder(self.settings, lease.pipeline)
+            self.lane.heartbeat.more = lambda: self.told.waits(waits)
             stack.callback(self.eyes.close)
             seen = self.eyes.start(self.lane.generation, self.lane.committed)
             ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.jobs.events import EpochDone, Event, Listener, Notice, PhaseChanged, PhaseFigures, RunResult, WindowDone
+from headrace.jobs.waits import waited_for
 from headrace.pipeline import positions
 from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Position
 
@@ -38,6 +40,7 @@ class Told:
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
         self._said: Json = {}
+        self._waits: frozenset[str] = frozenset()
 
     def tell(self, event: Event) -> None:
         """Hands an event to the door, and to the log."""
@@ -72,6 +75,15 @@ class Told:
             self._idle_since = now + 1e9
             where = ", ".join(f"`{name}`" for name in sources)
             self.tell(Notice(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the lane stands at the end ({backlog} offsets behind)"))
+
+    def waits(self, folder: Path) -> Json:
+        """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
+        found = waited_for(folder)
+        for node in found.keys() - self._waits:
+            log.warning("node=%s %s", node, found[node])
+        self._waits = frozenset(found)
+        self._eyes.waiting = "; ".join(f"{node}: {message}" for node, message in found.items())
+        return {"waiting": self._eyes.waiting} if found else {}
 
     def failed(self, lane: Lane, error: HeadraceError) -> None:
         """An attempt at an epoch that failed, for those who look at the lane from outside."""

@@ -38,6 +38,7 @@ class View:
     age: float | None
     holder: str
     error: str = ""
+    waiting: str = ""
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class Watcher:
             age=max(0.0, (datetime.now(UTC) - seen.last).total_seconds()) if seen.last else None,
             holder=_holder(lane),
             error=(open_row.error if open_row and open_row.error else lane.progress.get("error") if running else "") or "",
+            waiting=(lane.progress.get("waiting") if running else "") or "",
         )
 
 
@@ -117,7 +119,7 @@ def short(number: float | None) -> str:
 
 
 def table(views: list[View]) -> Group:
-    """The screen: a line per pipeline, and below it what went wrong last."""
+    """The screen: a line per pipeline, and below it what is waited for, and what went wrong last."""
     found = Table(box=None, padding=(0, 1), pad_edge=False)
     found.add_column("pipeline", overflow="ellipsis", no_wrap=True, min_width=8, max_width=15)
     found.add_column("phase", no_wrap=True)
@@ -128,9 +130,14 @@ def table(views: list[View]) -> Group:
         rate, behind = short(view.rate), short(view.behind)
         style = "red" if view.error else "dim" if view.phase == "stopped" else ""
         found.add_row(view.name, view.phase, str(view.epoch), rate, behind, age(view.age), view.holder, style=style)
+    waits = [
+        Text(f"{view.name}: waiting for {view.waiting}", style="yellow", overflow="ellipsis", no_wrap=True)
+        for view in views
+        if view.waiting
+    ]
     errors = [Text(f"{view.name}: {view.error}", style="red", overflow="ellipsis", no_wrap=True) for view in views if view.error]
     nothing = [Text("Nothing has been started yet: the ledger is empty.")] if not views else []
-    return Group(found if views else Text(""), *nothing, *errors)
+    return Group(found if views else Text(""), *nothing, *waits, *errors)
 
 
 def plain(views: list[View]) -> list[str]:
@@ -141,7 +148,8 @@ def plain(views: list[View]) -> list[str]:
         rate = "" if view.rate is None else f", {view.rate:,.0f} rows/s"
         behind = "" if view.behind is None else f", {count(view.behind)} behind"
         last = "" if view.age is None else f", last commit {age(view.age)} ago"
-        said = f", error: {view.error}" if view.error else ""
+        said = f", waiting for {view.waiting}" if view.waiting else ""
+        said += f", error: {view.error}" if view.error else ""
         lines.append(f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{behind}{last}, {view.holder}{said}")
     return lines or [f"{at} nothing has been started yet: the ledger is empty"]
 

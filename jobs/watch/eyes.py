@@ -59,6 +59,9 @@ _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp", "prometheus_clien
 class NoEyes:
     """Sees nothing, and is asked for nothing."""
 
+    waiting = ""
+    """What tasks wait for outside, at the last heartbeat."""
+
     def start(self, generation: int, epoch: int) -> Json:
         """Begins; what the lane's holder record gets beside its own."""
         del generation, epoch
@@ -327,6 +330,7 @@ class Eyes(NoEyes):
             "generation": stand.generation,
             "backlog": stand.backlog,
             "committed_at": stand.committed_at,
+            "waiting": self.waiting or None,
         }
 
     # --- what is told from another thread

@@ -30,6 +30,8 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=carried(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
         self.progress: Json = {}
+        self.more: Callable[[], Json] = dict
+        """What is asked before every beat, for what changes while the run's own thread is busy. Must not raise."""
 
     def start(self) -> None:
         """Starts the thread."""
@@ -53,7 +55,7 @@ class Heartbeat:
         """Renews the lease now; a lost one is remembered, not raised. Raises TransientError when the ledger is away."""
         began = self._clock()
         try:
-            self._ledger.heartbeat(self._lease, self._ttl, self.progress)
+            self._ledger.heartbeat(self._lease, self._ttl, {**self.progress, **self.more()})
         except FencedError as error:
             self._lost = error
         else:

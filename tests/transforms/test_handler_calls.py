@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from headrace.jobs.transforms.handler.breaker import Breaker
 from headrace.jobs.transforms.handler.calls import HandlerTask, Service
 from headrace.jobs.transforms.handler.decode import Decoder
 from headrace.jobs.transforms.handler.figures import Calls, Tally
+from headrace.jobs.waits import Wait, waited_for
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -186,6 +189,39 @@ def test_nobody_listening_is_told(quick: None) -> None:
         pass
     told = failure(task(web, max_attempts=2))
     assert "ConnectError" in told.message
+
+
+def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
+    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A task's own words reach the driver only when it has ended."""
+    monkeypatch.setattr(calls, "_PATIENCE", 0.0)
+    seen: list[dict[str, str]] = []
+
+    def answer(asked: Asked) -> Any:
+        seen.append(waited_for(tmp_path))
+        return (503, b"busy, s3cret", {}) if len(seen) < 4 else json.loads(asked.body)
+
+    with served(answer) as web:
+        assert len(run(task(web, wait=Wait(tmp_path, "ask")), batch(5))) == 5
+    assert seen[0] == {}
+    assert re.fullmatch(r"POST http://service/rows: tried 3 times in \d s, and again; the last: HTTP 503: busy, \*\*\*", seen[3]["ask"])
+    assert waited_for(tmp_path) == {}
+    with served(lambda _: (503, b"", {})) as web:
+        failure(task(web, wait=Wait(tmp_path, "ask"), retry_for=0.3))
+    assert waited_for(tmp_path) == {}
+
+
+def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) -> None:
+    Wait(tmp_path, "a node").note("a service", -1)
+    Wait(tmp_path, "other").note("another", 60)
+    (tmp_path / "torn.json").write_text("{")
+    assert waited_for(tmp_path) == {"other": "another"}
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json"]
+    Wait(tmp_path, "other").over()
+    assert waited_for(tmp_path) == waited_for(tmp_path / "nowhere") == {}
+    (tmp_path / "file").touch()
+    Wait(tmp_path / "file", "ask").note("nothing that a task may fail by", 60)
 
 
 def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:

@@ -81,6 +81,16 @@ WIDE = [
     View("flights", "catching up", 12_345, 1_234_567.4, 98_765_432, 3.2, "dagster 123456@a-host-with-a-long-name.internal"),
     View("a_pipeline_with_a_very_long_name", "stopped", 7, None, None, None, "nobody"),
     View("orders", "live", 99, 0.0, 0, 90_000.0, "cli 77@box", "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200),
+    View(
+        "shop",
+        "live",
+        5,
+        0.0,
+        50,
+        70.0,
+        "cli 78@box",
+        waiting="scored: POST http://service/score: tried 9 times in 60 s, and again; " + "x" * 99,
+    ),
 ]
 
 
@@ -99,9 +109,10 @@ def test_the_screen_fits_eighty_columns() -> None:
         "dagster 123456@",
         "stopped",
         "orders: blocked at epoch 100",
+        "shop: waiting for scored: POST http://service/score: tried 9 times in 60 s",
     ):
         assert word in text
-    assert len(text.splitlines()) == 5
+    assert len(text.splitlines()) == 7
 
 
 def test_lines_for_where_there_is_no_terminal() -> None:
@@ -109,6 +120,7 @@ def test_lines_for_where_there_is_no_terminal() -> None:
     assert "flights: catching up, epoch 12345, 1,234,567 rows/s, 98,765,432 behind, last commit 3 s ago, dagster 123456@" in lines[0]
     assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, nobody")
     assert "error: blocked at epoch 100" in lines[2]
+    assert ", cli 78@box, waiting for scored: POST" in lines[3]
     assert "nothing has been started yet" in plain([])[0]
 
 

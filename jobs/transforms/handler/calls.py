@@ -25,6 +25,7 @@ from headrace.jobs.transforms.handler.breaker import Breaker
 from headrace.jobs.transforms.handler.decode import Answer, AnswerError, Decoder, excerpt
 from headrace.jobs.transforms.handler.figures import Tally
 from headrace.jobs.transforms.handler.places import origins, positions
+from headrace.jobs.waits import Wait
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
 _LONGEST = 3600.0
 """Seconds that a service is left alone at most, whatever it asks for."""
 _KEPT = 4
+_PATIENCE = 5.0
+"""Seconds after which it is told that a request is tried again and again."""
 _AGAIN = (408, 429)
 
 
@@ -55,6 +58,8 @@ class Service:
     concurrency: int
     break_after: int
     break_for: float
+    wait: Wait | None = None
+    """Where tasks say that they wait for it."""
 
     @property
     def digest(self) -> str:
@@ -104,6 +109,7 @@ class Caller:
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
         while True:
             if not self.breaker.enter(deadline, stop):
+                self._waited(began)
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
             try:
@@ -114,13 +120,28 @@ class Caller:
                 self.breaker.failed()  # whatever it was: others must not wait for this probe
                 raise
             if reply is not None:
+                self._waited(began)
                 return reply
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
             wait = spread if wait is None else wait
             pause = min(pause * 2, _LAST_PAUSE)
             over = deadline is not None and time.monotonic() + wait > deadline
+            self._waits(began, attempt, last, wait)
             if over or attempt == self._service.max_attempts or stop.wait(wait):
+                self._waited(began)
                 raise self._given_up(attempt, time.monotonic() - began, last)
+
+    def _waits(self, began: float, attempts: int, last: str, pause: float) -> None:
+        """Tells those who look at the run, once it has taken a while."""
+        seconds = time.monotonic() - began
+        if self._service.wait is None or seconds + pause < _PATIENCE:
+            return
+        message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
+        self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
+
+    def _waited(self, began: float) -> None:
+        if self._service.wait is not None and time.monotonic() - began > _PATIENCE:
+            self._service.wait.over()
 
     def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[Reply | None, str, float | None]:
         """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""

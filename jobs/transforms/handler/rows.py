@@ -16,6 +16,7 @@ from headrace.jobs.transforms.handler.calls import HandlerTask, Service
 from headrace.jobs.transforms.handler.decode import Decoder
 from headrace.jobs.transforms.handler.encode import row_json
 from headrace.jobs.transforms.handler.figures import counter
+from headrace.jobs.waits import Wait, waits_folder
 from headrace.pipeline import positions
 from headrace.pipeline.errors import SchemaError, SettingsError, UserError
 from headrace.pipeline.handler import HandlerTransform, header_problem, override_types, shown_url, url_problem
@@ -111,6 +112,7 @@ class HandlerRows(RowTransform):
             concurrency=node.concurrency,
             break_after=node.break_after,
             break_for=node.break_for.total_seconds(),
+            wait=Wait(waits_folder(self._context.settings, self._context.pipeline()), name),
         )
 
     def _secret(self, name: str) -> tuple[str, str]:
