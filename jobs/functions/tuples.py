@@ -10,6 +10,7 @@ import pyarrow as pa
 _ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"})
 _DECODER: Any = json.JSONDecoder(parse_int=str.encode, parse_float=str.encode)
 """Numbers come as bytes, as they were written: all their digits stay, and no text looks like one."""
+_OBJECTS = frozenset({dict})
 
 
 def clickhouse_tuples(text: pa.Array, keys: pa.Array) -> pa.Array:
@@ -24,9 +25,9 @@ def _row(text: str | None, keys: list[str] | None) -> str | None:
         found = _decoded(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(found, list) or not _OBJECTS.issuperset(map(type, found)):
         return None
-    return "[" + ",".join(["(" + ",".join([_literal(one.get(key)) for key in keys]) + ")" for one in found]) + "]"
+    return "[" + ",".join(["(" + ",".join(map(_literal, map(one.get, keys))) + ")" for one in found]) + "]"
 
 
 def _decoded(text: str) -> Any:
