@@ -23,7 +23,7 @@ the first line of their table, the best bare way to do the same where there is o
 NOTES = {
     "functions": """\
 One core, after the JVM has compiled: one cached table, one task, a sink that throws rows away. What counts is the processor time of
-the JVM, its collector among it, and of its Python workers; a call runs over the same rows until it gets no faster, and its best pass
+the JVM, its collector among it, and of its Python workers. A call runs over the same rows until it gets no faster, and its best pass
 counts, without what reading the same columns takes. The first seconds of a run are slower. The ratio is against the goal, 1 M rows/s
 for expressions and 0.15 M over Arrow; where Spark has a function that does nearly the same, the line says which part of its speed is
 reached.

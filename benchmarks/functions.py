@@ -2,8 +2,8 @@
 of those alone whose name holds TEXT.
 
 One cached table, one Spark task, a sink that throws rows away. What counts is the processor time of the JVM, its collector and
-compiler among it, and of its Python workers, so that other work on the machine changes little. A call runs over the same rows again
-until it gets no faster, for the JVM compiles what it has seen often; its best pass counts, without what reading the same columns takes.
+compiler among it, and of its Python workers, so that other work on the machine changes less. A call and the bare reading of its
+columns take turns until the call gets no faster, for the JVM compiles what it has seen often; the best pass of each counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -27,13 +28,13 @@ from headrace.pipeline.settings import Settings, SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 400_000
-FEWER = 4
+ROWS = 250_000
+FEWER = 3
 """Arrow functions get this part of the rows: they have no compiler to wait for, and take longer."""
-PASSES = 8
-"""At most, if each is faster than the one before."""
-STEADY = 0.95
-"""A pass that takes more than this part of the best one is no faster."""
+PASSES = 7
+"""At most."""
+STEADY, IDLE = 0.97, 3
+"""A pass that takes more than this part of the best one is no faster; so many of them in a row are enough."""
 GOALS = {"expression": 1.0, "Spark's own": 1.0, "Arrow": 0.15}
 """Millions of rows per second."""
 MOST = 10
@@ -134,23 +135,18 @@ class _Meter:
         """Millions of rows per second."""
         table = "few" if arrow else "many"
         columns = ", ".join(sorted({column.name for column in call.find_all(exp.Column)})) or "_gs_pos"
-        if (table, columns) not in self._read:
-            self._read[table, columns] = self._best(f"SELECT {columns} FROM {table}")
         text = sql.with_hidden(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
         provide(self._spark, text)
-        took = self._best(text) - self._read[table, columns]
-        return self._rows[table] / max(took, 0.01) / 1e6
-
-    def _best(self, text: str) -> float:
-        """Processor time of the best pass, once two in a row are no faster."""
-        best, idle = self._once(text), 0
-        for _ in range(PASSES - 1):
+        best, idle = float("inf"), 0
+        for _ in range(PASSES):
+            reading = self._once(f"SELECT {columns} FROM {table}")
+            self._read[table, columns] = min(reading, self._read.get((table, columns), reading))
             took = self._once(text)
             idle = idle + 1 if took > best * STEADY else 0
             best = min(best, took)
-            if idle == 2:
+            if idle == IDLE:
                 break
-        return best
+        return self._rows[table] / max(best - self._read[table, columns], 1e-3) / 1e6
 
     def _once(self, text: str) -> float:
         began = self._spent()
@@ -159,8 +155,16 @@ class _Meter:
 
     def _spent(self) -> float:
         """Seconds that the JVM and all below it have computed so far."""
-        times = [one.cpu_times() for one in (self._jvm, *self._jvm.children(recursive=True))]
-        return sum(one.user + one.system for one in times)
+        return sum(map(_processor_time, (self._jvm, *self._jvm.children(recursive=True))))
+
+
+def _processor_time(process: psutil.Process) -> float:
+    """In seconds, by Linux's own clock of a process where there is one: psutil counts in hundredths."""
+    try:
+        return time.clock_gettime(~process.pid << 3 | 2)
+    except (AttributeError, OSError):
+        times = process.cpu_times()
+        return times.user + times.system
 
 
 def shown_what(one: dict[str, Any]) -> str:

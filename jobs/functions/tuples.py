@@ -14,6 +14,7 @@ _SHOWN = 100
 _ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"})
 _DECODER: Any = json.JSONDecoder(parse_int=str.encode, parse_float=str.encode)
 """Numbers come as bytes, as they were written: all their digits stay, and no text looks like one."""
+_OBJECTS = frozenset({dict})
 
 
 def clickhouse_tuples(text: pa.Array, keys: pa.Array) -> pa.Array:
@@ -33,8 +34,8 @@ def _row(text: str | None, keys: list[str] | None) -> str:
         return _WRONG + text[:_SHOWN]
     if not isinstance(found, list):
         return _WRONG + text[:_SHOWN]
-    rows = [one if isinstance(one, dict) else {} for one in found]
-    return "[" + ", ".join(["(" + ", ".join([_literal(one.get(key)) for key in keys]) + ")" for one in rows]) + "]"
+    rows = found if _OBJECTS.issuperset(map(type, found)) else [one if isinstance(one, dict) else {} for one in found]
+    return "[" + ", ".join(["(" + ", ".join(map(_literal, map(one.get, keys))) + ")" for one in rows]) + "]"
 
 
 def _decoded(text: str) -> Any:
