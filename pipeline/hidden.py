@@ -79,9 +79,7 @@ def _parts(query: exp.Expr) -> Iterator[exp.Expr]:
         yield query
 
 
-def carry(
-    select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None
-) -> None:
+def carry(select: exp.Select, hidden: Sequence[str], numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> None:
     """Puts the hidden columns at the end of a SELECT, once each.
 
     Args:
