@@ -20,6 +20,10 @@ from headrace.pipeline.wide import INT256, UINT256, WideInteger
 KINDS: Mapping[object, WideInteger] = {exp.DType.UINT256: UINT256, exp.DType.INT256: INT256}
 NUMBERS = {*exp.DataType.NUMERIC_TYPES, exp.DType.DECIMAL256}
 UNKNOWN = exp.DataType.build("UNKNOWN")
+_TEXT = exp.DataType.build("TEXT")
+_TEXTS = (exp.SplitPart, exp.SubstringIndex, exp.Left, exp.Right, exp.Overlay, exp.Elt, exp.ParseUrl, exp.RegexpSubstr, exp.Uuid)
+_TEXT_NAMES = ("json_value", "printf", "mask", "url_decode", "btrim", "conv", "quote", "bin")
+"""Functions whose text sqlglot does not know as such."""
 _NAMES = {"uint256": UINT256, "int256": INT256}
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _WRITTEN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)")
@@ -42,7 +46,11 @@ def wide_of_type(kind: exp.DataType | None) -> pa.DataType | None:
 def told(node: exp.Expr) -> exp.DataType:
     """The type that sqlglot tells from those of the columns."""
     found = annotate_types(node.copy(), dialect=Spark, overwrite_types=False).type
-    return found if found is not None else UNKNOWN
+    if found is not None and found.this != exp.DType.UNKNOWN:
+        return found
+    bare = node.unnest()
+    named = isinstance(bare, exp.Anonymous) and bare.name.lower() in _TEXT_NAMES and not bare.find(exp.Kwarg)
+    return _TEXT if named or isinstance(bare, _TEXTS) else UNKNOWN
 
 
 def kind_of(node: exp.Expr | None) -> WideInteger | None:

@@ -86,6 +86,8 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("nvl2(s, u, u) < nvl2(s, u, 0)", "U256_COMPARE(NVL2(s, u, u), NVL2(s, u, TO_U256('0'))) < 0", ""),
         ("equal_null(u, 5)", "(COALESCE(U256_COMPARE(u, '5') = 0, FALSE) OR (u IS NULL AND 5 IS NULL))", ""),
         ("decode(u, 5, i)", "CASE WHEN (COALESCE(U256_COMPARE(u, '5') = 0, FALSE) OR (u IS NULL AND 5 IS NULL)) THEN i END", "int256"),
+        ("coalesce(u, split_part(s, ',', 1))", "COALESCE(u, SPLIT_PART(s, ',', 1))", ""),
+        ("coalesce(u, json_value(s, '$.x'))", "COALESCE(u, JSON_VALUE(s, '$.x'))", ""),
         ("coalesce(u, length(s))", "COALESCE(u, TO_U256(LENGTH(s)))", "uint256"),
         ("negative(i)", "I256_NEG(i)", "int256"),
         ("explode(array(u, u))", "EXPLODE(ARRAY(u, u))", "uint256"),
@@ -160,6 +162,7 @@ def test_digits_are_not_compared_as_a_text(written: str) -> None:
         ("coalesce(c, n)", "or `n`"),
         ("if(b, u, d)", "is `u`, of type uint256, or `d`"),
         ("coalesce(u, 0.5)", "or `0.5`"),
+        ("coalesce(u, json_value(s, '$.x' RETURNING int))", "or `JSON_VALUE"),
     ],
 )
 def test_what_spark_would_make_another_number_of_is_an_error(written: str, what: str) -> None:
