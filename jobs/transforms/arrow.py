@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 from headrace.connectors.plugins.guard import guarded
@@ -14,12 +15,15 @@ from headrace.connectors.plugins.workers import Shipped, broken
 from headrace.connectors.registry import plugin_context
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.pipeline.errors import DataError
 from headrace.pipeline.plugins.host import PluginContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.pipeline.records import EpochPlan
+
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
 
 class ArrowTransform(RowTransform):
@@ -103,7 +107,8 @@ def _places(batch: pa.RecordBatch) -> int:
 def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordBatch:
     """A batch of the rows with these numbers, each as often as it is named, with positions that tell them apart.
 
-    Numbers that are the same must stand together: `fan_out(batch, [0, 0, 2])` has row 0 twice and row 2 once.
+    Numbers that are the same must stand together: `fan_out(batch, [0, 0, 2])` has row 0 twice and row 2 once. Raises DataError where no
+    number is left: for FAN_OUT rows of one or more, or where more than three such transforms stand behind each other.
     """
     import numpy as np
 
@@ -115,7 +120,14 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
     made = batch.take(pa.array(numbers))
     place = made.column(POS)
     parts = {field.name: place.field(field.name) for field in place.type}
-    parts["sub"] = pa.array(np.asarray(parts["sub"], dtype=np.int64) * FAN_OUT + nth)
+    try:
+        parts["sub"] = pc.add_checked(pc.multiply_checked(parts["sub"], FAN_OUT), nth)
+    except pa.ArrowInvalid:
+        msg = "too many transforms that make several rows of one stand behind each other; three fit"
+        raise DataError(msg, hint="Do the work of two of them in one.") from None
+    if len(nth) and int(nth.max()) >= FAN_OUT:
+        msg = f"one row makes {int(nth.max()) + 1:,} rows or more; {FAN_OUT - 1:,} are possible"
+        raise DataError(msg)
     renumbered = pa.StructArray.from_arrays(list(parts.values()), fields=list(place.type))
     return made.set_column(made.schema.get_field_index(POS), made.schema.field(POS), renumbered)
 

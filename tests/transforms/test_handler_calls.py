@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
+from pyspark.accumulators import Accumulator
 from web import Asked, served
 from web import Service as Web
 
@@ -23,9 +24,12 @@ from headrace.jobs.transforms.handler import calls
 from headrace.jobs.transforms.handler.breaker import Breaker
 from headrace.jobs.transforms.handler.calls import HandlerTask, Service
 from headrace.jobs.transforms.handler.decode import Decoder
-from headrace.jobs.transforms.handler.figures import Calls, Tally
+from headrace.jobs.transforms.handler.figures import Calls, Tally, counter, taken
 from headrace.jobs.waits import Wait, waited_for
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 
@@ -399,3 +403,19 @@ def test_a_task_is_picklable_and_shows_no_secret() -> None:
     assert "s3cret" not in repr(made)
     assert web.url not in repr(made)
     assert pickle.loads(pickle.dumps(made)) == made
+
+
+def test_calls_that_nobody_asks_for_are_not_kept_for_ever() -> None:
+    class Context:
+        """A session, as far as counting is concerned."""
+
+        def __init__(self) -> None:
+            self.sparkContext = self
+
+        def accumulator(self, value: Calls, param: Any) -> Accumulator[Calls]:
+            return Accumulator(2**40, value, param)
+
+    spark = cast("SparkSession", Context())
+    for _ in range(30):
+        counter(spark, "unwatched").add(Calls({("success", "2xx"): [1.0] * 1000}, 0))
+    assert len(taken()["unwatched"].latencies["success", "2xx"]) <= 12_000

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Latencies = dict[tuple[str, str], list[float]]
+_UNASKED = 10_000
+"""Requests that are remembered for somebody to ask, beside those of the epoch at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,14 @@ _counted: dict[str, tuple[object, Accumulator[Calls]]] = {}
 
 
 def counter(spark: SparkSession, node: str) -> Accumulator[Calls]:
-    """What tasks add the calls of a node to."""
+    """What tasks add the calls of a node to, in one epoch or one attempt at it. Where nobody watches the run, nobody takes them."""
     context = spark.sparkContext
     if node not in _counted or _counted[node][0] is not context:
         _counted[node] = context, context.accumulator(Calls({}, 0), _Sum())
-    return _counted[node][1]
+    found = _counted[node][1]
+    if sum(map(len, found.value.latencies.values())) > _UNASKED:
+        found.value = Calls({}, 0)
+    return found
 
 
 def taken() -> dict[str, Calls]:
