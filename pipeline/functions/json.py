@@ -26,7 +26,7 @@ Nobody writes such an item by chance, and no other one is told apart in less tim
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
 """The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
 _FOUND = "get_json_object(_1, _2)"
-_SCALAR, _CONTAINER = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'"
+_SCALAR, _CONTAINER, _ANY = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'", r"'(?s)\\A.*'"
 _PICKED = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
 """What is found if it looks as it should, else NULL: looked up once, also where Spark shares nothing, as in WHERE and CASE."""
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
@@ -44,17 +44,25 @@ def _path(call: Call) -> exp.Expr:
     return exp.Literal.string(path)
 
 
-def _null(path: exp.Expr) -> str:
-    """Whether what is found is JSON's null, which Spark gives as a text at the root and in lists."""
-    return f"({_FOUND} = 'null' AND {_AS_JSON} = 'null')" if path.name.endswith(("$", "]")) else "FALSE"
+def _may_be_null(path: exp.Expr) -> bool:
+    """Whether Spark gives JSON's null as a text there: at the root and in lists."""
+    return path.name.endswith(("$", "]"))
+
+
+def _there(path: exp.Expr, pattern: str) -> str:
+    """The pattern of what is found, but for null."""
+    return pattern.replace(r"\\A", r"\\A(?!null\\z)") if _may_be_null(path) else pattern
+
+
+def _unsure(path: exp.Expr) -> str:
+    return f"({_UNSURE} OR contains(_1, '\"null\"'))" if _may_be_null(path) else _UNSURE
 
 
 def _scalar(call: Call) -> exp.Expr:
     """What is neither an object, nor an array, nor null."""
     path = _path(call)
-    null = _null(path)
-    found = f"coalesce({_PICKED.format(_SCALAR)}, CASE WHEN {_UNSURE} AND {_IS_TEXT} THEN {_FOUND} END)"
-    return fill(found if null == "FALSE" else f"CASE WHEN NOT {null} THEN {found} END", [call.args[0], path], **_QUOTE)
+    found = f"coalesce({_PICKED.format(_there(path, _SCALAR))}, CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END)"
+    return fill(found, [call.args[0], path], **_QUOTE)
 
 
 def _container(call: Call) -> exp.Expr:
@@ -66,8 +74,10 @@ def _json_exists(call: Call) -> exp.Expr:
     """NULL for NULL; what cannot be read is false, unless a clause says otherwise. JSON's null is nothing."""
     call = _by_clauses(call)
     path = _path(call)
-    null = _null(path)
-    found = fill(f"({_FOUND} IS NOT NULL{'' if null == 'FALSE' else f' AND NOT {null}'})", [call.args[0], path])
+    there = f"{_FOUND} IS NOT NULL"
+    if _may_be_null(path):
+        there = f"({_PICKED.format(_there(path, _ANY))} IS NOT NULL OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
+    found = fill(there, [call.args[0], path], **_QUOTE)
     said = call.options.get("on_error")
     word = ((text_of(said) if said is not None else None) or "FALSE").upper()
     if word == "FALSE":
@@ -232,6 +242,7 @@ FUNCTIONS = (
             (f"json_value({_DOC}, '$.n' RETURNING INT) + 1", "8"),
             ("json_value('[null, \"null\"]', '$[0]')", "NULL"),
             ("json_value('[null, \"null\"]', '$[1]')", "null"),
+            ("json_value('[\"nullable\", \"\"]', '$[0]')", "nullable"),
             ("json_value('{\"a b\": 1}', '$[\"a b\"]')", "1"),
             (f"json_value({_DOC}, '$.x' DEFAULT 'none' ON EMPTY)", "none"),
             (f"json_value({_DOC}, '$.a' DEFAULT 'none' ON EMPTY DEFAULT 'bad' ON ERROR)", "none"),
@@ -306,6 +317,8 @@ FUNCTIONS = (
             (f"json_exists({_DOC}, '$.a')", "true"),
             (f"json_exists({_DOC}, '$.z')", "false"),
             ("json_exists('null', '$')", "false"),
+            ("json_exists('[\"null\", \"\"]', '$[0]')", "true"),
+            ("json_exists('[\"null\", \"\"]', '$[1]')", "true"),
             ("json_exists('no', '$.a')", "false"),
             ("json_exists(NULL, '$.a')", "NULL"),
             ("json_exists('no', '$.a' UNKNOWN ON ERROR)", "NULL"),
