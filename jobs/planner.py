@@ -87,7 +87,11 @@ class Planner:
         self._asked = frozenset(table for name in file.model.transforms for table in graph.asks(file.model, name))
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
-        self._behind = {name: graph.upstream_sources(file.model, name) for name in [*file.model.sources, *self._order]}
+        self._behind = {name: frozenset({name}) for name in file.model.sources}
+        """The sources behind each node."""
+        for name in self._order:
+            inputs = graph.inputs_of(file.model, name)
+            self._behind[name] = frozenset[str]().union(*(self._behind.get(upstream, ()) for upstream in inputs))
         if self._lookups:
             register(self.spark, self._lookups)
         self._register_functions()

@@ -7,7 +7,7 @@ SELECT, so that the branches of a UNION ALL fit by their places.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlglot import exp
@@ -41,7 +41,7 @@ class Branch:
     count: int
 
 
-def branches(query: exp.Query, sources: Mapping[str, Sequence[str]]) -> dict[int, Branch]:
+def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[int, Branch]:
     """The SELECTs, by `id()`, of every UNION ALL that one row may come through twice: without a number both would stand at one place.
 
     `sources` are those behind each node that the statement reads; a node that is not named is taken for one.

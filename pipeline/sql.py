@@ -8,7 +8,7 @@ terms (`dialects`): whatever `parse` returns is what Spark is asked.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -81,7 +81,7 @@ def with_hidden(
     now: datetime | None = None,
     rename: dict[str, str] | None = None,
     node: str = "",
-    sources: Mapping[str, Sequence[str]] | None = None,
+    sources: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
 
