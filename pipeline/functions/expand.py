@@ -25,7 +25,7 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
         function = function_of(part)
         assert function is not None  # noqa: S101  it was just asked
         name, args, options = _call(part)
-        call = Call(shown(name), tuple(args), options, node, place, now)
+        call = Call(shown(name), tuple(args), options, node, place, now, _is_column(part))
         check_count(function, call)
         part.replace(expand_call(function, call))
 
@@ -55,6 +55,14 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
     if isinstance(node, exp.Column) and node.name.lower() in _BARE and not node.table and not node.this.args.get("quoted"):
         return node.name, [], {}
     return "", [], {}
+
+
+def _is_column(part: exp.Expr) -> bool:
+    """Whether an expression is a column of a SELECT, or such a column's value but for a cast."""
+    above = part.parent
+    while isinstance(above, (exp.Alias, exp.Paren, exp.Cast)):
+        above = above.parent
+    return isinstance(above, exp.Select)
 
 
 def tell_apart(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:

@@ -26,13 +26,16 @@ Nobody writes such an item by chance, and no other one is told apart in less tim
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
 """The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
 _FOUND = "get_json_object(_1, _2)"
-_SCALAR, _CONTAINER, _ANY = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'", r"'(?s)\\A.*'"
-_PICKED = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
-"""What is found if it looks as it should, else NULL: looked up once, also where Spark shares nothing, as in WHERE and CASE."""
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
 """Whether the document has a text that may look like an object or an array. Only then it is parsed again, to tell them apart."""
 _IS_TEXT = f"startswith({_AS_JSON}, '\"')"
 _QUOTE = {"quote": exp.Literal.string("'")}
+_CONTAINER = f"(left({_FOUND}, 1) IN ('{{', '[') AND (NOT {_UNSURE} OR NOT {_IS_TEXT}))"
+_IF = f"get(array({_FOUND}), CASE WHEN {{0}} THEN 0 ELSE -1 END)"
+"""What is found under a condition, else NULL: written so that Spark looks it up once where it shares what stands twice."""
+_LOOKS = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
+"""What is found if it looks as it should, else NULL: for WHERE, CASE and the like, where Spark shares nothing. It takes a little longer."""
+_LIKE_SCALAR, _LIKE_CONTAINER, _LIKE_ANY = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'", r"'(?s)\\A.*'"
 
 
 def _path(call: Call) -> exp.Expr:
@@ -61,13 +64,15 @@ def _unsure(path: exp.Expr) -> str:
 def _scalar(call: Call) -> exp.Expr:
     """What is neither an object, nor an array, nor null."""
     path = _path(call)
-    found = f"coalesce({_PICKED.format(_there(path, _SCALAR))}, CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END)"
+    if call.shared and not _may_be_null(path):
+        return fill(_IF.format(f"NOT {_CONTAINER}"), [call.args[0], path], **_QUOTE)
+    found = f"coalesce({_LOOKS.format(_there(path, _LIKE_SCALAR))}, CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END)"
     return fill(found, [call.args[0], path], **_QUOTE)
 
 
 def _container(call: Call) -> exp.Expr:
-    found = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_PICKED.format(_CONTAINER)} END"
-    return fill(found, [call.args[0], _path(call)], **_QUOTE)
+    found = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_LOOKS.format(_LIKE_CONTAINER)} END"
+    return fill(_IF.format(_CONTAINER) if call.shared else found, [call.args[0], _path(call)], **_QUOTE)
 
 
 def _json_exists(call: Call) -> exp.Expr:
@@ -76,7 +81,7 @@ def _json_exists(call: Call) -> exp.Expr:
     path = _path(call)
     there = f"{_FOUND} IS NOT NULL"
     if _may_be_null(path):
-        there = f"({_PICKED.format(_there(path, _ANY))} IS NOT NULL OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
+        there = f"({_LOOKS.format(_there(path, _LIKE_ANY))} IS NOT NULL OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
     found = fill(there, [call.args[0], path], **_QUOTE)
     said = call.options.get("on_error")
     word = ((text_of(said) if said is not None else None) or "FALSE").upper()

@@ -39,6 +39,7 @@ class Call:
     """One call in a statement. `args` are the arguments, expanded already; `options` are clauses such as `on_empty`.
 
     `node` names the transform, `place` counts the calls of the statement from 0, `now` is the epoch's planned time.
+    `shared` says that what stands twice in the expression is computed once: Spark does so for what a column needs of every row.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Call:
     node: str = ""
     place: int = 0
     now: datetime | None = None
+    shared: bool = False
 
 
 Builder = Callable[[Call], exp.Expr]

@@ -92,11 +92,18 @@ def test_nested_arithmetic_is_checked_once() -> None:
     ],
 )
 def test_a_document_is_parsed_once_unless_it_is_odd(call: str) -> None:
-    """Also where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
-    found = sqlglot.parse_one(expanded(call), dialect=sql.DIALECT)
+    """Where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
+    found = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=sql.DIALECT)
     for part in list(found.find_all(exp.Coalesce, exp.And, exp.Or)):  # what stands behind the first is asked only if that says nothing
         part.replace(part.this)
     assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=sql.DIALECT))) == 1
+
+
+def test_a_column_leaves_it_to_spark_to_share() -> None:
+    for column in ("json_value(a, '$.b')", "CAST(json_value(a, '$.b') AS INT) AS b", "(json_query(a, '$.b'))"):
+        assert "REGEXP" not in expanded(column)
+    for other in ("1 FROM t WHERE json_value(a, '$.b') = '1' UNION ALL SELECT 1", "upper(json_value(a, '$.b'))"):
+        assert "REGEXP" in expanded(other)
 
 
 def test_a_search_that_is_written_out_goes_through_no_list() -> None:
