@@ -162,6 +162,12 @@ def _compare(call: Call) -> exp.Expr:
     )
 
 
+def _to_string(call: Call) -> exp.Expr:
+    said = exp.Literal.string(f"{call.name}: bytes are no number, say to_{call.name.partition('_')[0]}(…) first")
+    wrong = "CASE WHEN typeof(_1) = 'binary' AND _1 IS NOT NULL THEN CAST(_raise AS STRING) ELSE CAST(_1 AS STRING) END"
+    return fill(wrong, call.args, **{"raise": failing(said, call.node)})
+
+
 def _texts() -> Iterator[Function]:
     for kind, name, low in (("uint256", "u256", "0"), ("int256", "i256", "-5")):
         yield Function(
@@ -169,9 +175,10 @@ def _texts() -> Iterator[Function]:
             signature=f"{name}_to_string({kind})",
             group=Group.WIDE,
             result="text",
-            sql="CAST(_1 AS STRING)",
-            meaning="Its decimal digits, as plain text.",
+            sql=_to_string,
+            meaning=f"Its decimal digits, as plain text. 32 bytes become a number by `to_{name}` first.",
             examples=((f"{name}_to_string({name}_add('{low}', '2'))", str(int(low) + 2)), (f"{name}_to_string(NULL)", "NULL")),
+            errors=((f"{name}_to_string(X'01')", f"{name}_to_string: bytes are no number, say to_{name}(…) first"),),
         )
         yield Function(
             name=f"{name}_compare",
