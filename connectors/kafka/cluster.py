@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import stamina
+
 from headrace.connectors.kafka.options import client_options
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
 from headrace.pipeline.settings import KafkaConnection
@@ -20,7 +22,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COORDINATING = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
+_MOVING = frozenset({"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"})
 _TIMEOUT = 15.0
+
+
+def _is_moving(error: Exception) -> bool:
+    """Whether a partition is being led by another broker than the client knows: a new topic, or one that moves. It asks the next time."""
+    return bool(error.args) and getattr(error.args[0], "name", str)() in _MOVING
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +115,15 @@ class TopicCluster:
         if not wanted:
             return {}
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
+        found: dict[int, int] = {}
         try:
-            return {part.partition: answer.result().offset for part, answer in asked.items()}
+            for attempt in stamina.retry_context(on=_is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT):
+                with attempt:
+                    asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
+                    found = {part.partition: answer.result().offset for part, answer in asked.items()}
         except KafkaException as error:
             raise self.explain(error) from error
+        return found
 
     def retention_ms(self) -> int | None:
         """How long the topic keeps rows by their time; None where it keeps them for ever, or may not be asked."""

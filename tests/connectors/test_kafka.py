@@ -478,6 +478,24 @@ def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.Mo
         source.initial()
 
 
+def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is for a moment after a topic was made."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    source = stream(topic(2))
+    expected, real, asked = source.initial(), source._cluster.admin.list_offsets, []
+
+    def moving(*args: Any, **more: Any) -> Any:
+        asked.append(args)
+        if len(asked) < 3:
+            raise KafkaException(KafkaError((KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)[len(asked) - 1]))
+        return real(*args, **more)
+
+    monkeypatch.setattr(source._cluster.admin, "list_offsets", moving)
+    assert source.initial() == expected
+    assert len(asked) == 3
+
+
 def test_describe_opens_nothing() -> None:
     node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
     source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
