@@ -48,11 +48,15 @@ def name(page: Path) -> str:
 
 
 RUNNABLE = [page for page in PAGES if any(block.kind == "bash" and not block.skip for block in blocks(page))]
+RARELY = ("testing.md", "explain.md")
+"""Pages whose commands have tests of their own in tests/testing and tests/cli: run by `make test-faults`."""
 
 
 @pytest.mark.services
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", RUNNABLE, ids=name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.whole) if page.name in RARELY else page for page in RUNNABLE], ids=name
+)
 def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     script = "\n".join(block.text for block in blocks(page) if block.kind == "bash" and not block.skip)

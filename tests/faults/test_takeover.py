@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 
-@pytest.mark.parametrize("point", [pytest.param("planned", marks=pytest.mark.whole), "sinks-written"])
+@pytest.mark.whole  # tests/protocol and tests/connectors have daily ones
+@pytest.mark.parametrize("point", ["planned", "sinks-written"])
 def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSession, point: str) -> None:
     zombie = world.start(point, 6, "stop")
     until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)

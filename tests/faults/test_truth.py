@@ -30,6 +30,7 @@ def to_the_end(world: World, settings: Settings, spark: SparkSession) -> Pipelin
     return file
 
 
+@pytest.mark.whole
 def test_the_sql_changes_between_crash_and_resume(world: World, settings: Settings, spark: SparkSession) -> None:
     """The open epoch, which one sink holds, is finished by the old SQL; what comes after follows the new."""
     world.crash("postgres-only", 6, "group")
@@ -95,6 +96,7 @@ def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settin
     world.check(spark)
 
 
+@pytest.mark.whole
 def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
     from headrace.connectors.ledgers import open_ledger
 
