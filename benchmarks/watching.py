@@ -14,7 +14,7 @@ ROUNDS = 3
 
 def watching(bench: Bench, rows: int) -> list[str]:
     """ClickHouse to keyed Postgres by the rows route. An epoch has a million rows, and its beginning is looked at."""
-    rows = rows // 2
+    rows = rows // 5
     table = bench.table(rows)
     ways = {"not watched": {}, "with metrics": METRICS, "with metrics and rows for `tail`": METRICS | {"live_data_inspect_enabled": True}}
     best = dict.fromkeys(ways, float("inf"))
