@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.sources import Reading
+from headrace.jobs.stage_names import spelled, staging_root
 from headrace.jobs.stage_task import TOLD, StageTask, durable, no_storage
 from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
 from headrace.pipeline.records import EpochPlan, Json
@@ -75,13 +76,13 @@ class LaneStages:
     """All stages of one lane, for the process that holds it. Making it touches nothing."""
 
     def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
-        self.path = (settings.staging.path or settings.home / "staging").absolute()
+        self.path = staging_root(settings)
         self.pipeline = pipeline
         self.lane = lane
         self.generation = generation
         self.recompute = settings.staging.recompute
         self._keep = settings.staging.keep_epochs
-        self._folder = self.path / pipeline / _spelled(lane)
+        self._folder = self.path / pipeline / spelled(lane)
 
     def of(self, plan: EpochPlan, pipeline_hash: str) -> EpochStages:
         """The stages of one epoch, computed by the compiled pipeline of this hash (a sink that joined later is replayed by today's)."""
@@ -231,7 +232,7 @@ class EpochStages:
                 raise LaneError(msg, hint=hint, node=node)
 
     def _of(self, node: str) -> Path:
-        return self.folder / _spelled(node)
+        return self.folder / spelled(node)
 
 
 class Staging:
@@ -303,12 +304,6 @@ class Staging:
         found = self._stages.read(name, frame)
         self.rows[name] = found.rows or 0
         return found
-
-
-def _spelled(name: str) -> str:
-    """A name as a folder's: readable, and told apart from any other by a digest where letters had to go."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80]
-    return plain if plain == name else f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _pattern(path: Path) -> str:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.jobs.stage_names import spelled, staging_root
 from headrace.pipeline.settings import Settings
 
 _FOLDER = ".waits"
@@ -23,7 +23,7 @@ _FOLDER = ".waits"
 
 def waits_folder(settings: Settings, pipeline: str) -> Path:
     """Where the notes of a pipeline's tasks are."""
-    return (settings.staging.path or settings.home / "staging").absolute() / pipeline / _FOLDER
+    return staging_root(settings) / pipeline / _FOLDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Wait:
 
     @property
     def _path(self) -> Path:
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9_-]', '_', self.node)[:80]}-{os.uname().nodename}-{os.getpid()}.json"
+        return self.folder / f"{spelled(self.node)}-{os.uname().nodename}-{os.getpid()}.json"
 
     def note(self, message: str, good_for: float) -> None:
         """Says what is waited for; to be said again within so many seconds."""

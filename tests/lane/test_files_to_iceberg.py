@@ -20,10 +20,7 @@ from headrace.pipeline.settings import IcebergSettings, Settings, SqliteBackend,
 
 pytestmark = pytest.mark.spark
 
-TEXT = """
-version: 1
-name: lakes
-partitions: {{column: month, every: month, start: 2025-01, end: 2025-04}}
+SOURCE = """
 sources:
   events:
     type: file
@@ -32,12 +29,20 @@ sources:
     mode: bounded
     schema: {{id: int64, v: string, month: date32}}
     primary_key: id
+"""
+TEXT = (
+    SOURCE
+    + """
+version: 1
+name: lakes
+partitions: {{column: month, every: month, start: 2025-01, end: 2025-04}}
 transforms:
   kept: {{type: sql, sql: "SELECT id, upper(v) AS v, month FROM events WHERE v <> 'drop'"}}
 sinks:
   ice: {{type: iceberg, from: kept, table_name: n.events}}
   lake: {{type: delta, from: kept, path: {folder}/delta}}
 """
+)
 
 
 def put(folder: Path, month: int, text: str) -> Path:
@@ -91,18 +96,12 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
     assert {check.sink for check in checks} >= {"ice", "lake"}
 
 
-EMPTIED = """
+EMPTIED = (
+    SOURCE
+    + """
 version: 1
 name: emptied
 partitions: {{column: month, every: month, start: 2025-01, end: 2025-03}}
-sources:
-  events:
-    type: file
-    path: {folder}/month=*/*.csv
-    format: csv
-    mode: bounded
-    schema: {{id: int64, v: string, month: date32}}
-    primary_key: id
 transforms:
   kept: {{type: sql, sql: "SELECT * FROM events WHERE v <> 'drop'"}}
   asked: {{type: handler, from: events, url: "{url}", batch_size: 10}}
@@ -112,6 +111,7 @@ sinks:
   of_handler: {{type: blackhole, from: asked, delivery: at_least_once}}
   of_script: {{type: delta, from: shaped, path: {folder}/of_script}}
 """
+)
 
 
 def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -105,11 +105,18 @@ class Caller:
 
     def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> Reply:
         """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
-        began, attempt, pause, last = time.monotonic(), 0, _FIRST_PAUSE, "the service was failing"
+        began = time.monotonic()
+        try:
+            return self._tried(batch, stop, tally, began)
+        finally:
+            if self._service.wait is not None and time.monotonic() - began > _PATIENCE:
+                self._service.wait.over()
+
+    def _tried(self, batch: Batch, stop: threading.Event, tally: Tally, began: float) -> Reply:
+        attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
         while True:
             if not self.breaker.enter(deadline, stop):
-                self._waited(began)
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
             try:
@@ -120,7 +127,6 @@ class Caller:
                 self.breaker.failed()  # whatever it was: others must not wait for this probe
                 raise
             if reply is not None:
-                self._waited(began)
                 return reply
             spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
             wait = spread if wait is None else wait
@@ -128,7 +134,6 @@ class Caller:
             over = deadline is not None and time.monotonic() + wait > deadline
             self._waits(began, attempt, last, wait)
             if over or attempt == self._service.max_attempts or stop.wait(wait):
-                self._waited(began)
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
     def _waits(self, began: float, attempts: int, last: str, pause: float) -> None:
@@ -138,10 +143,6 @@ class Caller:
             return
         message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
         self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
-
-    def _waited(self, began: float) -> None:
-        if self._service.wait is not None and time.monotonic() - began > _PATIENCE:
-            self._service.wait.over()
 
     def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[Reply | None, str, float | None]:
         """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
