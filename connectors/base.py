@@ -150,6 +150,14 @@ class Sink(ABC):
         Raises TargetError or SchemaError if not, TransientError where nobody answers.
         """
 
+    def began(self, plan: EpochPlan) -> bool:
+        """Whether rows of this epoch are in the target although its record is not: a sink that writes an epoch in several acts knows.
+
+        Asked where rows that such a sink may hold some of would have to be computed anew.
+        """
+        del plan
+        return False
+
     def foreign_record(self) -> Record | None:
         """A record that the target holds for the same pipeline name and sink under another UUID, else None."""
         return None

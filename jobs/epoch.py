@@ -15,9 +15,8 @@ from headrace.jobs.purity import impure_nodes
 from headrace.jobs.routes import Route
 from headrace.jobs.side_outputs import SideOutputs
 from headrace.jobs.sources import LaneSource, Reading
-from headrace.jobs.staging import LaneStages, Staging
+from headrace.jobs.staging import Graph, LaneStages, Staging
 from headrace.jobs.watch.eyes import NoEyes
-from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.log_lines import carried, said_by
 from headrace.pipeline.records import Counts, EpochPlan, Phase
@@ -53,16 +52,23 @@ class EpochWriter:
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
         """What keeps the rows of impure nodes for this epoch; None where there are none.
 
-        Raises RecordError where sinks hold rows of the epoch that could only be computed anew.
+        Raises RecordError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
         """
         model = self._planner.file.model
         impure = impure_nodes(model)
         if self._stages is None or not impure:
             return None
-        bound = [name for name in model.sinks if name not in pending]
-        stages = self._stages.of(plan, self._hash)
-        found = Staging(stages, lambda name: graph.inputs_of(model, name), list(impure), bound)
-        found.check(pending, replayed=replayed, recompute=self._stages.recompute)
+        tables = self._planner.tables
+
+        def holders() -> dict[str, str]:
+            whole = {name: f"sink {name} holds this epoch" for name in model.sinks if name not in pending}
+            some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].began(plan)}
+            kept = {name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.holds(plan)}
+            return whole | some | kept
+
+        filled = [name for name, table in tables.items() if table.wants(plan)]
+        found = Staging(self._stages.of(plan, self._hash), Graph.of(model), list(impure), holders)
+        found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
         return found
 
     def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, Counts]:

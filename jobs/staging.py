@@ -19,9 +19,10 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,9 @@ from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.sources import Reading
 from headrace.jobs.stage_names import spelled, staging_root
 from headrace.jobs.stage_task import TOLD, StageTask, durable, no_storage
+from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
+from headrace.pipeline.nodes import PipelineModel
 from headrace.pipeline.records import EpochPlan, Json
 from headrace.pipeline.settings import Settings
 
@@ -235,17 +238,31 @@ class EpochStages:
         return self.folder / spelled(node)
 
 
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Who reads whom, and which dynamic tables a node's SQL asks; both by a node's name."""
+
+    inputs: Callable[[str], Sequence[str]]
+    asks: Callable[[str], Sequence[str]] = lambda _: ()
+
+    @classmethod
+    def of(cls, model: PipelineModel) -> Graph:
+        """That of a pipeline."""
+        return cls(partial(graph.inputs_of, model), partial(graph.asks, model))
+
+
 class Staging:
     """What the planner asks while it makes the frames of one epoch: the staged rows of the impure nodes that pending sinks need.
 
-    `bound` are sinks that hold the epoch already, or hold rows of it: what they hold came from a stage, so it must not be made anew.
+    `holders` says who holds the epoch already, or some of it, each with words for people: sinks, and dynamic tables. What they hold
+    came from a stage, so it must not be made anew. It is asked only where a stage is missing.
     """
 
-    def __init__(self, stages: EpochStages, inputs: Callable[[str], Sequence[str]], impure: Sequence[str], bound: Sequence[str]) -> None:
+    def __init__(self, stages: EpochStages, who: Graph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:
         self._stages = stages
-        self._inputs = inputs
+        self._graph = who
         self._impure = impure
-        self._bound = bound
+        self._holders = holders
         self.rows: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
@@ -262,7 +279,7 @@ class Staging:
                 found.add(name)
                 if self._stages.held(name) is not None:
                     return
-            for upstream in self._inputs(name):
+            for upstream in self._graph.inputs(name):
                 visit(upstream)
 
         for sink in sinks:
@@ -270,26 +287,27 @@ class Staging:
         return found
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
-        """Raises RecordError where rows would have to be computed anew that a sink holds from an earlier time."""
-        if recompute:
+        """Raises RecordError where rows would have to be computed anew that somebody holds from an earlier time."""
+        missing = [] if recompute else [name for name in sorted(self.wanted(sinks)) if self._stages.held(name) is None]
+        if not missing:
             return
-        told = {name for sink in self._bound for name in self._behind(sink)}
-        for name in sorted(self.wanted(sinks)):
-            if self._stages.held(name) is None and (replayed or name in told):
-                raise self._gone(name, replayed=replayed)
+        if replayed:
+            raise self._gone(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
+        for holder, said in self._holders().items():
+            if told := self._behind(holder).intersection(missing):
+                raise self._gone(min(told), said, "the setting `staging.recompute: true` for one run")
 
     def _behind(self, name: str) -> set[str]:
-        """All impure nodes that a node's rows come through."""
-        return {name}.intersection(self._impure).union(*(self._behind(upstream) for upstream in self._inputs(name)))
+        """All impure nodes that a node's rows come through, or that filled the tables which they were asked about."""
+        upstream = (*self._graph.inputs(name), *self._graph.asks(name))
+        return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
 
-    def _gone(self, node: str, *, replayed: bool) -> RecordError:
+    def _gone(self, node: str, who: str, anew: str) -> RecordError:
         number = self._stages.plan.number
-        who = "other sinks hold" if replayed else f"sink {', '.join(self._bound)} holds"
-        msg = f"the staged rows of epoch {number} are gone, and {who} this epoch with the rows that were staged: {self._stages.folder}"
-        anew = "`headrace replay … --recompute`" if replayed else "the setting `staging.recompute: true` for one run"
+        msg = f"the staged rows of epoch {number} are gone, and {who} with the rows that were staged: {self._stages.folder}"
         hint = (
             "Bring the folder back; on several hosts `staging.path` must be a folder that all of them share."
-            f" To compute them anew, with rows that may differ from what other sinks hold: {anew}."
+            f" To compute them anew, with rows that may differ from what is held already: {anew}."
         )
         return RecordError(msg, hint=hint, node=node)
 

@@ -77,7 +77,7 @@ class HandlerTransform(Node):
         default=4, description="Tasks that send, at most; a small epoch takes fewer. Another number cuts other requests."
     )
     timeout: Duration = Field(
-        default=timedelta(seconds=30), description="For one attempt: to connect, and between two pieces of the answer."
+        default=timedelta(seconds=30), description="For one attempt as a whole, from the connection to the last byte of the answer."
     )
     retry_for: RetryFor = Field(
         default=timedelta(minutes=5),

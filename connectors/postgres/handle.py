@@ -12,6 +12,7 @@ from headrace.connectors.base import Frame, SinkContext, SplitFetch
 from headrace.connectors.postgres.direct import DirectLoad
 from headrace.connectors.postgres.driver import write_table
 from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.markers import markers
 from headrace.connectors.postgres.merge import Policy
 from headrace.connectors.postgres.records import RecordStore
 from headrace.connectors.postgres.rows import Checks, flat
@@ -20,7 +21,7 @@ from headrace.connectors.postgres.staging import drop, older_stages, write_stage
 from headrace.connectors.postgres.target import check_target, prepare_target
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError
 from headrace.pipeline.nodes import PostgresSink as Node
-from headrace.pipeline.records import Counts, EpochPlan, Record
+from headrace.pipeline.records import Counts, EpochPlan, Phase, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +100,13 @@ class Handle:
         """See PostgresSink."""
         with self._control.transaction() as session:
             return self._store.foreign(session)
+
+    def began(self, plan: EpochPlan) -> bool:
+        """See PostgresSink. Only history goes by splits."""
+        if plan.phase is not Phase.HISTORY:
+            return False
+        with self._control.transaction() as session:
+            return bool(markers(session, self._key, plan.number))
 
     def count(self) -> tuple[Record | None, int] | None:
         """See PostgresSink."""

@@ -62,6 +62,10 @@ class PostgresSink(DirectSink):
         """Writes the first record, or rewinds; `baseline` is the table's count in the same transaction."""
         return self._open.join(record)
 
+    def began(self, plan: EpochPlan) -> bool:
+        """Whether markers of a direct load say that splits of the epoch are there."""
+        return self._open.began(plan)
+
     def foreign_record(self) -> Record | None:
         """The newest record of the same pipeline name, lane, sink and table under another UUID."""
         return self._open.foreign_record()

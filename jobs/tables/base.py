@@ -41,6 +41,11 @@ class Table(ABC):
         del plan
         return True
 
+    def holds(self, plan: EpochPlan) -> bool:
+        """Whether an earlier attempt at this very epoch is known to have added its values."""
+        del plan
+        return False
+
     @abstractmethod
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
         """Adds the different texts of an epoch, durably. Doing it again changes nothing."""

@@ -85,6 +85,11 @@ class MemoryTable(Table):
             return False
         return reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
 
+    def holds(self, plan: EpochPlan) -> bool:
+        """See `Table`."""
+        with self._named():
+            return self._store.reached(self._entity) == (plan.number, _digest(plan))
+
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
         """See `Table`. The store first, then the ledger's note that there is one: a crash between leaves what `prepare` takes."""
         with self._named():

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,10 @@ from headrace.connectors.base import POS_TYPE
 from headrace.connectors.rowerrors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs import staging as staging_module
-from headrace.jobs.staging import EpochStages, LaneStages, StageTask, Staging
+from headrace.jobs.epoch import EpochWriter
+from headrace.jobs.staging import EpochStages, Graph, LaneStages, StageTask, Staging
 from headrace.pipeline.errors import LaneError, RecordError, UserError
+from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.records import EpochPlan, Phase
 from headrace.pipeline.settings import Settings, StagingSettings
 from headrace.pipeline.wide import UINT256
@@ -231,11 +234,23 @@ def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
     assert not list((tmp_path / "staging" / UUID / "main").iterdir())
 
 
-INPUTS = {"sink": ("plain",), "plain": ("second",), "second": ("first",), "first": ("source",), "early": ("first",), "source": ()}
+INPUTS = {
+    "sink": ("plain",),
+    "plain": ("second",),
+    "second": ("first",),
+    "first": ("source",),
+    "early": ("first",),
+    "source": (),
+    "table": ("early",),
+}
+
+
+ASKS = {"plain": ("table",)}
 
 
 def staging(path: Path, bound: tuple[str, ...] = ()) -> Staging:
-    return Staging(stages(path), lambda name: INPUTS[name], ["first", "second"], bound)
+    who = Graph(lambda name: INPUTS[name], lambda name: ASKS.get(name, ()))
+    return Staging(stages(path), who, ["first", "second"], lambda: {name: f"{name} holds this epoch" for name in bound})
 
 
 def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_rows: Any) -> None:
@@ -247,7 +262,7 @@ def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_row
 
 def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_rows: Any) -> None:
     staging(tmp_path).check(["sink"], replayed=False, recompute=False)
-    with pytest.raises(RecordError, match="staged rows of epoch 7 are gone, and sink early holds"):
+    with pytest.raises(RecordError, match="staged rows of epoch 7 are gone, and early holds"):
         staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
     with pytest.raises(RecordError, match="--recompute"):
         staging(tmp_path).check(["sink"], replayed=True, recompute=False)
@@ -255,3 +270,55 @@ def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_r
     stages(tmp_path).make("second", random_rows)
     staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
     assert json.loads((stages(tmp_path).folder / "second" / "manifest.json").read_text())["node"] == "second"
+
+
+def test_who_asked_a_table_holds_the_rows_that_filled_it(tmp_path: Path, random_rows: Any) -> None:
+    stages(tmp_path).make("second", random_rows)
+    with pytest.raises(RecordError, match="plain holds") as told:
+        staging(tmp_path, ("plain",)).check(["early"], replayed=False, recompute=False)
+    assert told.value.node == "first"
+
+
+class Parts:
+    """Stands for a sink, or a table, that may hold a part of an epoch."""
+
+    def __init__(self, *, has: bool) -> None:
+        self.began = self.holds = lambda _: has
+        self.wants = lambda _: not has
+
+
+FILE = """
+version: 1
+name: p
+sources:
+  src: {type: kafka, topic: t, schema: {id: int64, name: string}}
+transforms:
+  asked: {type: sql, sql: "SELECT id, name, rand() AS x FROM src"}
+  seen: {type: dynamic_table, backend_type: InMemory, backend_entity_name: seen, sql: SELECT name FROM asked}
+sinks:
+  parts: {type: blackhole, from: asked}
+  whole: {type: blackhole, from: src}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sink", "table", "said"),
+    [
+        (True, False, "sink parts holds a part of this epoch"),
+        (False, True, "dynamic table seen holds the values of this epoch"),
+        (False, False, ""),
+    ],
+)
+def test_a_part_of_an_epoch_is_not_finished_with_other_rows(tmp_path: Path, random_rows: Any, sink: bool, table: bool, said: str) -> None:
+    file = parse_pipeline(FILE)
+    planner: Any = SimpleNamespace(file=file, tables={"seen": Parts(has=table)})
+    sinks: Any = {"parts": Parts(has=sink), "whole": Parts(has=False)}
+    writer = EpochWriter(planner, {}, sinks, stages=lane(tmp_path), pipeline_hash="hash")
+    if said:
+        with pytest.raises(RecordError, match=f"epoch 7 are gone, and {said} with the rows that were staged: {tmp_path}") as told:
+            writer.staging(plan(), ["parts", "whole"])
+        assert (told.value.node, "staging.recompute" in told.value.hint) == ("asked", True)
+    else:
+        assert writer.staging(plan(), ["parts", "whole"]) is not None
+    stages(tmp_path).make("asked", random_rows)
+    assert writer.staging(plan(), ["parts", "whole"]) is not None, "nothing is missing"

@@ -112,6 +112,7 @@ def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
     del table  # behind them, before the commit
     table = lane.open()
     assert not table.wants(plan(2))
+    assert [table.holds(plan(2)), table.holds(plan(2, end=9)), table.holds(plan(1)), table.holds(plan(3))] == [True, False, False, False]
     assert held(table, 2, "a", "b") == [True, True]
     lane.committed = 2
     assert lane.open().wants(plan(3))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -139,6 +142,56 @@ def test_what_may_pass_is_tried_again(quick: None, fault: Any) -> None:
     status = {"reset": "network_error", "torn": "body_read_error", "hang": "timeout"}.get(fault) or f"{fault // 100}xx"
     assert len(made.count.calls.latencies["retriable_error", status]) == 2
     assert len(made.count.calls.latencies["success", "2xx"]) == 3
+
+
+@contextmanager
+def dripping(before: bytes, drops: bytes) -> Iterator[Any]:
+    """A service whose answer comes byte by byte, each well within a timeout of 0.3 s, and whole after 5 s; gives web's `url`."""
+    content = b"[]".rjust(50)
+    whole = before % {b"length": len(content), b"drops": drops} + content
+    ended = threading.Event()
+
+    class Drops(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):
+                for at in range(len(whole)):
+                    if ended.wait(0.0 if at < len(whole) - 50 and not drops else 0.1):
+                        return
+                    self.request.sendall(whole[at : at + 1])
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Drops) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_address[1]}/rows")
+        finally:
+            ended.set()
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("before", "drops", "said", "status"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: %(length)d\r\n\r\n",
+            b"",
+            "HTTP 200, and the body was not there within 0.3 s",
+            "body_read_error",
+        ),
+        (b"HTTP/1.1 200 OK\r\nX: %(drops)s\r\nContent-Length: %(length)d\r\n\r\n", b"x" * 50, "no answer within 0.3 s", "timeout"),
+    ],
+    ids=["body", "headers"],
+)
+def test_an_answer_that_drips_is_late_as_a_whole(before: bytes, drops: bytes, said: str, status: str) -> None:
+    with dripping(before, drops) as web:
+        made = task(web, timeout=0.3, max_attempts=1)
+        told = failure(made)
+    assert isinstance(told, TransientError)
+    assert told.message.endswith(f"the last: {said}")
+    assert made.count.calls.latencies.keys() == {("retriable_error", status)}
 
 
 def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,8 @@ class Caller:
     def __init__(self, service: Service) -> None:
         import httpx
 
+        from headrace.jobs.transforms.handler.deadline import bounded
+
         for name in ("httpx", "httpcore"):  # they log whole URLs
             logging.getLogger(name).setLevel(logging.WARNING)
         self._service = service
@@ -97,6 +100,7 @@ class Caller:
         # The task's threads bound what is under way; a bound here would make requests wait for those of a task that failed.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
         self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
+        self._deadline = bounded(self._client)
         self.breaker = Breaker(service.node, service.break_after, service.break_for)
 
     def close(self) -> None:
@@ -152,14 +156,16 @@ class Caller:
             tally.add(outcome, status, (time.monotonic() - started) * 1000, retry=retry)
 
         try:
-            with self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key}) as response:
+            with self._deadline.within(self._service.timeout), self._posted(batch) as response:
                 status = response.status_code
                 try:
                     body = response.read()
                 except (httpx.TransportError, httpx.DecodingError) as error:
                     self.breaker.failed()
                     count("retriable_error", "body_read_error")
-                    return None, f"HTTP {status}, and the body could not be read: {_said(error)}", None
+                    late = isinstance(error, httpx.TimeoutException)
+                    why = f"was not there within {self._service.timeout:g} s" if late else f"could not be read: {_said(error)}"
+                    return None, f"HTTP {status}, and the body {why}", None
         except httpx.TimeoutException:
             self.breaker.failed()
             count("retriable_error", "timeout")
@@ -169,6 +175,9 @@ class Caller:
             count("retriable_error", "network_error")
             return None, self._clean(_said(error)), None
         return self._judged(response, status, body, count)
+
+    def _posted(self, batch: Batch) -> AbstractContextManager[httpx.Response]:
+        return self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key})
 
     def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[Reply | None, str, float | None]:
         if 200 <= status < 300:

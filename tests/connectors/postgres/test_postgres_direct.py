@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 
 from headrace.connectors.base import SplitFetch
 from headrace.pipeline.errors import DataError, FencedError, RecordError, SchemaError, TransientError
-from headrace.pipeline.records import Counts
+from headrace.pipeline.records import Counts, Phase
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -176,7 +176,10 @@ def test_an_epoch_begun_by_splits_is_not_finished_by_rows(bench: Bench, fetching
 
     sink = bench.joined(key=())
     handle = sink._open
+    history = replace(plan(1), phase=Phase.HISTORY)
+    assert not sink.began(history)
     SplitTask(handle._address, handle._store, handle._loading(), plan(1), fetching(), straight=True)(SPLITS[0])
+    assert sink.began(history)
     with pytest.raises(RecordError, match="begun by direct load"):
         sink.write(plan(1), bench.frame([("i", 1, "a")], key=()))
     with pytest.raises(RecordError, match="splits that are not planned"):
