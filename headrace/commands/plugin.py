@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import sys
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import Path
@@ -15,7 +17,9 @@ from headrace.commands.init import write_new
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.plugins.declared import sql_name
 from headrace.pipeline.plugins.found import Found, allowed, installed, load
+from headrace.pipeline.problems import types_of
 from headrace.pipeline.records import Json
+from headrace.pipeline.tree import PARTS
 from headrace.screen import out, print_json
 
 app = typer.Typer(
@@ -49,7 +53,7 @@ def new(
     *,
     kind: Annotated[NewKind, typer.Option(help="What it is.")] = NewKind.SINK,
 ) -> None:
-    """Write a package with a plugin that works, and tests that pass at once."""
+    """Write a package with a plugin that works, and its tests."""
     place = folder or Path(name.replace(".", "-").replace("_", "-"))
     texts = render(name, kind)
     write_new(place, texts, "Choose another folder: headrace plugin new NAME DIR.")
@@ -68,6 +72,9 @@ def render(plugin_id: str, kind: NewKind) -> dict[str, str]:
             msg, hint="Lower-case letters, digits and `_`, beginning with a letter; one dot behind a namespace, such as acme.orders."
         )
     module = plugin_id.replace(".", "_")
+    if taken := _taken(plugin_id, module):
+        msg = f"`{plugin_id}` cannot be the name of a plugin: {taken}"
+        raise UserError(msg, hint=f"Put a namespace before it, such as acme.{plugin_id}.")
     values: dict[str, str] = {
         "id": plugin_id,
         "package": module.replace("_", "-"),
@@ -84,6 +91,15 @@ def render(plugin_id: str, kind: NewKind) -> dict[str, str]:
     places = {"gitignore": ".gitignore", "plugin.py": f"src/{module}/__init__.py", "test_plugin.txt": f"tests/test_{module}.py"}
     made = {places.get(name, name): Template(text).substitute(values) for name, text in texts.items()}
     return dict(sorted(made.items()))
+
+
+def _taken(plugin_id: str, module: str) -> str:
+    """Why pipeline files or Python would take the name for another thing; nothing if they would not."""
+    if plugin_id in {kind for part in PARTS for kind in types_of(part)}:
+        return "it is a built-in type"
+    if keyword.iskeyword(module):
+        return "it is a word of Python's own"
+    return "it is a module that is there already" if module in {"headrace", *sys.stdlib_module_names} else ""
 
 
 @app.command(name="list")

@@ -187,6 +187,16 @@ def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
         render("Acme.x", NewKind.SINK)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("kafka", "a built-in type"), ("class", "a word of Python's own"), ("json", "a module"), ("headrace", "a module")]
+)
+def test_a_name_that_means_something_else_already_is_refused(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=f"cannot be the name of a plugin: it is {said}") as told:
+        render(name, NewKind.SINK)
+    assert told.value.hint == f"Put a namespace before it, such as acme.{name}."
+    assert render(f"acme.{name}", NewKind.SINK)
+
+
 def test_the_list_says_what_loads() -> None:
     found = CliRunner().invoke(app, ["list", "--json"])
     assert found.exit_code == 0, found.output
