@@ -10,8 +10,8 @@ from typing import Any
 
 from headrace.pipeline.case_nodes import FORMS
 from headrace.pipeline.errors import SchemaError, UserError
-from headrace.pipeline.problems import PARTS, meant
-from headrace.pipeline.tree import Path, Tree, shorten
+from headrace.pipeline.problems import meant
+from headrace.pipeline.tree import PARTS, Path, Tree, shorten
 from headrace.pipeline.types import parse_type
 
 OP = "_gs_op"

@@ -21,11 +21,11 @@ from headrace.pipeline.graph import check_model
 from headrace.pipeline.plugins.nodes import SECRETS, TAG, PluginNode
 from headrace.pipeline.plugins.options import secret_keys
 from headrace.pipeline.plugins.preprocess import Rewritten, preprocessed
-from headrace.pipeline.problems import PARTS, all_in_words, as_written
+from headrace.pipeline.problems import all_in_words, as_written
 from headrace.pipeline.records import Json
 from headrace.pipeline.shape import check_shape
 from headrace.pipeline.table_checks import check_tables
-from headrace.pipeline.tree import Tree, nearest, read_tree, unwrap
+from headrace.pipeline.tree import PARTS, Tree, nearest, read_tree, unwrap
 from headrace.pipeline.typescript import javascript
 from headrace.pipeline.variables import keep_late
 

@@ -22,7 +22,13 @@ _LONG = 20
 
 
 def _retry_for(value: object) -> object:
-    return value if value == "forever" else as_duration(value)
+    if value == "forever":
+        return value
+    try:
+        return as_duration(value)
+    except ValueError as error:
+        msg = f"{error}; or `forever`"
+        raise ValueError(msg) from error
 
 
 def _spell(value: timedelta | str) -> str:

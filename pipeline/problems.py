@@ -16,10 +16,7 @@ from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.plugins import found as plugins
 from headrace.pipeline.plugins.nodes import TAG, model_of
 from headrace.pipeline.records import Json
-from headrace.pipeline.tree import Path, Tree, shorten
-
-PARTS = ("sources", "transforms", "sinks")
-"""The parts of a file that hold nodes."""
+from headrace.pipeline.tree import PARTS, Path, Tree, node_of, shorten
 
 _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     (part, get_args(kind.model_fields["type"].annotation)[0]): kind
@@ -98,11 +95,6 @@ def as_written(problem: UserError, tree: Tree) -> UserError:
             message = message.replace(f"`{value}`", f"`{shorten(text)}`")
             hint = hint.replace(value.strip(), text.strip()) if hint.startswith("--- SQL ---") else hint
     return type(problem)(message, hint=hint, node=problem.node, place=problem.place)
-
-
-def node_of(path: Path) -> str:
-    """The node that a path is in, "" outside of nodes."""
-    return str(path[1]) if len(path) > 1 and path[0] in PARTS else ""
 
 
 def dotted(path: Path) -> str:

@@ -6,13 +6,14 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, WithJsonSchema
 
 from headrace.pipeline.node import FLUSH, PARALLELISM, Node
 from headrace.pipeline.options import Duration
 
 _LANGUAGES = {"js": "javascript", "ts": "typescript"}
 _SIZES = {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "b": 1, "": 1}
+_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _LEAST, _MOST = 8 << 20, 2 << 30
 
 
@@ -34,6 +35,16 @@ def _bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), WithJsonSchema({"type": ["integer", "string"]})]
+
+
+def _function(value: str) -> str:
+    if not re.match(_FUNCTION, value):
+        msg = f"`{value}` names no function; write it as `package.module:name`"
+        raise ValueError(msg)
+    return value
+
+
+FunctionName = Annotated[str, AfterValidator(_function), WithJsonSchema({"type": "string", "pattern": _FUNCTION})]
 
 
 class ScriptTransform(Node):
@@ -76,7 +87,7 @@ class PythonTransform(Node):
 
     type: Literal["python"] = "python"
     from_: str = Field(alias="from", description="The node whose rows it gets.")
-    function: Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")] = Field(
+    function: FunctionName = Field(
         description="`package.module:name`. It takes a pyarrow RecordBatch, and the options where there are any, and returns one, or a Table."
     )
     schema_: dict[str, str] | None = Field(

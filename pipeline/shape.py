@@ -10,8 +10,8 @@ from headrace.pipeline import sql
 from headrace.pipeline import tables as dynamic
 from headrace.pipeline.dialects import DIALECTS
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.problems import PARTS, meant
-from headrace.pipeline.tree import Tree
+from headrace.pipeline.problems import meant
+from headrace.pipeline.tree import PARTS, Tree
 
 _TABLE = "dynamic_table"
 

@@ -30,7 +30,7 @@ def asked(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ..
 def _table(call: exp.Anonymous, node: str) -> str:
     hint = f"Write {FUNCTION}('name_of_the_table', column)."
     if len(call.expressions) != 2:
-        msg = f"{FUNCTION} takes a table's name and a value, and is given {len(call.expressions)} arguments"
+        msg = f"{FUNCTION} takes a table's name and a value: two arguments, and is given {len(call.expressions)}"
         raise UserError(msg, hint=hint, node=node)
     name = call.expressions[0]
     if not (isinstance(name, exp.Literal) and name.is_string):
@@ -57,6 +57,6 @@ def check_population(text: str, *, node: str = "", dialect: str = "spark") -> No
         msg = f"{refused}, over one source or transform"
         raise UserError(msg, hint=hint, node=node)
     if len(query.expressions) != 1 or query.expressions[0].is_star:
-        count = "a `*`" if any(item.is_star for item in query.expressions) else f"{len(query.expressions)} of them"
-        msg = f"only one projection expression is supported for dynamic tables, and there is {count}"
+        count = "is a `*`" if any(item.is_star for item in query.expressions) else f"are {len(query.expressions)}"
+        msg = f"only one projection expression is supported for dynamic tables, and there {count}"
         raise UserError(msg, hint=hint, node=node)

@@ -25,6 +25,8 @@ _CORE = "tag:yaml.org,2002:"
 _SCRIPT = ("transforms", "node", "script")
 WRAPPER = "definition"
 """A key round a whole file that Streamling's tools know."""
+PARTS = ("sources", "transforms", "sinks")
+"""The parts of a file that hold nodes."""
 _DEEPEST = 40
 _MOST = 100_000
 _SAID = {
@@ -70,6 +72,12 @@ class Tree:
 def nearest(places: Mapping[Path, Place], path: Path) -> Place | None:
     """Where `path` stands, or else the nearest thing above it."""
     return next((places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in places), None)
+
+
+def node_of(path: Path) -> str:
+    """The node that a path is in, "" outside of nodes."""
+    inner = path[1:] if path[:1] == (WRAPPER,) else path
+    return str(inner[1]) if len(inner) > 1 and inner[0] in PARTS else ""
 
 
 def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:
@@ -261,4 +269,4 @@ class _Walk:
     def _problem(self, msg: str, hint: str, place: Place, path: Path | None = None) -> None:
         if path is not None:
             self._tree.spoiled.add(path)
-        self._tree.problems.append(UserError(msg, hint=hint, place=place))
+        self._tree.problems.append(UserError(msg, hint=hint, node=node_of(path or ()), place=place))

@@ -68,7 +68,7 @@ def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
         ("script", {"telemetry": "{labels: {language: x}}"}, "the label `language` is set by Headrace itself"),
         ("script", {"options": "{}"}, "unknown key `options`"),
         ("script", {"from": "nobody"}, "reads `nobody`, which is no source or transform"),
-        ("python", {"function": "shop.rates"}, "`function`"),
+        ("python", {"function": "shop.rates"}, "`function`: `shop.rates` names no function; write it as `package.module:name`"),
         ("python", {"schema": "{a: texts}"}, "column `a`: unsupported data type `texts`"),
         ("python", {"script": "x"}, "unknown key `script`"),
     ],
