@@ -127,9 +127,11 @@ def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> It
 
 
 def _check_scripts(file: PipelineFile, settings: Settings, findings: Findings) -> None:
-    """Scripts and functions load or do not, whatever is known of the columns that they are given."""
+    """Scripts and functions load or do not, whatever is known of the columns that they are given; secrets of handlers are there or not."""
+    from headrace.jobs.transforms.handler.target import without_target
     from headrace.jobs.transforms.loads import loads
 
+    findings.errors += without_target(file, settings)
     for name, node in file.model.transforms.items():
         try:
             loads(name, node, settings, file.lines_of(name, "script"))

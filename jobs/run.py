@@ -12,8 +12,9 @@ from headrace.jobs.events import Listener, RunResult, Until
 from headrace.jobs.history import History, SplitBook
 from headrace.jobs.lane_run import LaneRun
 from headrace.jobs.stream import Stream
+from headrace.jobs.transforms.handler.target import without_target
 from headrace.pipeline import positions
-from headrace.pipeline.errors import UserError
+from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import Json, Phase
 from headrace.pipeline.settings import Settings
@@ -55,12 +56,15 @@ def run(
         spark: a session to use; by default one is started and stopped.
 
     Raises:
+        PipelineFileError: a handler's secret is not in the settings; nothing was begun.
         LeaseHeldError: another run holds the lane.
         RecordError: a sink and the ledger disagree.
         BlockedError: an epoch failed too often in the same way.
         HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
     """
     wanted = _wanted(file, windows)
+    if problems := without_target(file, settings):
+        raise PipelineFileError(problems)
     until = Until.HISTORY if file.model.job_mode or windows is not None else until
     with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
         lane_run.finish_open()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.jobs.events import Until
 from headrace.jobs.purity import impure_behind, impure_nodes
+from headrace.jobs.run import run
+from headrace.jobs.transforms.handler.target import without_target
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
 from headrace.pipeline.file import PipelineFile, from_compiled, parse_pipeline
 from headrace.pipeline.handler import shown_url
@@ -72,6 +76,10 @@ def test_a_url_that_is_none_is_told_and_not_shown(url: str, said: str) -> None:
     with pytest.raises(PipelineFileError, match=f"`url` {said}") as caught:
         parse_pipeline(FILE.replace("https://host/rows", url).replace("MORE", "batch_size: 5"))
     assert "canary" not in str(caught.value)
+
+
+def test_forever_is_among_what_retry_for_takes() -> None:
+    assert told("retry_for: always").endswith("units: us, ms, s, m, min, h, d, w; or `forever`")
 
 
 def test_names_of_arrow_are_taken() -> None:
@@ -141,3 +149,32 @@ def test_half_a_secret_is_told(header: str, value: str, said: str) -> None:
     settings = Settings.model_validate({"http_secret_header": {"k": header}, "http_secret_value": {"k": value}})
     with pytest.raises(SettingsError, match=said):
         settings.http_secret("K")
+
+
+SECRET = {"http_secret_header": {"crm": "X-Key"}, "http_secret_value": {"crm": "word"}}
+
+
+@pytest.mark.parametrize(
+    ("more", "settings", "said"),
+    [
+        ("secret_name: crm", {}, "the secret `crm` has no `http_secret_header.crm`"),
+        ("secret_name: crm, headers: {x-key: a}", SECRET, "cannot set both 'secret_name' and an explicit 'X-Key' header - remove one"),
+        ("secret_name: crm", SECRET | {"http_secret_value": {"crm": "a\nb"}}, "the header `X-Key` has a control character in it"),
+        ("headers: {X-A: '${ASK_TOKEN}'}", {}, "the header `X-A` has a control character in it"),
+    ],
+)
+def test_a_run_with_half_a_secret_begins_nothing(
+    more: str, settings: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASK_TOKEN", "a\tb")
+    with pytest.raises(PipelineFileError) as caught:
+        run(parsed(more), Settings(home=tmp_path / "home", **settings), until=Until.CAUGHT_UP)
+    (problem,) = caught.value.problems
+    assert (problem.node, problem.message) == ("ask", said)
+    assert problem.place
+    assert problem.place.line == parsed(more).place_of("ask").line
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_whole_secret_is_enough() -> None:
+    assert without_target(parsed("secret_name: CRM, headers: {X-A: b}"), Settings.model_validate(SECRET)) == []

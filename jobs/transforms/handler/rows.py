@@ -16,12 +16,12 @@ from headrace.jobs.transforms.handler.calls import HandlerTask, Service
 from headrace.jobs.transforms.handler.decode import Decoder
 from headrace.jobs.transforms.handler.encode import row_json
 from headrace.jobs.transforms.handler.figures import counter
+from headrace.jobs.transforms.handler.target import target_of
 from headrace.jobs.waits import Wait, waits_folder
 from headrace.pipeline import positions
-from headrace.pipeline.errors import SchemaError, SettingsError, UserError
-from headrace.pipeline.handler import HandlerTransform, header_problem, override_types, shown_url, url_problem
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.handler import HandlerTransform, override_types, shown_url
 from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.variables import VARIABLE, filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,32 +80,13 @@ class HandlerRows(RowTransform):
 
     def _service(self) -> Service:
         node, name = self._node, self._context.name
-        url = filled(node.url, node=name)
-        headers = {key: filled(value, node=name) for key, value in node.headers.items()}
-        secrets = [value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)]
-        secrets += [part for part in secrets for part in part.split(" ", 1)[1:]]
-        if node.secret_name is not None:
-            header, value = self._secret(node.secret_name)
-            if header.lower() in {key.lower() for key in headers}:
-                msg = f"cannot set both 'secret_name' and an explicit '{header}' header - remove one"
-                raise UserError(msg, node=name)
-            headers[header] = value
-            secrets.append(value)
-        if not any(key.lower() == "content-type" for key in headers):
-            headers["Content-Type"] = "application/json"
-        for key, value in headers.items():
-            if said := header_problem(value):
-                msg = f"the header `{key}` {said}"
-                raise UserError(msg, hint="See the variable or the setting that it comes from.", node=name)
-        if said := url_problem(url):
-            msg = f"`url` {said}"
-            raise UserError(msg, hint="See the variables in it.", node=name)
+        target = target_of(name, node, self._context.settings)
         return Service(
             node=name,
-            url=url,
+            url=target.url,
             shown=shown_url(node.url),
-            headers=headers,
-            secrets=(*secrets, *_in_url(url, node.url)),
+            headers=target.headers,
+            secrets=target.secrets,
             timeout=node.timeout.total_seconds(),
             retry_for=node.retry_for.total_seconds() if isinstance(node.retry_for, timedelta) else None,
             max_attempts=node.max_attempts,
@@ -114,12 +95,6 @@ class HandlerRows(RowTransform):
             break_for=node.break_for.total_seconds(),
             wait=Wait(waits_folder(self._context.settings, self._context.pipeline()), name),
         )
-
-    def _secret(self, name: str) -> tuple[str, str]:
-        try:
-            return self._context.settings.http_secret(name)
-        except SettingsError as error:
-            raise UserError(error.message, hint=error.hint, node=self._context.name) from None
 
     def _unasked(self, rows: DataFrame) -> DataFrame:
         """The columns; a row that is asked for is an error that says how a test gives the node's rows."""
@@ -183,17 +158,3 @@ def _without_hidden(rows: DataFrame) -> StructType:
     from pyspark.sql.types import StructType
 
     return StructType([field for field in rows.schema.fields if field.name not in (OP, POS)])
-
-
-def _is_secret(header: str) -> bool:
-    return header.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key")
-
-
-def _in_url(url: str, written: str) -> list[str]:
-    """Texts of a URL that a message must not show: what variables brought, the password, values of the query."""
-    from urllib.parse import parse_qsl, urlsplit
-
-    parts = urlsplit(url)
-    found = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
-    found += [filled(match[0]) for match in VARIABLE.finditer(written)]
-    return [text for text in found if len(text) > 3]
