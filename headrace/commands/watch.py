@@ -59,6 +59,11 @@ class Watcher:
         self._ledger, self._name, self._clock = ledger, name, clock
         self._seen: dict[tuple[str, str], _Seen] = {}
 
+    @property
+    def nothing(self) -> str:
+        """What is said where there is no lane to look at."""
+        return f"{self._name} has not been started yet" if self._name else "Nothing has been started yet: the ledger is empty"
+
     def look(self) -> list[View]:
         """All lanes, or those of one pipeline, as they stand now."""
         return [self._view(lane) for lane in self._ledger.lanes() if self._name in (None, lane.name)]
@@ -118,8 +123,8 @@ def short(number: float | None) -> str:
     return f"{number:,.0f}"
 
 
-def table(views: list[View]) -> Group:
-    """The screen: a line per pipeline, and below it what is waited for, and what went wrong last."""
+def table(views: list[View], nothing: str = "") -> Group:
+    """The screen: a line per pipeline, and below it what is waited for, and what went wrong last. Without any: `nothing`."""
     found = Table(box=None, padding=(0, 1), pad_edge=False)
     found.add_column("pipeline", overflow="ellipsis", no_wrap=True, min_width=8, max_width=15)
     found.add_column("phase", no_wrap=True)
@@ -136,11 +141,10 @@ def table(views: list[View]) -> Group:
         if view.waiting
     ]
     errors = [Text(f"{view.name}: {view.error}", style="red", overflow="ellipsis", no_wrap=True) for view in views if view.error]
-    nothing = [Text("Nothing has been started yet: the ledger is empty.")] if not views else []
-    return Group(found if views else Text(""), *nothing, *waits, *errors)
+    return Group(found, *waits, *errors) if views else Group(Text(""), Text(f"{nothing}."))
 
 
-def plain(views: list[View]) -> list[str]:
+def plain(views: list[View], nothing: str = "") -> list[str]:
     """The same as lines, for where there is no terminal."""
     at = datetime.now(UTC).strftime("%H:%M:%S")
     lines = []
@@ -151,7 +155,7 @@ def plain(views: list[View]) -> list[str]:
         said = f", waiting for {view.waiting}" if view.waiting else ""
         said += f", error: {view.error}" if view.error else ""
         lines.append(f"{at} {view.name}: {view.phase}, epoch {view.epoch}{rate}{behind}{last}, {view.holder}{said}")
-    return lines or [f"{at} nothing has been started yet: the ledger is empty"]
+    return lines or [f"{at} {nothing}"]
 
 
 def watch(path: Path | None, interval: float, *, looks: int | None = None, console: Console | None = None) -> None:
@@ -162,10 +166,10 @@ def watch(path: Path | None, interval: float, *, looks: int | None = None, conso
     try:
         watcher = Watcher(ledger, name)
         if console.is_terminal:
-            with Live(table(watcher.look()), console=console, auto_refresh=False) as live:
-                _again(lambda: live.update(table(watcher.look()), refresh=True), interval, looks)
+            with Live(table(watcher.look(), watcher.nothing), console=console, auto_refresh=False) as live:
+                _again(lambda: live.update(table(watcher.look(), watcher.nothing), refresh=True), interval, looks)
         else:
-            _again(lambda: console.print("\n".join(plain(watcher.look())), markup=False, soft_wrap=True), interval, looks)
+            _again(lambda: console.print("\n".join(plain(watcher.look(), watcher.nothing)), markup=False, soft_wrap=True), interval, looks)
     except KeyboardInterrupt:
         return
     finally:

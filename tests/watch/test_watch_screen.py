@@ -121,7 +121,17 @@ def test_lines_for_where_there_is_no_terminal() -> None:
     assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, nobody")
     assert "error: blocked at epoch 100" in lines[2]
     assert ", cli 78@box, waiting for scored: POST" in lines[3]
-    assert "nothing has been started yet" in plain([])[0]
+
+
+def test_a_pipeline_that_was_never_started_is_not_an_empty_ledger(ledger: Ledger) -> None:
+    assert Watcher(ledger, None).nothing == "Nothing has been started yet: the ledger is empty"
+    Lane(ledger, "shop").commit(5)
+    watcher = Watcher(ledger, "orders")
+    assert watcher.look() == []
+    assert plain([], watcher.nothing)[0].endswith(" orders has not been started yet")
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(table([], watcher.nothing))
+    assert console.export_text().strip() == "orders has not been started yet."
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")])
