@@ -174,10 +174,15 @@ class MetricsSettings(Section):
     @field_validator("global_tags")
     @classmethod
     def _pairs(cls, value: str) -> str:
+        from headrace.pipeline.telemetry import RESERVED
+
         for part in filter(None, (part.strip() for part in value.split(","))):
             key, colon, _ = part.partition(":")
             if not colon or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", key.strip()):
                 msg = f"must be written as key:value,key:value; `{key.strip()}` is not, or is no name of a label"
+                raise ValueError(msg)
+            if key.strip() in RESERVED:
+                msg = f"must have other labels than {', '.join(RESERVED)}, which Headrace sets itself"
                 raise ValueError(msg)
         return value
 
@@ -199,8 +204,9 @@ class MetricsSettings(Section):
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     def denied(self, name: str) -> bool:
-        """Whether a metric is left out, by its name without the prefix."""
-        return any(re.search(part.strip(), name) for part in self.metric_deny_list.split(",") if part.strip())
+        """Whether a metric is left out, by its name with or without the prefix; `name` has none."""
+        names = (name, f"{self.prefix}_{name}")
+        return any(re.search(part.strip(), one) for part in self.metric_deny_list.split(",") if part.strip() for one in names)
 
 
 class InspectSettings(Section):

@@ -17,15 +17,17 @@ LONGEST_VALUE = 256
 """Bytes of a label's value."""
 
 _KEY = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_RESERVED = ("id", "topology_node_type", "operator_type", "service_instance_id")
+RESERVED = ("id", "topology_node_type", "operator_type", "service_instance_id", "le")
+"""Labels that metrics carry by themselves, whatever their node; `le` is that of a histogram's buckets."""
 _RESERVED_OF: Mapping[str, tuple[str, ...]] = {
-    "kafka": ("topic",),
+    "kafka": ("topic", "partition"),
     "clickhouse": ("table",),
     "postgres": ("table",),
-    "hybrid": ("table", "topic"),
+    "hybrid": ("table", "topic", "partition"),
     "file": ("path",),
     "delta": ("path",),
     "iceberg": ("table",),
+    "handler": ("outcome", "status_class"),
     "script": ("language",),
 }
 """By node type: labels that its metrics carry by themselves."""
@@ -58,7 +60,7 @@ def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
     labels = node.telemetry.labels if node.telemetry else {}
     if len(labels) > MOST_LABELS:
         yield "", UserError(f"{len(labels)} labels are too many", hint=f"A node may have {MOST_LABELS}.")
-    own = (*_RESERVED, *_RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
+    own = (*RESERVED, *_RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
     for key, value in labels.items():
         if key in own:
             yield key, UserError(f"the label `{key}` is set by Headrace itself", hint=f"Choose another name than {', '.join(own)}.")

@@ -121,7 +121,7 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
 
 
 def test_the_prefix_and_what_is_left_out_are_settings() -> None:
-    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^backlog$, kafka_consumer.messages"), "shop")
+    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^backlog$, ^streamling_kafka_consumer.messages"), "shop")
     made.add("output_rows_total", 1)
     made.set("backlog", 1)
     made.set("kafka_consumer_messages_lag", 1)
@@ -190,6 +190,7 @@ def scraped_after_close(meters: Meters) -> None:
         ({"ingestion_endpoint": "https://collector/?api_key=s3cret"}, "must not hold credentials"),
         ({"global_tags": "team"}, "key:value"),
         ({"global_tags": "9:value"}, "no name of a label"),
+        ({"global_tags": "team:a,service_instance_id:b"}, "must have other labels than id, "),
         ({"metric_deny_list": "a,("}, "no regular expression"),
         ({"prefix": "9"}, "pattern"),
     ],
