@@ -155,7 +155,7 @@ class SparkSettings(Section):
 class MetricsSettings(Section):
     """How metrics are named, and where they are sent beside what the endpoint of a run shows. Keys are Streamling's, and two more."""
 
-    ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; anything that is no URL: nowhere.")
+    ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; `none`: nowhere.")
     endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(_lower)] = ""
     batch_interval_secs: float = Field(default=15.0, gt=0)
     global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
@@ -165,7 +165,10 @@ class MetricsSettings(Section):
 
     @field_validator("ingestion_endpoint")
     @classmethod
-    def _without_secrets(cls, value: str) -> str:
+    def _address(cls, value: str) -> str:
+        if not is_url(value) and re.search(r"[:./]", value):
+            msg = "must begin with http:// or https://, or be `none`"
+            raise ValueError(msg)
         if is_url(value) and ("@" in urlsplit(value).netloc or urlsplit(value).query):
             msg = "must not hold credentials, which would end up in logs; put them under `headers`"
             raise ValueError(msg)

@@ -16,12 +16,22 @@ from headrace.pipeline.tree import shorten
 _WANTED = WANTED | {
     "int_parsing": "a whole number",
     "greater_than": "above 0",
+    "list_type": "a list",
     "model_type": "a map of settings",
     "dict_type": "a map",
     "path_type": "a path",
 }
 _SHOWN = frozenset(
-    {"int_parsing", "float_parsing", "bool_parsing", "greater_than", "greater_than_equal", "literal_error", "int_from_float"}
+    {
+        "int_parsing",
+        "float_parsing",
+        "bool_parsing",
+        "greater_than",
+        "greater_than_equal",
+        "less_than_equal",
+        "literal_error",
+        "int_from_float",
+    }
 )
 """Errors of values that are no text by nature, and so no secret."""
 
@@ -44,7 +54,9 @@ def _unknown(loc: Loc, model: type[BaseModel], layers: Sequence[Layer]) -> str:
 def _wrong(loc: Loc, item: ErrorDetails, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     wanted = _WANTED.get(item["type"])
     if item["type"] == "literal_error":
-        said = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`")
+        said = "must be " + str(item.get("ctx", {}).get("expected", "")).replace("'", "`").removeprefix("``, ")
+    elif item["type"] == "less_than_equal":
+        said = f"must be {item.get('ctx', {}).get('le')} or less"
     else:
         said = f"must be {wanted}" if wanted else item["msg"].removeprefix("Value error, ")
     if item["type"] in _SHOWN and not is_secret(loc, model) and get_origin(type_at(loc, model)) is not dict:

@@ -188,6 +188,7 @@ def scraped_after_close(meters: Meters) -> None:
     [
         ({"ingestion_endpoint": "https://me:s3cret@collector"}, "must not hold credentials"),
         ({"ingestion_endpoint": "https://collector/?api_key=s3cret"}, "must not hold credentials"),
+        ({"ingestion_endpoint": "collector:4317"}, "must begin with http:// or https://, or be `none`"),
         ({"global_tags": "team"}, "key:value"),
         ({"global_tags": "9:value"}, "no name of a label"),
         ({"global_tags": "team:a,service_instance_id:b"}, "must have other labels than id, "),
