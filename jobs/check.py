@@ -13,6 +13,7 @@ from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.jobs.assembly import node_types
 from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.planner import Known, Planner
+from headrace.jobs.side_outputs import check_side_outputs
 from headrace.jobs.sources import LaneSource, lane_sources
 from headrace.jobs.tables.opening import value_tables
 from headrace.pipeline import graph
@@ -68,6 +69,10 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
         keyless = [str(problem) for problem in missing_keys(file.model, file.place)]
         findings.errors += [warning for warning in findings.warnings if str(warning) in keyless]
         findings.warnings = [warning for warning in findings.warnings if str(warning) not in keyless]
+    try:
+        check_side_outputs(settings)
+    except UserError as error:
+        findings.errors.append(error)
     spark = session() if needs_spark(file) else None
     sources = lane_sources(file.model.sources, settings)
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.jobs.events import Listener, RunResult, Until
 from headrace.jobs.history import History, SplitBook
 from headrace.jobs.lane_run import LaneRun
+from headrace.jobs.side_outputs import check_side_outputs
 from headrace.jobs.stream import Stream
 from headrace.jobs.transforms.handler.target import without_target
 from headrace.pipeline import positions
@@ -57,6 +58,7 @@ def run(
 
     Raises:
         PipelineFileError: a handler's secret is not in the settings; nothing was begun.
+        PluginError: the same for a side output that the settings name and that is not installed.
         LeaseHeldError: another run holds the lane.
         RecordError: a sink and the ledger disagree.
         BlockedError: an epoch failed too often in the same way.
@@ -65,6 +67,7 @@ def run(
     wanted = _wanted(file, windows)
     if problems := without_target(file, settings):
         raise PipelineFileError(problems)
+    check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or windows is not None else until
     with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
         lane_run.finish_open()

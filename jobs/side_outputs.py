@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from headrace.connectors.plugins.guard import guarded
 from headrace.jobs.sources import Reading
-from headrace.pipeline.plugins.declared import Kind
-from headrace.pipeline.plugins.found import of_kind
+from headrace.pipeline.plugins.declared import Kind, Plugin
+from headrace.pipeline.plugins.found import Found, of_kind
 from headrace.pipeline.plugins.host import PluginContext
 from headrace.pipeline.plugins.preprocess import options_of
 from headrace.pipeline.records import EpochPlan
@@ -38,6 +40,17 @@ class SideOutput(ABC):
         """Lets go of what was opened."""
 
 
+def check_side_outputs(settings: Settings) -> None:
+    """Raises PluginError for a side output of the settings that is not installed, or does not take its options. Makes none."""
+    for plugin_id in settings.plugin.side_output_ids:
+        _named(plugin_id, settings)
+
+
+def _named(plugin_id: str, settings: Settings) -> tuple[Found, Plugin, BaseModel]:
+    found, plugin = of_kind(plugin_id, Kind.SIDE_OUTPUT, "side_output_ids")
+    return found, plugin, options_of(found, plugin, settings.plugin.side_output_options, "side_output_options")
+
+
 class SideOutputs:
     """Those of one pipeline. They are made when the first epoch comes; every source is read once more for them."""
 
@@ -57,8 +70,7 @@ class SideOutputs:
                 output.epoch(plan, reading.frame)
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
-        found, plugin = of_kind(plugin_id, Kind.SIDE_OUTPUT)
-        options = options_of(found, plugin, self._settings.plugin.side_output_options, "side_output_options")
+        found, plugin, options = _named(plugin_id, self._settings)
         context = PluginContext(source, options, found, self._pipeline, self._settings.home, labels=plugin.labels)
         checks = {"epoch": lambda _: "", "close": lambda _: ""}
         return guarded(lambda: plugin.make(context), SideOutput, found, source, checks)

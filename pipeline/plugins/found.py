@@ -123,16 +123,17 @@ def _loaded(found: Found) -> Plugin:
     return plugin
 
 
-def of_kind(plugin_id: str, kind: Kind) -> tuple[Found, Plugin]:
-    """An installed plugin of a kind. Raises PluginError where there is none."""
+def of_kind(plugin_id: str, kind: Kind, setting: str = "") -> tuple[Found, Plugin]:
+    """An installed plugin of a kind, as a node or a setting names it. Raises PluginError where there is none."""
+    named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
     found = find(plugin_id)
     if found is None:
         ids = ", ".join(one.id for one in installed()) or "none"
-        msg = f"no plugin `{plugin_id}` is installed"
+        msg = f"{named_by}no such plugin is installed" if setting else f"no plugin `{plugin_id}` is installed"
         raise PluginError(msg, hint=f"Installed: {ids}. Install the package that has it.")
     plugin = load(found)
     if plugin.kind != kind:
-        msg = f"the plugin `{plugin_id}` ({found.origin}) is a {plugin.kind}, not a {kind}"
+        msg = f"{named_by}the plugin `{plugin_id}` ({found.origin}) is a {plugin.kind}, not a {kind}"
         raise PluginError(msg, hint=LIST)
     return found, plugin
 

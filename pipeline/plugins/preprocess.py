@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from headrace.pipeline.errors import HeadraceError, Place, PluginError, UserError
 from headrace.pipeline.plugins.declared import Kind, Plugin
@@ -51,7 +52,7 @@ def preprocessed(text: str, shown: str) -> Rewritten:
 
 def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown: str) -> Rewritten:
     """The text as one preprocessor leaves it. `options` are as in the setting `preprocessor_options`."""
-    found, plugin = of_kind(plugin_id, Kind.PREPROCESSOR)
+    found, plugin = of_kind(plugin_id, Kind.PREPROCESSOR, "preprocessor_ids")
     parsed = options_of(found, plugin, options, "preprocessor_options")
     try:
         worker = plugin.make(PluginContext(plugin_id, parsed, found=found))
@@ -66,6 +67,17 @@ def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown
     if text == before.text:
         return before
     return Rewritten(text, tuple(_origins(before, text, plugin_id)))
+
+
+def _in_words(item: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    match item["type"]:
+        case "missing":
+            return f"`{where}` is missing"
+        case "extra_forbidden":
+            return f"there is no option `{where}`"
+        case _:
+            return f"`{where}`: {item['msg'][:1].lower()}{item['msg'][1:]}"
 
 
 def _origins(before: Rewritten, text: str, plugin_id: str) -> list[int | str]:
@@ -87,7 +99,6 @@ def options_of(found: Found, plugin: Plugin, said: Mapping[str, Any], setting: s
     parsed, lines = check(plugin.options, given)
     if parsed is not None:
         return parsed
-    told = "; ".join(str(item["msg"]) for item in ValidationError.from_exception_data("options", lines).errors())
-    where = ", ".join(".".join(str(part) for part in item.get("loc", ())) for item in lines)
-    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {where}: {told}"
+    told = "; ".join(_in_words(item) for item in ValidationError.from_exception_data("options", lines).errors())
+    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {told}"
     raise PluginError(msg, hint=f"They are in the setting plugin.{setting}, under `{plugin.id}`.")

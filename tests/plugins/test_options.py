@@ -14,6 +14,8 @@ from plugin_kit import install
 
 import headrace
 from headrace.connectors.registry import plugin_context
+from headrace.jobs.events import Until
+from headrace.jobs.run import run
 from headrace.pipeline.errors import PipelineFileError, PluginError
 from headrace.pipeline.file import PipelineFile, from_compiled, load_pipeline, parse_pipeline
 from headrace.pipeline.plugins.found import find, installed, load
@@ -222,7 +224,7 @@ def test_preprocessors_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        ("no.such", "no plugin `no.such` is installed"),
+        ("no.such", "the setting `plugin.preprocessor_ids` names `no.such`: no such plugin is installed"),
         ("acme.twice", "is a transform, not a preprocessor"),
         ("bad.raises", "the plugin `bad.raises` failed in rewriting: KeyError: 'x'"),
         ("bad.returns", "the preprocessor `bad.returns` (bad-text 1.0, bad_text:returns) returned NoneType, and not a text"),
@@ -315,3 +317,18 @@ def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> N
     assert [state.get("a/b") for state in again] == [{"at": at} for at in range(len(everybody))]
     again[0].delete("a/b")
     assert [state.get("a/b") for state in states("p")] == [None, {"at": 1}, {"at": 2}]
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "says"),
+    [
+        ("no.such", {}, "the setting `plugin.side_output_ids` names `no.such`: no such plugin is installed"),
+        ("acme.twice", {}, "is a transform, not a side_output"),
+        ("acme.count", {"acme.count": {"foldr": "x"}}, "does not take its options: `path` is missing; there is no option `foldr`"),
+    ],
+)
+def test_a_side_output_that_cannot_work_is_told_before_a_run_begins(ids: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    given = Settings.model_validate({"home": tmp_path / "home", "plugin": {"side_output_ids": ids, "side_output_options": options}})
+    with pytest.raises(PluginError, match=says):
+        run(parse_pipeline(FILE), given, until=Until.HISTORY)
+    assert not (tmp_path / "home").exists()
