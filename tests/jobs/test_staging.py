@@ -22,12 +22,13 @@ from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs import staging as staging_module
 from headrace.jobs.epoch import EpochWriter
 from headrace.jobs.lane_run import LaneRun
+from headrace.jobs.session import spark_conf
 from headrace.jobs.staging import EpochStages, Graph, LaneStages, StageTask, Staging
-from headrace.pipeline.errors import LaneError, RecordError, UserError
+from headrace.pipeline.errors import LaneError, RecordError, SettingsError, UserError
 from headrace.pipeline.file import parse_pipeline
 from headrace.pipeline.lane import Pending
 from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import Settings, StagingSettings
+from headrace.pipeline.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.wide import UINT256
 
 pytestmark = pytest.mark.spark
@@ -188,6 +189,13 @@ def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
     with pytest.raises(LaneError, match=said):
         stages(tmp_path).held("node")
+
+
+@pytest.mark.parametrize("files", ["Missing", "Corrupt"])
+def test_spark_may_not_be_told_to_pass_over_files(files: str) -> None:
+    conf = {f"spark.sql.files.ignore{files}Files": "true"}
+    with pytest.raises(SettingsError, match=f"ignore{files}Files` must be false, found `true`"):
+        spark_conf(Settings(spark=SparkSettings(conf=conf)), ())
 
 
 def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: Any) -> None:
