@@ -84,7 +84,7 @@ class EpochWriter:
             self.steps["read"] = time.monotonic() - started
             if self._side is not None:
                 self._side.see(plan, readings)
-            look = self._eyes.each([name for name in pending if not self._direct(plan, name)])
+            look = self._eyes.each(self._planner.file.model, [name for name in pending if not self._direct(plan, name)])
             with self._planner.frames(plan, readings, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}

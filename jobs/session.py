@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write.
-_FIXED = {"spark.speculation": "false", "spark.sql.session.timeZone": "UTC"}
+# What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write; a file that is
+# gone or torn, of a stage or a source, is an error and not fewer rows.
+_FIXED = {
+    "spark.speculation": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+}
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 

@@ -165,8 +165,11 @@ class EpochStages:
             told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), TOLD).collect()
             found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
         except Exception as error:
-            _remove(place)
-            if (first := self.held(node)) is None:
+            first = self.held(node)
+            counts = first is not None and first.attempt == attempt  # what failed came behind the link: the next attempt takes its rows
+            if not counts:
+                _remove(place)
+            if first is None or counts:
                 if isinstance(error, HeadraceError):
                     raise
                 if isinstance(error, OSError):

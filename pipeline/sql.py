@@ -12,7 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from sqlglot import exp
+import sqlglot
+from sqlglot import TokenType, exp
+from sqlglot.errors import SqlglotError
 
 from headrace.pipeline import functions, refused
 from headrace.pipeline.dialects import DIALECT, meaning, read
@@ -192,3 +194,31 @@ def unsteady(predicate: str) -> tuple[str, ...]:
         return ()
     clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call)]
     return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
+
+
+_MOVES_THERE = frozenset(
+    {
+        *("now", "now64", "nowinblock", "nowinblock64", "today", "yesterday", "curdate", "current_date", "current_timestamp"),
+        *("localtime", "localtimestamp", "utctimestamp", "utc_timestamp", "uptime"),
+        *("fuzzbits", "arrayshuffle", "arraypartialshuffle", "arrayrandomsample"),
+        *("generateuuidv4", "generateuuidv7", "generateserialid", "generatesnowflakeid", "generaterandomstructure"),
+        *("blocknumber", "blocksize", "rownumberinblock", "rownumberinallblocks", "runningconcurrency"),
+    }
+)
+"""Functions of ClickHouse, beside those that begin with `rand`, that give other values in another query, in small letters."""
+_WITHOUT_BRACKETS = ("current_date", "current_timestamp", "localtimestamp")
+
+
+def unsteady_in_clickhouse(predicate: str) -> tuple[str, ...]:
+    """The same as `unsteady` for a filter in ClickHouse's SQL, by its words alone. A bare `now` may be a column, and is not seen."""
+    try:
+        tokens = sqlglot.tokenize(predicate, read="clickhouse")
+    except SqlglotError:
+        return ()
+    found: list[str] = []
+    for token, behind in zip(tokens, [*tokens[1:], None], strict=True):
+        name, called = token.text.lower(), behind is not None and behind.token_type is TokenType.L_PAREN
+        word = token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER)
+        if word and ((called and (name in _MOVES_THERE or name.startswith("rand"))) or name in _WITHOUT_BRACKETS):
+            found.append(f"{token.text}()" if called else token.text)
+    return tuple(dict.fromkeys(found))

@@ -63,7 +63,9 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
         parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
         parts.append((("unbounded_source",), source.unbounded_source))
     for path, part in parts:
-        if getattr(part, "source_type", source.type) in ("kafka", "file", "iceberg") and (calls := sql.unsteady(part.filter or "true")):
+        kind = getattr(part, "source_type", source.type)
+        reads = {"clickhouse": sql.unsteady_in_clickhouse}.get(kind, sql.unsteady)
+        if kind in ("kafka", "file", "iceberg", "clickhouse") and (calls := reads(part.filter or "true")):
             msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
             hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
             yield UserError(msg, hint=hint, node=name, place=place("sources", name, *path, "filter"))

@@ -67,9 +67,9 @@ class NoEyes:
         del generation, epoch
         return {}
 
-    def each(self, sinks: Sequence[str]) -> Each | None:
-        """What sees the frames of the next epoch. `sinks` are those that will read Spark's rows."""
-        del sinks
+    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
+        """What sees the frames of the next epoch. `model` is what it is computed by, `sinks` are those that will read Spark's rows."""
+        del model, sinks
 
     def planned(self, plan: EpochPlan) -> None:
         """An epoch is in the ledger."""
@@ -171,7 +171,6 @@ class Eyes(NoEyes):
 
         self._file, self._settings, self._model = file, settings, file.model
         self._labels = node_labels(file.model)
-        self._times = asked_times(file.model)
         self._meters = Meters(settings.open_telemetry_metrics, file.name, run_id)
         self._withdraw = offer(self._meters, self._labels)
         looks = settings.live_data_inspect
@@ -220,13 +219,12 @@ class Eyes(NoEyes):
         for name in ("markers_sent", "epochs_succeeded", "epochs_failed", "finalizers_sent"):
             self._meters.add(f"checkpoint_{name}_total", 0)
 
-    def each(self, sinks: Sequence[str]) -> Each | None:
+    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
         """Observes what sinks read through Spark; keeps frames to look at where rows are to be looked at."""
         self._seen = seen = Observed()
-        by_rows = fed(self._model, [name for name in sinks if name in self._model.sinks])
-        wanted = self._sampler.wanted() if self._sampler else frozenset[str]()
-
-        return _Look(seen, self._model, by_rows, wanted, self._impure, self._times)
+        # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
+        kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
+        return _Look(seen, model, fed(model, sinks), kept, self._impure, asked_times(model))
 
     @_calmly
     def planned(self, plan: EpochPlan) -> None:
@@ -358,8 +356,9 @@ class Eyes(NoEyes):
     def _event_times(self, figures: NodeFigures, at_millis: float) -> None:
         for node, latest in figures.latest.items():
             self._watermarks[node] = max(latest, self._watermarks.get(node, latest))
-            self._meters.set("event_time_watermark_milliseconds", self._watermarks[node], self._labels[node])
-            self._meters.record("event_time_lag_milliseconds", at_millis - latest, self._labels[node])
+            labels = self._labels.get(node, {"id": node})  # a node of an earlier version of the file has none
+            self._meters.set("event_time_watermark_milliseconds", self._watermarks[node], labels)
+            self._meters.record("event_time_lag_milliseconds", at_millis - latest, labels)
 
     def close(self) -> None:
         """Ends the endpoint, and sends a last batch."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +21,14 @@ from headrace.connectors.rowerrors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs import staging as staging_module
 from headrace.jobs.epoch import EpochWriter
+from headrace.jobs.lane_run import LaneRun
+from headrace.jobs.session import spark_conf
 from headrace.jobs.staging import EpochStages, Graph, LaneStages, StageTask, Staging
-from headrace.pipeline.errors import LaneError, RecordError, UserError
+from headrace.pipeline.errors import LaneError, RecordError, SettingsError, UserError
 from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.lane import Pending
 from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import Settings, StagingSettings
+from headrace.pipeline.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.wide import UINT256
 
 pytestmark = pytest.mark.spark
@@ -149,6 +154,21 @@ def test_a_writer_whose_files_were_swept_reads_what_was_staged_meanwhile(
     assert slow.make("node", random_rows) == meanwhile[0]
 
 
+def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = stages(tmp_path)
+
+    def broken(_: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage, "settle", broken)
+        with pytest.raises(UserError, match=r"cannot be staged in .*: Input/output error"):
+            stage.make("node", random_rows)
+    staging = Staging(stages(tmp_path, generation=2), Graph(lambda _: ()), ["node"], dict)
+    taken = staging.staged("node", random_rows)
+    assert (len(rows_of(taken.frame)), staging.seconds) == (20, {}), "they are taken, and not computed once more"
+
+
 def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:
     lane(tmp_path).of(plan(planned=1), "hash").make("node", random_rows)
     assert lane(tmp_path).of(plan(planned=2), "hash").held("node") is None
@@ -169,6 +189,13 @@ def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
     with pytest.raises(LaneError, match=said):
         stages(tmp_path).held("node")
+
+
+@pytest.mark.parametrize("files", ["Missing", "Corrupt"])
+def test_spark_may_not_be_told_to_pass_over_files(files: str) -> None:
+    conf = {f"spark.sql.files.ignore{files}Files": "true"}
+    with pytest.raises(SettingsError, match=f"ignore{files}Files` must be false, found `true`"):
+        spark_conf(Settings(spark=SparkSettings(conf=conf)), ())
 
 
 def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: Any) -> None:
@@ -232,6 +259,21 @@ def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
     assert left == [3, 4, 5]
     lane(tmp_path, keep=0).sweep(5)
     assert not list((tmp_path / "staging" / UUID / "main").iterdir())
+
+
+def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
+    """`staging.keep_epochs` was lowered since: the next run sweeps."""
+    run = object.__new__(LaneRun)
+    run._stages, run._stop, run._steps = lane(tmp_path, keep=2), threading.Event(), {}
+    later = run._stages.of(plan(2), "hash").folder
+    later.mkdir(parents=True)
+    told: list[int] = []
+    faked: Any = run
+    faked._write = lambda *_, **__: {}
+    faked.told = SimpleNamespace(committed=lambda _, plan, *__: told.append(plan.number))
+    faked.lane = SimpleNamespace(committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,))))
+    run.rewrite("sink", 1)
+    assert (told, later.exists()) == ([1], True)
 
 
 INPUTS = {

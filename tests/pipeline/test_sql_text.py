@@ -41,3 +41,20 @@ def test_what_gives_other_values_in_a_replay_is_known(call: str) -> None:
 
 def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
     assert sql.impure("SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s") == ()
+
+
+@pytest.mark.parametrize(
+    ("predicate", "found"),
+    [
+        ("day >= today() - 7", ("today()",)),
+        ("at > NOW64(3) AND at < now('UTC')", ("NOW64()", "now()")),
+        ("at < CURRENT_TIMESTAMP -- now()", ("CURRENT_TIMESTAMP",)),
+        ("rand() % 10 = 0 OR randCanonical () < 0.1", ("rand()", "randCanonical()")),
+        ("id IN (SELECT id FROM t WHERE d = yesterday())", ("yesterday()",)),
+        ("note = 'now()' /* rand() */ AND `today` = 1 AND \"current_date\" > 1 AND now > 2 AND rank(x) = 1", ()),
+        ("cityHash64(id) % 10 = 0 AND toDate(at) > '2025-01-01' AND range_ = 1", ()),
+        ("id = 'torn", ()),
+    ],
+)
+def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple[str, ...]) -> None:
+    assert sql.unsteady_in_clickhouse(predicate) == found
