@@ -28,7 +28,7 @@ from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
-from headrace.pipeline.typed_sql import needs_types, spark_type, typed
+from headrace.pipeline.typed_sql import Told, needs_types, spark_type, typed
 from headrace.pipeline.wide_kinds import type_of_wide
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Planner:
         self.texts: dict[str, str] = {}
         """What Spark was asked last for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
-        self._statements: dict[str, tuple[exp.Query, dict[str, pa.DataType]]] = {}
+        self._statements: dict[str, tuple[exp.Query, Told]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -194,10 +194,12 @@ class Planner:
             self._misread(name, node, frames)
             query = node.query(name)
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
-            kinds: dict[str, pa.DataType] = {}
-            if needs_types(query, any(wide.values())):
-                kinds = typed(query, {upstream: _types(frame, wide[upstream]) for upstream, frame in frames.items()}, node=name)
-            self._statements[name] = query, kinds
+            held = {upstream: self._statements[upstream][1].held if upstream in self._statements else {} for upstream in frames}
+            told = Told({}, {})
+            if needs_types(query, any([*wide.values(), *held.values()])):
+                types = {upstream: _types(frame, wide[upstream], held[upstream]) for upstream, frame in frames.items()}
+                told = typed(query, types, node=name)
+            self._statements[name] = query, told
         return self._statements[name][0]
 
     def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
@@ -277,7 +279,7 @@ class Planner:
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        kinds = self._statements[name][1]
+        kinds = self._statements[name][1].wide
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
@@ -370,12 +372,10 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
 
 
-def _types(frame: DataFrame, wide: Mapping[str, pa.DataType]) -> dict[str, exp.DataType]:
+def _types(frame: DataFrame, wide: Mapping[str, pa.DataType], held: Mapping[str, exp.DataType]) -> dict[str, exp.DataType]:
     """The columns of a frame as `pipeline.typed_sql` takes them."""
-    return {
-        field.name: type_of_wide(wide[field.name.lower()]) if field.name.lower() in wide else spark_type(field.dataType.simpleString())
-        for field in frame.schema.fields
-    }
+    known = {**held, **{name: type_of_wide(kind) for name, kind in wide.items()}}
+    return {field.name: known.get(field.name.lower()) or spark_type(field.dataType.simpleString()) for field in frame.schema.fields}
 
 
 def _payload(frame: DataFrame) -> pa.Schema:

@@ -143,6 +143,16 @@ def test_mistakes_name_the_node_the_place_and_the_way_out(plan: Plan, statement:
     assert "_gs_n" not in str(found)
 
 
+def test_wide_numbers_in_lists_are_numbers_also_in_the_next_node(plan: Plan) -> None:
+    statement = "SELECT id, us, zip_with(us, array(9, NULL), (a, b) -> a > b) AS z, array_max(us) AS m, sort_array(us) AS o"
+    statement += " FROM (SELECT id, array(wei * 5, 9) AS us FROM t)"
+    found = rows(plan(f"{statement} WHERE exists(us, x -> x >= 10)"))
+    assert [(row["us"], row["z"], row["m"], row["o"]) for row in found] == [
+        (["10", "9"], [True, None], "10", ["9", "10"]),
+        (["15", "9"], [True, None], "15", ["9", "15"]),
+    ]
+
+
 def test_a_text_in_double_quotes_that_is_no_column_is_a_text(plan: Plan) -> None:
     assert plan('SELECT id, "text" AS x FROM t').schemas["x"].names == ["id", "x"]
 
