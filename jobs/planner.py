@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
-from headrace.connectors.spark_types import arrow_schema, marked, spark_schema, wide_columns
+from headrace.connectors.spark_types import marked, spark_schema, wide_columns
+from headrace.jobs.columns import check_staged, payload_of, types_of
 from headrace.jobs.functions import provide
 from headrace.jobs.plugin_functions import register_functions
+from headrace.jobs.purity import why_impure
 from headrace.jobs.sources import Reading
 from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
@@ -28,8 +30,7 @@ from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import EpochPlan
 from headrace.pipeline.settings import Settings
-from headrace.pipeline.typed_sql import needs_types, spark_type, typed
-from headrace.pipeline.wide_kinds import type_of_wide
+from headrace.pipeline.typed_sql import Told, needs_types, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +77,7 @@ class Planner:
         self.texts: dict[str, str] = {}
         """What Spark was asked last for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
-        self._statements: dict[str, tuple[exp.Query, dict[str, pa.DataType]]] = {}
+        self._statements: dict[str, tuple[exp.Query, Told]] = {}
         self.spark = spark.newSession()
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
@@ -113,9 +114,12 @@ class Planner:
         views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, problems)
         for name, frame in views.items():
             try:
-                self.schemas[name] = _payload(frame)
+                self.schemas[name] = payload_of(frame)
+                if name in self.file.model.transforms and (why := why_impure(self.file.model, name)):
+                    check_staged(frame, why)
             except UserError as error:
-                problems.append(UserError(error.message, hint=error.hint, node=name, place=self.file.place_of(name, "sql")))
+                place = self.file.place_of(name, "sql") or self.file.place_of(name)
+                problems.append(UserError(error.message, hint=error.hint, node=name, place=place))
         model = self.file.model
         for name, sink in model.sinks.items():
             if sink.from_ in self.schemas:
@@ -184,7 +188,7 @@ class Planner:
             return self._select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            self._transforms[name] = self._opened(name, node, _payload(found[upstream]))
+            self._transforms[name] = self._opened(name, node, payload_of(found[upstream]))
         return self._transforms[name].rows(found[upstream], plan)
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
@@ -194,10 +198,12 @@ class Planner:
             self._misread(name, node, frames)
             query = node.query(name)
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
-            kinds: dict[str, pa.DataType] = {}
-            if needs_types(query, any(wide.values())):
-                kinds = typed(query, {upstream: _types(frame, wide[upstream]) for upstream, frame in frames.items()}, node=name)
-            self._statements[name] = query, kinds
+            held = {upstream: self._statements[upstream][1].held if upstream in self._statements else {} for upstream in frames}
+            told = Told({}, {})
+            if needs_types(query, any([*wide.values(), *held.values()])):
+                types = {upstream: types_of(frame, wide[upstream], held[upstream]) for upstream, frame in frames.items()}
+                told = typed(query, types, node=name)
+            self._statements[name] = query, told
         return self._statements[name][0]
 
     def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
@@ -277,7 +283,7 @@ class Planner:
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
             raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
-        kinds = self._statements[name][1]
+        kinds = self._statements[name][1].wide
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
@@ -368,23 +374,3 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
         msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
         yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
-
-
-def _types(frame: DataFrame, wide: Mapping[str, pa.DataType]) -> dict[str, exp.DataType]:
-    """The columns of a frame as `pipeline.typed_sql` takes them."""
-    return {
-        field.name: type_of_wide(wide[field.name.lower()]) if field.name.lower() in wide else spark_type(field.dataType.simpleString())
-        for field in frame.schema.fields
-    }
-
-
-def _payload(frame: DataFrame) -> pa.Schema:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.types import StructType
-
-    payload = StructType([field for field in frame.schema.fields if field.name not in HIDDEN])
-    try:
-        return arrow_schema(payload)
-    except PySparkException as error:
-        msg = f"a column has a type that cannot leave Spark: {error}"
-        raise UserError(msg, hint="Cast it in the SQL, void columns for instance with CAST(NULL AS string).") from error

@@ -13,7 +13,7 @@ from headrace.pipeline.plugins.nodes import PluginTransform
 
 def impure_nodes(model: PipelineModel) -> dict[str, str]:
     """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
-    found = {name: _why(model, name) for name in graph.in_order(model)}
+    found = {name: why_impure(model, name) for name in graph.in_order(model)}
     return {name: why for name, why in found.items() if why}
 
 
@@ -23,7 +23,7 @@ def impure_behind(model: PipelineModel, name: str) -> list[str]:
     return [node for node in impure_nodes(model) if node in wanted]
 
 
-def _why(model: PipelineModel, name: str) -> str:
+def why_impure(model: PipelineModel, name: str) -> str:
     """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made.
 
     A dynamic table in memory is no reason: its values are kept by epoch, and an epoch gets the same answers whenever it is computed.

@@ -6,7 +6,7 @@ numbers. Names are looked up in the one relation that a SELECT reads; a type tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -18,7 +18,8 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import function_of
 from headrace.pipeline.hidden import relation_names
 from headrace.pipeline.unnest import is_generator, unnested
-from headrace.pipeline.wide_kinds import UNKNOWN, decimal_of, is_wide_number, items_of, kind_of, told, type_of_wide, wide_of_type
+from headrace.pipeline.wide_kinds import UNKNOWN, held, holds_wide, is_wide_number, items_of, told, wide_of_type
+from headrace.pipeline.wide_lists import bind
 from headrace.pipeline.wide_sql import is_wide_cast, rewritten
 
 _INTEGERS = (exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIGINT)
@@ -132,8 +133,8 @@ class Typer:
             kind = scope.find([one.name.lower() for one in lists[0].parts])
             if kind.this == exp.DType.ARRAY and kind.expressions and not call.structs and not call.numbered:
                 scope.columns[call.names[0].name.lower() if call.names else "col"] = kind.expressions[0]
-        elif len(lists) == 1 and (wide := items_of(lists[0])) is not None and not call.numbered:
-            scope.columns[call.names[0].name.lower() if call.names else "col"] = type_of_wide(wide)
+        elif len(lists) == 1 and (item := items_of(lists[0])) is not None and holds_wide(item) and not call.structs and not call.numbered:
+            scope.columns[call.names[0].name.lower() if call.names else "col"] = item
         scope.names.add(call.alias.lower())
 
     def _expression(self, root: exp.Expr, scope: _Scope) -> exp.Expr:
@@ -144,7 +145,10 @@ class Typer:
             own = function_of(call)
             if said := _OWN.get(own.result) if own else _RESULTS.get(call.name.lower()):
                 call.type = exp.DataType.build(said, dialect=DIALECT)
-        for part in reversed(list(root.dfs())):
+        for part, whole in _visits(root):
+            if not whole:
+                bind(part)
+                continue
             made = rewritten(part)
             made = _divided(made) if isinstance(made, exp.Div) and made.args.get("typed") else made
             if made is part:
@@ -153,14 +157,19 @@ class Typer:
                 root = made if part.parent is None else part.replace(made)
             else:
                 part.replace(made)
-        own = wide_of_type(root.type) if isinstance(root, exp.Column) else None
-        kind = own or kind_of(root) or decimal_of(root)
-        if kind is not None:
-            root.type = type_of_wide(kind)
-        else:
-            found = told(root)
-            root.type = UNKNOWN if wide_of_type(found) is not None else found
+        root.type = root.type if isinstance(root, exp.Column) and wide_of_type(root.type) is not None else held(root)
         return root
+
+
+def _visits(root: exp.Expr) -> Iterator[tuple[exp.Expr, bool]]:
+    """Every part of an expression twice: before its own parts, which come in their order, and after them."""
+    waiting = [(root, False)]
+    while waiting:
+        part, whole = waiting.pop()
+        yield part, whole
+        if not whole:
+            waiting.append((part, True))
+            waiting += [(one, False) for one in reversed(list(part.iter_expressions()))]
 
 
 def _fields(item: exp.Expr, scope: _Scope) -> exp.Expr:
@@ -221,10 +230,19 @@ def _spelled(kind: exp.DataType) -> str:
     return "of a type that cannot be told" if kind.this == exp.DType.UNKNOWN else kind.sql(dialect=DIALECT)
 
 
-def typed(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> dict[str, pa.DataType]:
-    """Rewrites a statement by the types of its inputs, in place; returns its output columns, in lower case, that Spark has no room for."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a statement's columns, in lower case: those that Spark has no room for, and lists, maps and structs that hold such."""
+
+    wide: dict[str, pa.DataType]
+    held: dict[str, exp.DataType]
+
+
+def typed(query: exp.Query, nodes: Mapping[str, Types], *, node: str = "") -> Told:
+    """Rewrites a statement by the types of its inputs, in place."""
     try:
         found = Typer(nodes).query(query, {})
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
-    return {name.lower(): wide for name, kind in found.items() if (wide := wide_of_type(kind)) is not None}
+    wide = {name.lower(): kind for name, said in found.items() if (kind := wide_of_type(said)) is not None}
+    return Told(wide, {name.lower(): said for name, said in found.items() if name.lower() not in wide and holds_wide(said)})

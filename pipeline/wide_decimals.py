@@ -9,6 +9,7 @@ from sqlglot import exp
 
 from headrace.pipeline.dialect_functions import template
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.wide import plain_digits
 from headrace.pipeline.wide_kinds import decimal_of, has_room, kind_of, told, written
 
 HINT = "Give them one type: CAST(… AS decimal(38, s)) where the digits have room, CAST(… AS double) where they may be lost."
@@ -28,7 +29,7 @@ def operand(node: exp.Expr, kind: pa.Decimal256Type) -> exp.Expr:
     """A result of a choice as that type. Raises UserError for another one, and for a number without room."""
     number = written(node)
     if number is not None and has_room(number, kind):
-        return exp.Literal.string(f"{number:f}")
+        return exp.Literal.string(plain_digits(f"{number:f}"))
     if decimal_of(node) == kind or isinstance(node.unnest(), exp.Null):
         return node
     msg = f"`{node.sql(dialect='spark')}` stands beside a column of type {kind}"

@@ -25,6 +25,22 @@ _TEXTS = (exp.SplitPart, exp.SubstringIndex, exp.Left, exp.Right, exp.Overlay, e
 _TEXT_NAMES = ("json_value", "printf", "mask", "url_decode", "btrim", "conv", "quote", "bin")
 """Functions whose text sqlglot does not know as such."""
 _NAMES = {"uint256": UINT256, "int256": INT256}
+_TAKES: tuple[type[exp.Expr], ...] = (exp.Column, exp.Bracket, exp.Dot, exp.Reduce, exp.Identifier, exp.Cast)
+_ALIKE: tuple[type[exp.Expr], ...] = (
+    exp.ArrayFilter,
+    exp.ArraySort,
+    exp.ArrayDistinct,
+    exp.ArrayCompact,
+    exp.ArrayRemove,
+    exp.ArrayAppend,
+    exp.ArrayPrepend,
+    exp.ArrayInsert,
+    exp.ArraySlice,
+    exp.Reverse,
+    exp.Shuffle,
+)
+"""Functions that give a list of the type of their first argument."""
+_JOINED: tuple[type[exp.Expr], ...] = (exp.Concat, exp.ArrayConcat, exp.ArrayIntersect, exp.ArrayExcept, exp.DPipe)
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _WRITTEN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)")
 
@@ -59,21 +75,134 @@ def kind_of(node: exp.Expr | None) -> WideInteger | None:
         return kind_of(node.this)
     if isinstance(node, exp.Anonymous):
         own = function_of(node)
-        return _agreed(node.expressions) if node.name.lower() == "coalesce_meta" else _NAMES.get(own.result) if own else None
+        if own is not None:
+            return agreed(node.expressions) if node.name.lower() == "coalesce_meta" else _NAMES.get(own.result)
     if isinstance(node, exp.Explode):
-        return items_of(node.this)
-    if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nvl2):
-        return _agreed(branches(node))
-    wide = wide_of_type(node.type) if isinstance(node, exp.Column) else None
+        wide = wide_of_type(items_of(node.this))
+    elif isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nvl2):
+        return agreed(branches(node))
+    else:
+        wide = wide_of_type(_taken(node))
     if wide is None or isinstance(wide, WideInteger):
         return wide
     return INT256 if wide.scale == 0 else None
 
 
-def items_of(node: exp.Expr) -> WideInteger | None:
-    """The 256-bit type of the items of a list that is written out, if they have one."""
-    found = {kind_of(one) for one in node.expressions} if isinstance(node, exp.Array) else set()
-    return found.pop() if len(found) == 1 else None
+def items_of(node: exp.Expr) -> exp.DataType | None:
+    """The type of the items of a list; None where it cannot be told."""
+    kind = held(node)
+    return kind.expressions[0] if kind.this == exp.DType.ARRAY and kind.expressions else None
+
+
+def held(node: exp.Expr) -> exp.DataType:
+    """The type of an expression, in which wide numbers keep theirs inside of lists, maps and structs; UNKNOWN where it cannot be told."""
+    bare = node.unalias().unnest()
+    if isinstance(bare, _TAKES):
+        found = _taken(bare)
+    else:
+        wide = kind_of(bare) or decimal_of(bare)
+        found = type_of_wide(wide) if wide is not None else _holder(bare)
+    if found is None and holds_wide(found := told(bare)):
+        return UNKNOWN
+    return found
+
+
+def holds_wide(kind: exp.DataType) -> bool:
+    """Whether a type is that of a wide number, or has one inside."""
+    return any(wide_of_type(part) is not None for part in kind.find_all(exp.DataType))
+
+
+def _taken(node: exp.Expr | None) -> exp.DataType | None:
+    """The type of a column, of a lambda's variable, of what is taken out of a list, a map or a struct; None where it cannot be told."""
+    if isinstance(node, exp.Column | exp.Identifier | exp.Cast):
+        return node.type
+    if isinstance(node, exp.Reduce):
+        last = node.args.get("finish") or node.args["initial"]
+        return held(last.this if isinstance(last, exp.Lambda) else last)
+    if isinstance(node, exp.Dot):
+        of = held(node.this)
+        inner = of.expressions if of.this == exp.DType.STRUCT else ()
+        return next((one.kind for one in inner if isinstance(one, exp.ColumnDef) and one.name.lower() == node.name.lower()), None)
+    get = isinstance(node, exp.Anonymous) and node.name.lower() == "get"
+    if node is None or not (get or isinstance(node, exp.Bracket)) or isinstance(node.expressions[-1], exp.Slice):
+        return None
+    of = held(node.expressions[0] if get else node.this)
+    return of.expressions[-1] if of.this in (exp.DType.ARRAY, exp.DType.MAP) and of.expressions else None
+
+
+def _holder(node: exp.Expr) -> exp.DataType | None:
+    """The type of what is made a list, a map or a struct; None for every other expression."""
+    found: exp.DataType | None = None
+    if isinstance(node, exp.Array):
+        found = _nested("ARRAY", _common(node.expressions))
+    elif isinstance(node, exp.Struct):
+        pairs = [(one.name, one.expression) if isinstance(one, exp.PropertyEQ) else (one.alias_or_name, one) for one in node.expressions]
+        fields = [exp.ColumnDef(this=exp.to_identifier(name, quoted=True), kind=held(value).copy()) for name, value in pairs]
+        found = exp.DataType(this=exp.DType.STRUCT, expressions=fields, nested=True)
+    elif isinstance(node, exp.VarMap | exp.Map) and node.args.get("keys") is not None:
+        found = _nested("MAP", *(items_of(node.args[part]) or UNKNOWN for part in ("keys", "values")))
+    elif isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nvl2):
+        found = _common(branches(node))
+    elif isinstance(node, exp.Transform):
+        found = _nested("ARRAY", held(_body(node.expression)))
+    elif isinstance(node, _ALIKE):
+        found = held(node.this)
+    elif isinstance(node, exp.Flatten):
+        found = items_of(node.this)
+    elif joined_lists(node):
+        found = _of_joined(node)
+    elif isinstance(node, exp.Anonymous) and node.expressions:
+        found = _holder_by_name(node.name.lower(), node.expressions)
+    return found
+
+
+def _holder_by_name(name: str, parts: Sequence[exp.Expr]) -> exp.DataType | None:
+    """The same for functions that sqlglot does not know."""
+    if name == "map_filter":
+        return held(parts[0])
+    if name == "array_repeat":
+        return _nested("ARRAY", held(parts[0]))
+    if name == "zip_with":
+        return _nested("ARRAY", held(_body(parts[-1])))
+    of = held(parts[0]).expressions if name in ("map_keys", "map_values", "transform_keys", "transform_values") else ()
+    if len(of) != 2:
+        return None
+    if name.startswith("map_"):
+        return _nested("ARRAY", of[name == "map_values"])
+    body = held(_body(parts[-1]))
+    return _nested("MAP", *((body, of[1]) if name == "transform_keys" else (of[0], body)))
+
+
+def joined_lists(node: exp.Expr) -> list[exp.DataType]:
+    """The types of the items of lists that a function makes one of; none for every other expression."""
+    if not isinstance(node, _JOINED) and not (isinstance(node, exp.Anonymous) and node.name.lower() == "array_union"):
+        return []
+    return [kind for part in node.iter_expressions() if (kind := items_of(part)) is not None]
+
+
+def _of_joined(node: exp.Expr) -> exp.DataType:
+    """The type of several lists in one; those of both 256-bit integers are lists of the signed one."""
+    kinds = joined_lists(node)
+    if all(kind == kinds[0] for kind in kinds):
+        return _nested("ARRAY", kinds[0])
+    return _nested("ARRAY", type_of_wide(INT256) if all(isinstance(wide_of_type(kind), WideInteger) for kind in kinds) else UNKNOWN)
+
+
+def _body(given: exp.Expr) -> exp.Expr:
+    return given.this if isinstance(given, exp.Lambda) else given
+
+
+def _nested(of: str, *parts: exp.DataType) -> exp.DataType:
+    return exp.DataType(this=exp.DType[of], expressions=[part.copy() for part in parts], nested=True)
+
+
+def _common(parts: Sequence[exp.Expr]) -> exp.DataType:
+    """The one type of several expressions, NULLs left out; UNKNOWN where they have not one."""
+    rest = [part for part in parts if not isinstance(part.unnest(), exp.Null)]
+    if (wide := agreed(rest) or agreed_decimal(rest)) is not None:
+        return type_of_wide(wide)
+    found = [held(part) for part in rest]
+    return found[0] if found and all(kind == found[0] for kind in found) else UNKNOWN
 
 
 def decimal_of(node: exp.Expr | None) -> pa.Decimal256Type | None:
@@ -82,7 +211,7 @@ def decimal_of(node: exp.Expr | None) -> pa.Decimal256Type | None:
         return decimal_of(node.this)
     if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nvl2):
         return agreed_decimal(branches(node))
-    wide = wide_of_type(node.type) if isinstance(node, exp.Column) else None
+    wide = wide_of_type(items_of(node.this) if isinstance(node, exp.Explode) else _taken(node))
     return wide if wide is not None and not isinstance(wide, WideInteger) and wide.scale else None
 
 
@@ -109,7 +238,7 @@ def is_wide_number(node: exp.Expr) -> bool:
     return kind_of(node) is not None or decimal_of(node) is not None
 
 
-def _agreed(parts: Sequence[exp.Expr]) -> WideInteger | None:
+def agreed(parts: Sequence[exp.Expr]) -> WideInteger | None:
     """The type of several results: the signed one where both are there. A result that is none of them, and no number, is of another type."""
     kinds = {kind_of(part) for part in parts if not isinstance(part.unnest(), exp.Null)}
     found = {kind for kind in kinds if kind is not None}
@@ -119,9 +248,11 @@ def _agreed(parts: Sequence[exp.Expr]) -> WideInteger | None:
 
 
 def branches(node: exp.Expr) -> list[exp.Expr]:
-    """The expressions that a choice gives one of."""
+    """The expressions that a choice gives one of, and the items of a list that is written out."""
     if isinstance(node, exp.Coalesce):
         return [node.this, *node.expressions]
+    if isinstance(node, exp.Array):
+        return list(node.expressions)
     parts = [branch.args["true"] for branch in node.args["ifs"]] + [node.args.get("default")] if isinstance(node, exp.Case) else [
         node.args["true"], node.args.get("false")
     ]  # fmt: skip

@@ -5,7 +5,17 @@ from __future__ import annotations
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.wide_kinds import branches, decimal_of, is_wide_number, kind_of
+from headrace.pipeline.wide_kinds import (
+    branches,
+    decimal_of,
+    held,
+    holds_wide,
+    is_wide_number,
+    items_of,
+    joined_lists,
+    kind_of,
+    wide_of_type,
+)
 
 _LOSES = "CAST it AS decimal(38, s) where its digits have room, or AS double where they may be lost."
 _ORDERED: tuple[type[exp.Expr], ...] = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.Greatest, exp.Least)
@@ -46,9 +56,11 @@ def check(node: exp.Expr) -> None:
     elif isinstance(node, _COMPUTED) and any(decimal_of(one) is not None for one in arguments):
         _refuse(node, arguments, "computes with `{}`, which is {}: Spark has 38 digits")
     elif isinstance(node, (*_ORDERED, *_SORTED)):
+        if isinstance(node, _SORTED) and wide_of_type(items_of(node.this)) is not None:
+            return
         for one in arguments:
-            if not is_wide_number(one) and (held := _held(one)) is not None:
-                msg = f"`{node.sql(dialect='spark')}` would compare the digits of `{held.sql(dialect='spark')}` as a text"
+            if not is_wide_number(one) and (found := _found(one)) is not None:
+                msg = f"`{node.sql(dialect='spark')}` would compare the digits of `{found.sql(dialect='spark')}` as a text"
                 hint = "Compare the numbers themselves, with greatest or least for several, before they go into a list, a struct or a text."
                 raise UserError(msg, hint=hint)
 
@@ -61,7 +73,7 @@ def _refuse(node: exp.Expr, arguments: list[exp.Expr], what: str) -> None:
             raise UserError(msg, hint=_LOSES)
 
 
-def _held(node: exp.Expr) -> exp.Expr | None:
+def _found(node: exp.Expr) -> exp.Expr | None:
     """The first wide number that lies in a list, a struct or another value; None where none does."""
     if is_wide_number(node):
         return node
@@ -70,5 +82,5 @@ def _held(node: exp.Expr) -> exp.Expr | None:
     elif isinstance(node, (exp.Paren, exp.Alias, *_HOLDERS)) or (isinstance(node, exp.Anonymous) and node.name.lower() in _HOLDER_NAMES):
         parts = list(node.iter_expressions())
     else:
-        return None
-    return next((found for part in parts if (found := _held(part)) is not None), None)
+        return node if any(map(holds_wide, [held(node), *joined_lists(node)])) else None
+    return next((found for part in parts if (found := _found(part)) is not None), None)

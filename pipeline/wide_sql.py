@@ -15,7 +15,19 @@ from headrace.pipeline import wide_decimals
 from headrace.pipeline.dialect_functions import template
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.wide import INT256, UINT256, WideInteger
-from headrace.pipeline.wide_kinds import KINDS, branches, decimal_of, is_wide_number, kind_of, told, whole_number
+from headrace.pipeline.wide_kinds import (
+    KINDS,
+    agreed,
+    agreed_decimal,
+    branches,
+    decimal_of,
+    is_wide_number,
+    kind_of,
+    told,
+    type_of_wide,
+    whole_number,
+)
+from headrace.pipeline.wide_lists import of_list
 from headrace.pipeline.wide_refused import check
 
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod"}
@@ -43,9 +55,9 @@ def rewritten(node: exp.Expr) -> exp.Expr:
         return _call("i256_neg", _operand(node.this, INT256))
     if isinstance(node, exp.Abs) and (kind := kind_of(node.this)) is not None:
         return _call("i256_abs", node.this) if kind.signed else node.this
-    if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nullif | exp.Nvl2 | exp.DecodeCase):
+    if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nullif | exp.Nvl2 | exp.DecodeCase | exp.Array):
         return _choice(node)
-    return _condition(node)
+    return of_list(_condition(node), _compare, lambda value, like: _alike(value, like, node)[0])
 
 
 def _condition(node: exp.Expr) -> exp.Expr:
@@ -59,13 +71,13 @@ def _condition(node: exp.Expr) -> exp.Expr:
         low, high = _compare(node.this, node.args["low"]), _compare(node.this, node.args["high"])
         return template("(_0 >= 0 AND _1 <= 0)", low, high)
     if isinstance(node, exp.In) and node.expressions and _are_wide(node.this, *node.expressions):
-        return exp.paren(exp.or_(*(template("_0 = 0", _compare(node.this, one)) for one in node.expressions)))
+        return exp.paren(exp.or_(*(_compared(exp.EQ(this=node.this.copy(), expression=one.copy())) for one in node.expressions)))
     if isinstance(node, exp.Greatest | exp.Least) and _are_wide(node.this, *node.expressions):
         sign = ">=" if isinstance(node, exp.Greatest) else "<="
         found = node.this
         for other in node.expressions:
             said = f"CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 WHEN _2 {sign} 0 THEN _0 ELSE _1 END"
-            found = template(said, *_alike(found, other), _compare(found, other))
+            found = template(said, *_alike(found, other, node), _compare(found, other))
         return found
     return node
 
@@ -104,12 +116,19 @@ def _operand(node: exp.Expr, kind: WideInteger) -> exp.Expr:
     return _call(name, exp.Literal.string(digits)) if digits is not None else _call(name, node)
 
 
-def _alike(left: exp.Expr, right: exp.Expr) -> tuple[exp.Expr, exp.Expr]:
-    """Two values of which one is chosen, in one type."""
+def _chosen(node: exp.Expr, kind: WideInteger) -> exp.Expr:
+    """A value as that type where nothing is computed with it: NULL stays NULL."""
+    found = _operand(node, kind)
+    return found if found is node or whole_number(node) is not None else template("CASE WHEN _0 IS NULL THEN NULL ELSE _1 END", node, found)
+
+
+def _alike(left: exp.Expr, right: exp.Expr, whole: exp.Expr) -> tuple[exp.Expr, exp.Expr]:
+    """Two values of which one is chosen by `whole`, in one type."""
     if (kind := decimal_of(left) or decimal_of(right)) is not None:
         return wide_decimals.operand(left, kind), wide_decimals.operand(right, kind)
+    _exact(whole, left, right)
     target = _target(left, right)
-    return _operand(left, target), _operand(right, target)
+    return _chosen(left, target), _chosen(right, target)
 
 
 def _exact(whole: exp.Expr, *sides: exp.Expr) -> None:
@@ -131,6 +150,7 @@ def _compare(left: exp.Expr, right: exp.Expr) -> exp.Expr:
     """-1, 0 or 1, NULL where one side is. Signed where the sign of a side is not known."""
     if decimal_of(left) is not None or decimal_of(right) is not None:
         return wide_decimals.compare(left, right)
+    _exact(exp.Tuple(expressions=[left.copy(), right.copy()]), left, right)
     signed = any(not _is_natural(side) for side in (left, right))
     sides = [exp.Literal.string(digits) if (digits := whole_number(side)) is not None else side for side in (left, right)]
     return _call("i256_compare" if signed else "u256_compare", *sides)
@@ -177,7 +197,11 @@ def _equals_text(node: exp.Binary) -> exp.Expr:
 def _cast(node: exp.Cast) -> exp.Expr:
     kind = kind_of(node.this)
     if (wanted := KINDS.get(node.to.this)) is not None:
-        return _operand(node.this, wanted)
+        if isinstance(node.this.unnest(), exp.Null):
+            node.set("to", exp.DataType.build("STRING", dialect="spark"))
+            node.type = type_of_wide(wanted)
+            return node
+        return _chosen(node.this, wanted)
     if kind is not None and node.to.this in exp.DataType.TEXT_TYPES:
         return _call("i256_to_string" if kind.signed else "u256_to_string", node.this)
     return node
@@ -196,11 +220,11 @@ def _choice(node: exp.Expr) -> exp.Expr:
             branch.set("this", _compared(exp.EQ(this=node.this.copy(), expression=branch.this.copy())))
         node.set("this", None)
     parts = branches(node)
-    if (kind := kind_of(node)) is not None:
+    if (kind := agreed(parts)) is not None:
         for part in parts:
             if kind_of(part) != kind and not isinstance(part.unnest(), exp.Null):
-                part.replace(_operand(part, kind))
-    elif (decimal := decimal_of(node)) is not None:
+                part.replace(_chosen(part, kind))
+    elif (decimal := agreed_decimal(parts)) is not None:
         for part in parts:
             part.replace(wide_decimals.operand(part, decimal))
     elif _are_wide(*parts):

@@ -7,12 +7,19 @@ from datetime import datetime
 
 from sqlglot import exp
 
+from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions.clock import NUMBERS
 from headrace.pipeline.functions.registry import Call, Function, check_count, named, shown
 from headrace.pipeline.functions.templates import expand_call
 
 _BARE = ("current_time",)
 """Functions that may be called without brackets. A column of that name is reached by quoting it."""
+
+
+_OUTSIDE = (
+    "Call it before the list is made, or make a row of each item: LATERAL VIEW explode(list) e AS x, and call it on x."
+    " Of 256-bit integers a lambda can compare: <, =, BETWEEN, greatest, least."
+)
 
 
 def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> None:
@@ -27,7 +34,11 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
         name, args, options = _call(part)
         call = Call(shown(name), tuple(args), options, node, place, now, _is_column(part))
         check_count(function, call)
-        part.replace(expand_call(function, call))
+        made = expand_call(function, call)
+        if function.arrow and not isinstance(made, exp.Literal) and part.find_ancestor(exp.Lambda) is not None:
+            msg = f"`{part.sql(dialect='spark')}` stands in a lambda, and `{shown(name)}` takes whole columns: Spark cannot call it there"
+            raise UserError(msg, hint=_OUTSIDE, node=node)
+        part.replace(made)
 
 
 def function_of(node: exp.Expr) -> Function | None:

@@ -123,7 +123,7 @@ def test_output_columns_that_are_wide() -> None:
     )
     found = typed(query, {"t": {"w": type_of_wide(UINT256)}})
     wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "mixed": "int256"}
-    assert {name: str(kind) for name, kind in found.items()} == wanted
+    assert {name: str(kind) for name, kind in found.wide.items()} == wanted
 
 
 def test_ids_are_those_of_the_call_and_the_node() -> None:

@@ -130,6 +130,20 @@ def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: st
         ("SELECT id, wei * 1.5 AS w FROM t", "`wei * 1.5` puts a 256-bit integer beside a number with a fraction", "CAST"),
         ("SELECT id, 'x' AS _gs_op FROM t", "column `_gs_op` says `x`", "Allowed: i, u, d."),
         ("SELECT id, named_struct('a', 1) AS _gs_pos FROM t", "`_gs_pos` is the order of rows, and cannot be set", "another name"),
+        ("SELECT id, array() AS a FROM t", "column `a` is array<void>, a type that cannot leave Spark", "CAST(array() AS ARRAY<STRING>)"),
+        ("SELECT id, map() AS a FROM t", "column `a` is map<void,void>, a type that cannot leave Spark", "MAP<STRING, STRING>"),
+        ("SELECT id, INTERVAL 1 YEAR AS a FROM t", "column `a` is interval year, a type that cannot leave Spark", "months of type INT"),
+        ("SELECT id, make_interval(1) AS a FROM t", "column `a` is interval, a type that cannot leave Spark", "AS STRING"),
+        (
+            "SELECT id, array(struct()) AS a, rand() AS r FROM t",
+            "column `a` is array<struct<>>: a struct without fields, and the rows of this node are staged in Parquet (`rand`",
+            "Give it a field",
+        ),
+        (
+            "SELECT id, map('k', named_struct('a', 1, 'A', 2)) AS m, uuid() AS r FROM t",
+            "column `m` is map<string,struct<a:int,A:int>>: its fields `a` and `A` are one name there, and the rows of this node",
+            "another name",
+        ),
         ("SELECT id, explode(xs), posexplode(xs) FROM t", "two functions that make several rows of one", "LATERAL VIEW"),
     ],
 )
@@ -141,6 +155,21 @@ def test_mistakes_name_the_node_the_place_and_the_way_out(plan: Plan, statement:
     assert message in found.message
     assert hint in found.hint
     assert "_gs_n" not in str(found)
+
+
+def test_a_type_that_parquet_lacks_is_none_of_a_node_that_is_not_staged(plan: Plan) -> None:
+    assert plan("SELECT id, struct() AS a, named_struct('a', 1, 'A', 2) AS b FROM t").schemas["x"].names == ["id", "a", "b"]
+    assert plan("SELECT id, array(NULL) AS a, INTERVAL 1 DAY AS b, rand() AS r FROM t").schemas["x"].names == ["id", "a", "b", "r"]
+
+
+def test_wide_numbers_in_lists_are_numbers_also_in_the_next_node(plan: Plan) -> None:
+    statement = "SELECT id, us, zip_with(us, array(9, NULL), (a, b) -> a > b) AS z, array_max(us) AS m, sort_array(us) AS o"
+    statement += " FROM (SELECT id, array(wei * 5, 9) AS us FROM t)"
+    found = rows(plan(f"{statement} WHERE exists(us, x -> x >= 10)"))
+    assert [(row["us"], row["z"], row["m"], row["o"]) for row in found] == [
+        (["10", "9"], [True, None], "10", ["9", "10"]),
+        (["15", "9"], [True, None], "15", ["9", "15"]),
+    ]
 
 
 def test_a_text_in_double_quotes_that_is_no_column_is_a_text(plan: Plan) -> None:
