@@ -135,13 +135,14 @@ def _check_scripts(file: PipelineFile, settings: Settings, findings: Findings) -
     """Scripts and functions load or do not, whatever is known of the columns that they are given; secrets of handlers are there or not."""
     from headrace.jobs.transforms.handler.target import without_target
     from headrace.jobs.transforms.loads import loads
+    from headrace.jobs.transforms.registry import KEYS
 
     findings.errors += without_target(file, settings)
     for name, node in file.model.transforms.items():
         try:
             loads(name, node, settings, file.lines_of(name, "script"))
         except UserError as error:
-            error.place = error.place or file.place_of(name)
+            error.place = error.place or file.place_of(name, KEYS.get(node.type, ""))
             findings.errors.append(error)
 
 

@@ -23,7 +23,7 @@ from headrace.jobs.sql_errors import explained
 from headrace.jobs.staging import Staging
 from headrace.jobs.tables.base import Empty, Lookup, Table, check_arguments, distinct_texts, register
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.registry import open_transform
+from headrace.jobs.transforms.registry import KEYS, open_transform
 from headrace.pipeline import graph, sql
 from headrace.pipeline.dialects import double_quoted
 from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
@@ -266,7 +266,7 @@ class Planner:
         try:
             return open_transform(context)
         except UserError as error:
-            error.place = error.place or self.file.place_of(name)
+            error.place = error.place or self.file.place_of(name, KEYS.get(node.type, ""))
             raise
 
     def _sql(self, name: str, text: str) -> DataFrame:

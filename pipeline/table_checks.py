@@ -13,7 +13,7 @@ from headrace.pipeline.values import PlaceOf
 
 def check_tables(model: PipelineModel, place: PlaceOf) -> list[UserError]:
     """Every mistake: calls of tables that are not there or have another source, values held twice, circles."""
-    problems = [*_calls(model, place), *_shared(model, place)]
+    problems = [*_calls(model, place), *_shared(model, place), *_names(model, place)]
     if not problems:
         problems += _circles(model, place)
     return problems
@@ -49,6 +49,19 @@ def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
             msg = f"holds the same values in memory as `{other}`: {node.backend_entity_name}"
             hint = "Ask one table under one name, or give one of the two another backend_entity_name."
             yield UserError(msg, hint=hint, node=name, place=place("transforms", name, "backend_entity_name"))
+
+
+def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Names in Postgres are a table, or a schema and a table; a schema that is said twice is the same one."""
+    for name, node in graph.tables(model).items():
+        schema, _, _ = node.backend_entity_name.rpartition(".")
+        where = place("transforms", name, "backend_entity_name")
+        if not node.in_memory and ("." in schema or node.backend_entity_name.strip(".") != node.backend_entity_name):
+            msg = f"`{node.backend_entity_name}` is no name of a table"
+            yield UserError(msg, hint="Write `table` or `schema.table`.", node=name, place=where)
+        elif not node.in_memory and schema and node.schema_ not in (None, schema):
+            msg = f"the table's schema is `{node.schema_}` by `schema`, and `{schema}` by `backend_entity_name`"
+            yield UserError(msg, hint="Say it once.", node=name, place=where)
 
 
 def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.jobs.transforms.python.calls import find
-from headrace.jobs.transforms.python.transform import allowed
+from headrace.jobs.transforms.python.transform import check_function
 from headrace.jobs.transforms.script.transform import script_of
 from headrace.jobs.transforms.shape import final_schema
 from headrace.pipeline.errors import Place, UserError
@@ -17,8 +16,7 @@ from headrace.pipeline.settings import Settings
 def loads(name: str, node: Any, settings: Settings, text_at: Place | None) -> None:
     """Raises UserError, with its place where that is known, for a script or a function that does not load. Other types have none."""
     if node.type == "python":
-        allowed(node.function, settings.python_transforms.allow, name)
-        find(node.function, name)
+        check_function(node, settings, name)
     if node.type != "script":
         return
     try:

@@ -13,6 +13,8 @@ _TRANSFORMS: dict[str, str] = {
     "script": "script.transform:ScriptRows",
     "python": "python.transform:PythonRows",
 }
+KEYS = {"python": "function", "script": "script", "handler": "schema_override"}
+"""By type: the key of a node at which a mistake of its program or its columns stands."""
 _NEEDS = "pip install 'headrace[transforms]'"
 
 

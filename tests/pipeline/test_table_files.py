@@ -127,6 +127,24 @@ def test_a_table_that_others_fill_is_asked_from_any_source():
     assert not parse_pipeline(both, "w.yaml").warnings
 
 
+@pytest.mark.parametrize(
+    ("name", "schema", "said"),
+    [
+        ("shop.lists.known", None, "`shop.lists.known` is no name of a table"),
+        ("lists.", None, "`lists.` is no name of a table"),
+        ("lists.known", "other", "the table's schema is `other` by `schema`, and `lists` by `backend_entity_name`"),
+        ("lists.known", "lists", ""),
+        ("known", "lists", ""),
+    ],
+)
+def test_a_table_in_postgres_has_one_schema(name, schema, said):
+    table = f"{{type: dynamic_table, backend_type: Postgres, backend_entity_name: {name}{f', schema: {schema}' if schema else ''}}}"
+    if said:
+        assert f"w.yaml:6:56: node 'known': {said}" in refused(table)
+    else:
+        assert parsed(table)
+
+
 def test_two_names_for_the_same_values_in_memory_are_refused():
     text = FILE.format(table=TABLE + "\n  twin: " + TABLE, sql=ASK)
     with pytest.raises(PipelineFileError, match="holds the same values in memory as `known`"):

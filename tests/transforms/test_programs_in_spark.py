@@ -156,7 +156,7 @@ def test_validate_finds_what_does_not_load_with_its_place_in_the_file(spark: Spa
     assert len(said) == 2, said
     line = PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1
     assert said[0].startswith(f"{path}:{line}:22: node 'y': the script does not load: SyntaxError")
-    assert f"{path}:{line + 1}:3: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
+    assert f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
 
 
 def test_a_key_that_a_script_makes_need_not_be_there_before(bench: Bench, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from scriptkit import hidden
 
 from headrace.connectors.base import FAN_OUT, POS
 from headrace.jobs.transforms.python.calls import Call, find
-from headrace.jobs.transforms.python.transform import allowed
+from headrace.jobs.transforms.python.transform import allowed, check_function
 from headrace.jobs.transforms.shape import final_schema, with_hidden
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.settings import load_settings
@@ -34,6 +34,14 @@ def columns(batch):
 
 def add(batch, by=1):
     return batch.set_column(0, "id", pc.add(batch["id"], by))
+
+
+def needs_rate(batch, rate):
+    return batch
+
+
+def any_options(batch, **options):
+    return batch
 
 
 def only_even(batch):
@@ -190,6 +198,29 @@ def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: st
         find(path, "n")
     assert said in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "said"),
+    [
+        ("add", {"by": 2}, ""),
+        ("add", {}, ""),
+        ("add", {"bye": 2}, "got an unexpected keyword argument 'bye'"),
+        ("same", {"batch": 1}, "multiple values for argument 'batch'"),
+        ("needs_rate", {}, "missing a required argument: 'rate'"),
+        ("any_options", {"what": 1}, ""),
+    ],
+)
+def test_options_that_a_function_does_not_take_are_told_before_any_row(function: str, options: dict[str, Any], said: str) -> None:
+    node = PythonTransform.model_validate({"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options})
+    settings = load_settings(python_transforms={"allow": ["rates_of_ours"]})
+    if not said:
+        check_function(node, settings, "n")
+        return
+    with pytest.raises(UserError) as caught:
+        check_function(node, settings, "n")
+    assert caught.value.message == f"`rates_of_ours.fx:{function}` cannot be called with a batch and these `options`: {said}"
+    assert caught.value.hint.startswith(f"It is {function}(batch")
 
 
 def test_only_the_settings_allow_a_module() -> None:

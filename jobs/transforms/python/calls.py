@@ -6,8 +6,9 @@ without it the rows are those that came in, one for one. Positions follow from t
 
 from __future__ import annotations
 
+import inspect
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -44,6 +45,19 @@ def find(path: str, node: str) -> Callable[..., Any]:
         msg = f"there is no function `{name}` in the module `{module}`"
         raise UserError(msg, hint="Correct `function`, which is `package.module:name`.", node=node)
     return found
+
+
+def check_options(found: Callable[..., Any], path: str, options: Mapping[str, Any], node: str) -> None:
+    """Raises UserError for options that the function cannot be called with. One that does not say what it takes is not judged."""
+    try:
+        takes = inspect.signature(found)
+    except ValueError:
+        return
+    try:
+        takes.bind(None, **options)
+    except TypeError as error:
+        msg = f"`{path}` cannot be called with a batch and these `options`: {error}"
+        raise UserError(msg, hint=f"It is {path.rpartition(':')[2]}{takes}.", node=node) from None
 
 
 def said(error: BaseException, module: str) -> str:

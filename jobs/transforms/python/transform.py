@@ -10,10 +10,11 @@ import pyarrow as pa
 from headrace.connectors.rowerrors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.python.calls import Call, find
+from headrace.jobs.transforms.python.calls import Call, check_options, find
 from headrace.jobs.transforms.shape import final_schema, hidden_fields, with_hidden
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.settings import Settings
 from headrace.pipeline.transforms import PythonTransform
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class PythonRows(RowTransform):
     def __init__(self, context: TransformContext) -> None:
         super().__init__(context)
         node: PythonTransform = context.node
-        allowed(node.function, context.settings.python_transforms.allow, context.name)
-        find(node.function, context.name)
+        check_function(node, context.settings, context.name)
         payload = final_schema(context.name, node.schema_, context.schema)
         self._call = Call(context.name, node.function, node.options, payload, node.batch_size)
         self._hidden = with_hidden(payload)
@@ -37,6 +37,12 @@ class PythonRows(RowTransform):
         """See `RowTransform`."""
         del plan
         return rows.mapInArrow(_task(self._call, self._hidden), self._spark_schema)
+
+
+def check_function(node: PythonTransform, settings: Settings, name: str) -> None:
+    """Raises UserError for a function that is not trusted, is not there, or cannot be called with the node's options."""
+    allowed(node.function, settings.python_transforms.allow, name)
+    check_options(find(node.function, name), node.function, node.options, name)
 
 
 def allowed(function: str, allow: list[str], node: str) -> None:
