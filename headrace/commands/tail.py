@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, urlsplit
@@ -14,6 +15,7 @@ from rich.console import Console
 from headrace.connectors.ledgers import open_ledger
 from headrace.pipeline.errors import LaneError, UserError
 from headrace.pipeline.file import load_pipeline
+from headrace.pipeline.ledger import Ledger
 from headrace.pipeline.ledger.holder import in_words
 from headrace.pipeline.problems import meant
 from headrace.pipeline.records import Json
@@ -23,6 +25,7 @@ from headrace.screen import WIDTH, err, out
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
 """The run sends a sign of life every 15 s: one that is silent for so long is gone."""
+_LOOK_SECONDS = 0.5
 _CELL = 24
 
 
@@ -36,11 +39,10 @@ def tail(path: Path, node: str | None, *, as_json: bool, rows: int | None) -> No
     if node is not None and node not in names:
         msg = f"there is no node `{node}` in {path}{meant(node, names)}"
         raise UserError(msg, hint=f"There are {', '.join(names)}.")
-    address = _address(file.name, path)
     console, shown = out(), 0
     printer = Lines(console, names=node is None)
     try:
-        for name, row in _rows(address, [node] if node else []):
+        for name, row in _rows(_address(file.name, path), [node] if node else []):
             if as_json:
                 console.print(json.dumps({"topology_node_key": name, "data": row}, ensure_ascii=False), markup=False, soft_wrap=True)
             else:
@@ -57,21 +59,32 @@ def _address(name: str, path: Path) -> str:
     """Where the run answers, by its lease in the ledger."""
     ledger = open_ledger(load_settings())
     try:
-        state = ledger.state(name)
+        holder = _holder(ledger, name, path)
     finally:
         ledger.close()
-    if state is None or state.holder is None:
-        msg = f"`{name}` is not running"
-        raise LaneError(msg, hint=f"Start it with: headrace run {path}. `headrace status` shows what runs.")
-    if not state.holder.get("inspect") or not state.holder.get("admin"):
-        msg = f"`{name}` runs ({in_words(state.holder)}), and does not show its rows"
+    if not holder.get("inspect") or not holder.get("admin"):
+        msg = f"`{name}` runs ({in_words(holder)}), and does not show its rows"
         hint = "Set HEADRACE__LIVE_DATA_INSPECT_ENABLED=true, or live_data_inspect_enabled: true in config.yaml, and start it again."
         raise LaneError(msg, hint=hint)
-    address = state.holder["admin"]
-    if urlsplit(address).hostname in ("127.0.0.1", "::1", "localhost") and state.holder.get("host") != socket.gethostname():
-        msg = f"`{name}` runs on host {state.holder.get('host')}, and shows its rows there only ({address})"
+    address = holder["admin"]
+    if urlsplit(address).hostname in ("127.0.0.1", "::1", "localhost") and holder.get("host") != socket.gethostname():
+        msg = f"`{name}` runs on host {holder.get('host')}, and shows its rows there only ({address})"
         raise LaneError(msg, hint="Run this command there, or set admin_api_host for the run to an address that others reach.")
     return address
+
+
+def _holder(ledger: Ledger, name: str, path: Path) -> Json:
+    """Who runs the pipeline. Waits while it starts: a run writes down its JVM and its address when it is ready."""
+    told = False
+    while (state := ledger.state(name)) is not None and state.holder is not None:
+        if "jvm" in state.holder:
+            return state.holder
+        if not told:
+            err().print(f"{name} is starting, rows come when it has", markup=False)
+            told = True
+        time.sleep(_LOOK_SECONDS)
+    msg = f"`{name}` is not running"
+    raise LaneError(msg, hint=f"Start it with: headrace run {path}. `headrace status` shows what runs.")
 
 
 def _rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:

@@ -86,7 +86,7 @@ class Watcher:
         running = lane.holder is not None
         return View(
             name=lane.name if lane.lane == "main" else f"{lane.name}/{lane.lane}",
-            phase=(seen.phase or "starting").replace("_", " ") if running else "stopped",
+            phase=((str(open_row.plan.phase) if open_row else seen.phase) or "starting").replace("_", " ") if running else "stopped",
             epoch=lane.committed,
             rate=sum(number for _, number in seen.came) / spent if running and spent > 0 else None,
             behind=lane.progress.get("backlog") if running else None,

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -161,7 +162,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     ledger = open_ledger(settings)
 
     def say(**holder: object) -> Path:
-        ledger.acquire("seen", "main", {"host": socket.gethostname(), "pid": 1, "door": "cli"} | holder, 60.0)
+        ledger.acquire("seen", "main", {"host": socket.gethostname(), "pid": 1, "door": "cli", "jvm": None} | holder, 60.0)
         return path
 
     yield say
@@ -190,6 +191,26 @@ def test_tail_ends_with_the_run(running: Callable[..., Path], opened: Opened, sa
     ended.join(30)
     assert not ended.is_alive()
     assert "seen has ended" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("running")
+def test_tail_waits_for_a_run_that_starts(
+    opened: Opened, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples.put("out", [{"id": 7}])
+    here = {"host": socket.gethostname(), "pid": 1}
+    ledger = open_ledger(tail_command.load_settings())
+    lease = ledger.acquire("seen", "main", here, 60.0)
+    ready = here | {"jvm": None, "admin": opened().address, "inspect": True}
+    monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.set_holder(lease, ready)))
+    tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
+    said = capsys.readouterr()
+    assert (said.err, json.loads(said.out)["data"]) == ("seen is starting, rows come when it has\n", {"id": 7})
+    ledger.set_holder(lease, here)
+    monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.release(lease)))
+    with pytest.raises(LaneError, match="`seen` is not running"):
+        tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
+    ledger.close()
 
 
 def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -> None:

@@ -68,9 +68,11 @@ def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
 
 def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
     lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None)
+    assert watcher.look()[0].phase == "starting"
     lane.plan()
     lane.ledger.failed(lane.lease, 1, "out", "TargetError: no such table")
-    assert watcher.look()[0].error == "out: TargetError: no such table"
+    (view,) = watcher.look()
+    assert (view.phase, view.epoch, view.error) == ("live", 0, "out: TargetError: no such table")
     ledger.release(lane.lease)
     (view,) = watcher.look()
     assert (view.phase, view.holder, view.rate, view.behind) == ("stopped", "nobody", None, None)
