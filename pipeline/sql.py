@@ -128,6 +128,8 @@ _CLOCKS = (exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentDate, exp.Anonym
 _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORECASE)
 """Texts that mean a moment where they become a time, and the zone behind them."""
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_to_date")
+"""Functions that cast, and that the parser does not know."""
 _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
 
 
@@ -153,9 +155,10 @@ def _told_by(call: exp.Expr) -> str | None:
 
 def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
     """The words such as `'now'` that are cast to a time, and where they stand; those with a zone behind them, or those without."""
-    for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate):
-        into = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES
-        text = cast.this
+    for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate, exp.Anonymous):
+        into, text = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES, cast.this
+        if isinstance(cast, exp.Anonymous):  # with a format it is text like any other
+            into, text = cast.name.lower() in _INTO_TIMES and len(cast.expressions) == 1, next(iter(cast.expressions), None)
         if into and isinstance(text, exp.Literal) and text.is_string and (found := _WORDS.fullmatch(text.name)) and bool(found[2]) == zoned:
             yield found[0].strip() if zoned else found[1], text
 
@@ -192,7 +195,7 @@ def unsteady(predicate: str) -> tuple[str, ...]:
         query = parse(text)
     except UserError:
         return ()
-    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call)]
+    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call) or call.name == "current_time"]
     return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
 
 

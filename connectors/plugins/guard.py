@@ -92,6 +92,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "write": _is(Counts),
         "check": lambda _: "",
         "foreign_record": _is(Record, type(None)),
+        "began": _is(bool),
         "count": _is(tuple, type(None)),
         "describe": _is(dict),
         "close": lambda _: "",

@@ -58,3 +58,15 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
 )
 def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple[str, ...]) -> None:
     assert sql.unsteady_in_clickhouse(predicate) == found
+
+
+@pytest.mark.parametrize(
+    ("predicate", "found"),
+    [
+        ("hour(at) < hour(current_time())", ("current_time()",)),
+        ("at > try_to_timestamp('now')", ("now",)),
+        ("current_time > 5 AND try_to_timestamp(word) IS NULL", ()),
+    ],
+)
+def test_what_lets_other_rows_through_in_spark(predicate: str, found: tuple[str, ...]) -> None:
+    assert sql.unsteady(predicate) == found

@@ -269,6 +269,14 @@ def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
     assert waited_for(tmp_path) == {}
 
 
+def test_a_request_that_was_given_up_at_once_leaves_no_word(tmp_path: Path) -> None:
+    """The service asks for longer than the request may take."""
+    with served(lambda _: (503, b"", {"Retry-After": "60"})) as web:
+        failure(task(web, wait=Wait(tmp_path, "ask"), retry_for=0.3))
+    assert len(web.asked) == 1
+    assert waited_for(tmp_path) == {}
+
+
 def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) -> None:
     Wait(tmp_path, "a node").note("a service", -1)
     Wait(tmp_path, "other").note("another", 60)

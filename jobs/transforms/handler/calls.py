@@ -109,14 +109,15 @@ class Caller:
 
     def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> Reply:
         """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
-        began = time.monotonic()
+        told = threading.Event()
         try:
-            return self._tried(batch, stop, tally, began)
+            return self._tried(batch, stop, tally, told)
         finally:
-            if self._service.wait is not None and time.monotonic() - began > _PATIENCE:
+            if self._service.wait is not None and told.is_set():
                 self._service.wait.over()
 
-    def _tried(self, batch: Batch, stop: threading.Event, tally: Tally, began: float) -> Reply:
+    def _tried(self, batch: Batch, stop: threading.Event, tally: Tally, told: threading.Event) -> Reply:
+        began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
         while True:
@@ -136,15 +137,16 @@ class Caller:
             wait = spread if wait is None else wait
             pause = min(pause * 2, _LAST_PAUSE)
             over = deadline is not None and time.monotonic() + wait > deadline
-            self._waits(began, attempt, last, wait)
+            self._waits(began, attempt, last, wait, told)
             if over or attempt == self._service.max_attempts or stop.wait(wait):
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
-    def _waits(self, began: float, attempts: int, last: str, pause: float) -> None:
-        """Tells those who look at the run, once it has taken a while."""
+    def _waits(self, began: float, attempts: int, last: str, pause: float, told: threading.Event) -> None:
+        """Tells those who look at the run, once it has taken a while or will have; `told` is set then."""
         seconds = time.monotonic() - began
         if self._service.wait is None or seconds + pause < _PATIENCE:
             return
+        told.set()
         message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
         self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
 
