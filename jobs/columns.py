@@ -31,6 +31,9 @@ def payload_of(frame: DataFrame) -> pa.Schema:
 
     fields = [field for field in frame.schema.fields if field.name not in HIDDEN]
     for field in fields:
+        if (name := _twice(field.dataType)) is not None:
+            msg = f"column `{field.name}` is {field.dataType.simpleString()}, a struct with two fields `{name}`"
+            raise UserError(msg, hint="Give one of the two another name.")
         try:
             arrow_schema(StructType([field]))
         except (PySparkException, ValueError) as error:  # Arrow's own where items that cannot be NULL have no type
@@ -38,6 +41,20 @@ def payload_of(frame: DataFrame) -> pa.Schema:
             hint = f"CAST it in the SQL: {_instead(field.dataType)}."
             raise UserError(msg, hint=hint) from error
     return arrow_schema(StructType(fields))
+
+
+def _twice(kind: DataType) -> str | None:
+    """A name that two fields of one struct have, None where there is none."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        names = kind.fieldNames()
+        doubled = next((name for name in names if names.count(name) > 1), None)
+        parts = [field.dataType for field in kind.fields]
+    else:
+        doubled = None
+        parts = [kind.elementType] if isinstance(kind, ArrayType) else [kind.keyType, kind.valueType] if isinstance(kind, MapType) else []
+    return doubled or next((found for part in parts if (found := _twice(part)) is not None), None)
 
 
 def _instead(kind: DataType) -> str:

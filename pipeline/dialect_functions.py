@@ -156,6 +156,8 @@ _HEX = {"hex": "lower(hex(_0))", "base64": "base64(_0)"}
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
 _SPLIT = r"split(_0, concat('\\Q', _1, '\\E'))"
 
+_FIRST_MATCH = "regexp_extract(a, 'x(.)', 1) for the first group and 0 for the whole match: it is '' where nothing matches"
+
 POSTGRES: Mapping[str, Templates] = {
     "log": {1: "log10(_0)", 2: "log(_0, _1)"},
     "log10": {1: "log10(_0)"},
@@ -168,6 +170,7 @@ POSTGRES: Mapping[str, Templates] = {
     "sha384": _digest("384"),
     "sha512": _digest("512"),
     "regexp_like": _regexp_like,
+    "regexp_match": lambda arguments: _refused("regexp_match", _FIRST_MATCH, arguments),
     "strpos": {2: "locate(_1, _0)"},
     "string_to_array": {2: _SPLIT},
     "array_to_string": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},

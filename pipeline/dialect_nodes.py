@@ -8,6 +8,7 @@ from typing import Any
 from sqlglot import exp
 
 from headrace.pipeline.dialect_functions import template
+from headrace.pipeline.dialect_patterns import similar
 from headrace.pipeline.errors import UserError
 
 _SKIP_NULLS = ("datafusion", "postgres", "duckdb")
@@ -142,6 +143,7 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], exp.Expr]] = {
     exp.Extract: _extract,
     exp.UnixToTime: _from_unix,
     exp.EQ: _equal,
+    exp.SimilarTo: similar,
     exp.Div: _division,
     exp.Initcap: lambda call, _: template("initcap(_0)", call.this),
 }

@@ -23,6 +23,7 @@ from sqlglot.tokenizer_core import TokenType
 
 from headrace.pipeline import dialect_functions, functions
 from headrace.pipeline.dialect_nodes import translated
+from headrace.pipeline.dialect_patterns import binned
 from headrace.pipeline.errors import UserError
 
 DialectName = Literal["spark", "datafusion", "postgres", "duckdb", "trino", "clickhouse"]
@@ -61,7 +62,7 @@ class HeadracePostgres(Postgres):
     class Parser(Postgres.Parser):
         """Functions of the same name that mean something else in Spark."""
 
-        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, dialect_functions.POSTGRES, "postgres")
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres")
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
             {
                 name: read
@@ -84,7 +85,9 @@ class HeadraceDataFusion(HeadracePostgres):
 
         EXPONENT: ClassVar[dict[Any, Any]] = {}
         BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
-        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(HeadracePostgres.Parser, dialect_functions.DATAFUSION, "datafusion")
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
+            HeadracePostgres.Parser, {**dialect_functions.DATAFUSION, "date_bin": binned}, "datafusion"
+        )
 
 
 class HeadraceDuckDB(DuckDB):

@@ -35,6 +35,17 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _backend(value: Any) -> Any:
+    """The ledger's place, in lower case. Streamling's third one, in memory, is told what it would mean here."""
+    if isinstance(value, str) and "".join(filter(str.isalnum, value)).lower() == "inmemory":
+        msg = (
+            f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would forget with the process what every target holds."
+            " `sqlite`, which is meant without this setting, needs no server: a file below `home`"
+        )
+        raise ValueError(msg)
+    return _lower(value)
+
+
 def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
@@ -114,7 +125,7 @@ class SqliteBackend(Section):
 class StateBackend(Section):
     """Where the ledger lies."""
 
-    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(_lower)] = "sqlite"
+    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(_backend)] = "sqlite"
     sqlite: SqliteBackend = SqliteBackend()
     postgres: PostgresConnection = PostgresConnection()
 

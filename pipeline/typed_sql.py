@@ -26,7 +26,10 @@ _INTEGERS = (exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT, exp.DType.BIG
 _RESULTS = {
     "array_size": "INT", "cardinality": "INT", "locate": "INT", "length": "INT", "dayofweek": "INT", "array_position": "BIGINT",
     "unix_millis": "BIGINT", "unix_micros": "BIGINT", "regexp_count": "INT", "u256_compare": "INT", "i256_compare": "INT",
-    "to_int64": "BIGINT", "u256_to_string": "STRING", "i256_to_string": "STRING",
+    "to_int64": "BIGINT", "u256_to_string": "STRING", "i256_to_string": "STRING", "hash": "INT", "xxhash64": "BIGINT", "crc32": "BIGINT",
+    "instr": "INT", "find_in_set": "INT", "octet_length": "INT", "weekday": "INT", "json_array_length": "INT", "bitwise_count": "INT",
+    "width_bucket": "BIGINT", "regexp_instr": "INT", "bigint": "BIGINT", "monotonically_increasing_id": "BIGINT", "url_encode": "STRING",
+    "get_json_object": "STRING", "make_valid_utf8": "STRING", "schema_of_json": "STRING",
 }  # fmt: skip
 """Functions that sqlglot does not know, by their results."""
 
@@ -141,9 +144,10 @@ class Typer:
         """The expression with types, rewritten; it takes the place of the old one."""
         for column in root.find_all(exp.Column):
             column.type = scope.find([part.name.lower() for part in column.parts])
-        for call in root.find_all(exp.Anonymous):
-            own = function_of(call)
-            if said := _OWN.get(own.result) if own else _RESULTS.get(call.name.lower()):
+        for call in root.find_all(exp.Func):
+            own = function_of(call) if isinstance(call, exp.Anonymous) else None
+            name = call.name if isinstance(call, exp.Anonymous) else call.sql_name()
+            if said := _OWN.get(own.result) if own else _RESULTS.get(name.lower()):
                 call.type = exp.DataType.build(said, dialect=DIALECT)
         for part, whole in _visits(root):
             if not whole:
@@ -216,14 +220,23 @@ def _common(name: str, left: exp.DataType, right: exp.DataType) -> exp.DataType:
         return left
     if left.this == exp.DType.NULL:
         return right
+    if _is_empty(right):
+        return left
+    if _is_empty(left):
+        return right
     wide = [wide_of_type(kind) for kind in (left, right)]
-    if any(kind is not None for kind in wide):
+    if holds_wide(left) or holds_wide(right):
         said = [str(one) if one is not None else _spelled(kind) for one, kind in zip(wide, (left, right), strict=True)]
         msg = f"column `{name}` is {said[0]} in one branch of UNION ALL, and {said[1]} in another"
         raise UserError(msg, hint="Make them the same with CAST, to_u256, to_i256, or u256_to_string.")
     if left.this in _INTEGERS and right.this in _INTEGERS:
         return max((left, right), key=lambda kind: _INTEGERS.index(kind.this))
     return UNKNOWN
+
+
+def _is_empty(kind: exp.DataType) -> bool:
+    """Whether it is the type of a list or a map that nothing gives a type."""
+    return kind.this in (exp.DType.ARRAY, exp.DType.MAP) and all(part.this == exp.DType.NULL for part in kind.expressions)
 
 
 def _spelled(kind: exp.DataType) -> str:

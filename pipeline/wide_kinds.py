@@ -102,6 +102,7 @@ def held(node: exp.Expr) -> exp.DataType:
     else:
         wide = kind_of(bare) or decimal_of(bare)
         found = type_of_wide(wide) if wide is not None else _holder(bare)
+        found = found if found is not None and holds_wide(found) else None
     if found is None and holds_wide(found := told(bare)):
         return UNKNOWN
     return found
@@ -131,7 +132,7 @@ def _taken(node: exp.Expr | None) -> exp.DataType | None:
 
 
 def _holder(node: exp.Expr) -> exp.DataType | None:
-    """The type of what is made a list, a map or a struct; None for every other expression."""
+    """The type of what is made a list, a map or a struct, as far as wide numbers are in it; None for every other expression."""
     found: exp.DataType | None = None
     if isinstance(node, exp.Array):
         found = _nested("ARRAY", _common(node.expressions))
@@ -280,5 +281,12 @@ def written(node: exp.Expr) -> Decimal | None:
 
 
 def is_whole(node: exp.Expr) -> bool:
-    """Whether it is a whole number of at most 64 bits, or one that is written out."""
-    return whole_number(node) is not None or told(node).this in exp.DataType.SIGNED_INTEGER_TYPES
+    """Whether it is a whole number of at most 64 bits, a decimal without a fraction, or one that is written out."""
+    kind = told(node)
+    return whole_number(node) is not None or kind.this in exp.DataType.SIGNED_INTEGER_TYPES or is_whole_decimal(kind)
+
+
+def is_whole_decimal(kind: exp.DataType) -> bool:
+    """Whether a type is that of decimals without digits behind the point."""
+    said = kind.expressions
+    return kind.this == exp.DType.DECIMAL and (len(said) == 1 or (len(said) == 2 and said[1].name == "0"))

@@ -76,6 +76,10 @@ def of_list(node: exp.Expr, compare: Compare, alike: Callable[[exp.Expr, exp.Exp
         if not is_wide_number(value):
             value.replace(alike(value, _variable("hr_x", kind)))
         return node
+    if isinstance(node, exp.ArrayContains) and isinstance(node.this, exp.Array) and is_wide_number(node.expression):
+        for item in node.this.expressions:
+            item.replace(alike(item, node.expression))
+        return node
     if isinstance(node, exp.ArrayMax | exp.ArrayMin) and (kind := wide_of_type(items_of(node.this))) is not None:
         return _furthest(node, kind, compare)
     if isinstance(node, exp.ArraySort) and node.expression is None and (kind := wide_of_type(items_of(node.this))) is not None:

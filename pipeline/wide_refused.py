@@ -18,6 +18,7 @@ from headrace.pipeline.wide_kinds import (
 )
 
 _LOSES = "CAST it AS decimal(38, s) where its digits have room, or AS double where they may be lost."
+_SPELLED = "For a number of up to 64 bits CAST it AS bigint; for the bytes of its digits, CAST it AS string."
 _ORDERED: tuple[type[exp.Expr], ...] = (exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Between, exp.Greatest, exp.Least)
 _SORTED: tuple[type[exp.Expr], ...] = (exp.ArrayMax, exp.ArrayMin, exp.ArraySort)
 _ROUNDED: tuple[type[exp.Expr], ...] = (
@@ -30,6 +31,9 @@ _ROUNDED: tuple[type[exp.Expr], ...] = (
     exp.SafeMultiply,
     exp.SafeDivide,
 )
+_SHIFTED: tuple[type[exp.Expr], ...] = (exp.BitwiseLeftShift, exp.BitwiseRightShift)
+_SHIFTED_NAMES = ("shiftleft", "shiftright", "shiftrightunsigned")
+_HEX: tuple[type[exp.Expr], ...] = (exp.Hex, exp.LowerHex)
 _ROUNDED_NAMES = ("bround", "format_number", "positive", "try_mod")
 _COMPUTED: tuple[type[exp.Expr], ...] = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Negative, exp.Abs)
 _HOLDERS: tuple[type[exp.Expr], ...] = (
@@ -53,6 +57,10 @@ def check(node: exp.Expr) -> None:
     arguments = list(node.iter_expressions())
     if isinstance(node, _ROUNDED) or name in _ROUNDED_NAMES:
         _refuse(node, arguments, "takes a double or a 64-bit integer, and `{}` is {}")
+    elif isinstance(node, _SHIFTED) or name in _SHIFTED_NAMES:
+        _refuse(node, arguments[:1], "moves the bits of `{}`, which is {}", "Multiply or divide it by a power of two.")
+    elif isinstance(node, _HEX):
+        _refuse(node, arguments, "spells the digits of `{}`, which is {}, as the bytes of a text", _SPELLED)
     elif isinstance(node, _COMPUTED) and any(decimal_of(one) is not None for one in arguments):
         _refuse(node, arguments, "computes with `{}`, which is {}: Spark has 38 digits")
     elif isinstance(node, (*_ORDERED, *_SORTED)):
@@ -65,12 +73,12 @@ def check(node: exp.Expr) -> None:
                 raise UserError(msg, hint=hint)
 
 
-def _refuse(node: exp.Expr, arguments: list[exp.Expr], what: str) -> None:
+def _refuse(node: exp.Expr, arguments: list[exp.Expr], what: str, hint: str = _LOSES) -> None:
     for one in arguments:
         if (kind := decimal_of(one) or kind_of(one)) is not None:
             said = str(kind) if kind_of(one) is not None else f"a decimal of up to {kind.precision} digits"
             msg = f"`{node.sql(dialect='spark')}` {what.format(one.sql(dialect='spark'), said)}"
-            raise UserError(msg, hint=_LOSES)
+            raise UserError(msg, hint=hint)
 
 
 def _found(node: exp.Expr) -> exp.Expr | None:

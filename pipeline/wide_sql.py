@@ -21,6 +21,8 @@ from headrace.pipeline.wide_kinds import (
     agreed_decimal,
     branches,
     decimal_of,
+    is_whole,
+    is_whole_decimal,
     is_wide_number,
     kind_of,
     told,
@@ -33,6 +35,10 @@ from headrace.pipeline.wide_refused import check
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod"}
 _COMPARISONS: tuple[type[exp.Expr], ...] = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _INEXACT = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.DECIMAL)
+_ZERO = {
+    "zeroifnull": lambda value, zero: exp.Coalesce(this=value, expressions=[zero]),
+    "nullifzero": lambda value, zero: exp.Nullif(this=value, expression=zero),
+}
 _DIGITS = "'^-?[0-9]+$'"
 
 
@@ -51,13 +57,20 @@ def rewritten(node: exp.Expr) -> exp.Expr:
         return _computed(node)
     if isinstance(node, exp.Cast):
         return _cast(node)
-    if isinstance(node, exp.Neg | exp.Negative) and kind_of(node.this) is not None:
-        return _call("i256_neg", _operand(node.this, INT256))
-    if isinstance(node, exp.Abs) and (kind := kind_of(node.this)) is not None:
-        return _call("i256_abs", node.this) if kind.signed else node.this
+    if isinstance(node, exp.Neg | exp.Negative | exp.Abs) and (kind := kind_of(node.this)) is not None:
+        return _signed(node, kind)
     if isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nullif | exp.Nvl2 | exp.DecodeCase | exp.Array):
         return _choice(node)
+    if isinstance(node, exp.Anonymous) and node.name.lower() in _ZERO and len(node.expressions) == 1 and _are_wide(*node.expressions):
+        return _choice(_ZERO[node.name.lower()](node.expressions[0].copy(), exp.Literal.number(0)))
     return of_list(_condition(node), _compare, lambda value, like: _alike(value, like, node)[0])
+
+
+def _signed(node: exp.Expr, kind: WideInteger) -> exp.Expr:
+    """The number with the other sign, or without one."""
+    if not isinstance(node, exp.Abs):
+        return _call("i256_neg", _operand(node.this, INT256))
+    return _call("i256_abs", node.this) if kind.signed else node.this
 
 
 def _condition(node: exp.Expr) -> exp.Expr:
@@ -69,7 +82,8 @@ def _condition(node: exp.Expr) -> exp.Expr:
         return exp.not_(same) if isinstance(node, exp.NullSafeNEQ) else same
     if isinstance(node, exp.Between) and _are_wide(node.this, node.args["low"], node.args["high"]):
         low, high = _compare(node.this, node.args["low"]), _compare(node.this, node.args["high"])
-        return template("(_0 >= 0 AND _1 <= 0)", low, high)
+        either = " OR (_0 <= 0 AND _1 >= 0)" if node.args.get("symmetric") else ""
+        return template(f"(_0 >= 0 AND _1 <= 0{either})", low, high)
     if isinstance(node, exp.In) and node.expressions and _are_wide(node.this, *node.expressions):
         return exp.paren(exp.or_(*(_compared(exp.EQ(this=node.this.copy(), expression=one.copy())) for one in node.expressions)))
     if isinstance(node, exp.Greatest | exp.Least) and _are_wide(node.this, *node.expressions):
@@ -143,7 +157,7 @@ def _exact(whole: exp.Expr, *sides: exp.Expr) -> None:
 
 def _inexact(side: exp.Expr) -> bool:
     kind = told(side)
-    return kind.this in _INEXACT and not (kind.this == exp.DType.DECIMAL and len(kind.expressions) == 2 and kind.expressions[1].name == "0")
+    return kind.this in _INEXACT and not is_whole_decimal(kind)
 
 
 def _compare(left: exp.Expr, right: exp.Expr) -> exp.Expr:
@@ -201,6 +215,9 @@ def _cast(node: exp.Cast) -> exp.Expr:
             node.set("to", exp.DataType.build("STRING", dialect="spark"))
             node.type = type_of_wide(wanted)
             return node
+        if isinstance(node, exp.TryCast) and kind_of(node.this) is None and not is_whole(node.this):
+            msg = f"`{node.sql(dialect='spark')}` cannot give NULL for what is no {wanted}"
+            raise UserError(msg, hint=f"Say which texts are numbers: CASE WHEN s RLIKE '^[0-9]+$' THEN CAST(s AS {wanted}) END.")
         return _chosen(node.this, wanted)
     if kind is not None and node.to.this in exp.DataType.TEXT_TYPES:
         return _call("i256_to_string" if kind.signed else "u256_to_string", node.this)
@@ -249,8 +266,24 @@ def _texts_only(node: exp.Expr, parts: Sequence[exp.Expr]) -> None:
     kinds = [kind_of(part) or decimal_of(part) for part in parts]
     at = next(at for at, kind in enumerate(kinds) if kind is not None)
     texts = [_is_text(part) for part in parts]
-    for part, kind, text in zip(parts, kinds, texts, strict=True):
-        other = kind != kinds[at] and not any(texts) if kind is not None else not (text or isinstance(part.unnest(), exp.Null))
+    for part, wide, text in zip(parts, kinds, texts, strict=True):
+        other = wide != kinds[at] and not any(texts) if wide is not None else not (text or isinstance(part.unnest(), exp.Null))
         if other:
-            msg = f"`{node.sql(dialect='spark')}` is `{parts[at].sql(dialect='spark')}`, of type {kinds[at]}, or `{part.sql(dialect='spark')}`"
-            raise UserError(msg, hint=f"{wide_decimals.HINT} For a text, CAST all of them AS STRING.")
+            kind_said = f"a {kind}" if (kind := _said(part)) else "of a type that cannot be told"
+            msg = (
+                f"`{node.sql(dialect='spark')}` is `{parts[at].sql(dialect='spark')}`, of type {kinds[at]}, or `{part.sql(dialect='spark')}`,"
+                f" which is {kind_said}"
+            )
+            raise UserError(msg, hint=f"{wide_decimals.HINT} For a text, CAST all of them AS STRING." if kind else _untold(part))
+
+
+def _said(node: exp.Expr) -> str:
+    """The type of an expression in words; empty where it cannot be told."""
+    kind = kind_of(node) or decimal_of(node)
+    found = told(node)
+    return str(kind) if kind is not None else "" if found.this == exp.DType.UNKNOWN else found.sql(dialect="spark")
+
+
+def _untold(node: exp.Expr) -> str:
+    text = node.sql(dialect="spark")
+    return f"Say it: CAST({text} AS BIGINT) or AS decimal(38, 0) for a whole number, CAST({text} AS STRING) for a text."

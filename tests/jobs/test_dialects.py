@@ -34,6 +34,10 @@ CASES: dict[str, list[tuple[str, Any]]] = {
     ],
     "postgres": [
         ('"name"', "Ann Bee"),
+        ("name SIMILAR TO 'Ann|Bee'", False),
+        ("name SIMILAR TO 'A(nn|x)_%e'", True),
+        ("name NOT SIMILAR TO 'Ann.Bee'", True),
+        ("date_bin('1 hour 30 minutes', ts, '2025-01-05 07:00:00')", datetime(2025, 1, 5, 5, 30, tzinfo=UTC)),
         ("I", 7),
         ("name ~ 'ann'", False),
         ("name ~* 'ann'", True),
@@ -129,6 +133,10 @@ CASES: dict[str, list[tuple[str, Any]]] = {
         ("CASE WHEN i > j THEN 'x' END", "x"),
     ],
     "datafusion": [
+        ("name SIMILAR TO 'nn|x'", True),
+        ("name NOT SIMILAR TO '^nn'", True),
+        ("date_bin(INTERVAL '15 minutes', ts)", datetime(2025, 1, 5, 6, tzinfo=UTC)),
+        ("date_bin(INTERVAL '1 week', ts, TIMESTAMP '2025-01-06 00:00:00')", datetime(2024, 12, 30, tzinfo=UTC)),
         ('"name"', "Ann Bee"),
         ("NAME", "Ann Bee"),
         ("name ~* 'ann'", True),
@@ -211,6 +219,8 @@ CASES: dict[str, list[tuple[str, Any]]] = {
         ("st.q", "x"),
     ],
     "duckdb": [
+        ("name SIMILAR TO 'nn'", False),
+        ("name SIMILAR TO 'A.*(e|x)'", True),
         ("i // j", 3),
         ("i / j", 3.5),
         ("[1, 2]", [1, 2]),

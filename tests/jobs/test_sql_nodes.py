@@ -131,6 +131,11 @@ def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: st
         ("SELECT id, 'x' AS _gs_op FROM t", "column `_gs_op` says `x`", "Allowed: i, u, d."),
         ("SELECT id, named_struct('a', 1) AS _gs_pos FROM t", "`_gs_pos` is the order of rows, and cannot be set", "another name"),
         ("SELECT id, array() AS a FROM t", "column `a` is array<void>, a type that cannot leave Spark", "CAST(array() AS ARRAY<STRING>)"),
+        (
+            "SELECT id, array(struct(n, id AS n)) AS a FROM t",
+            "column `a` is array<struct<n:int,n:bigint>>, a struct with two fields `n`",
+            "another",
+        ),
         ("SELECT id, map() AS a FROM t", "column `a` is map<void,void>, a type that cannot leave Spark", "MAP<STRING, STRING>"),
         ("SELECT id, INTERVAL 1 YEAR AS a FROM t", "column `a` is interval year, a type that cannot leave Spark", "months of type INT"),
         ("SELECT id, make_interval(1) AS a FROM t", "column `a` is interval, a type that cannot leave Spark", "AS STRING"),

@@ -173,6 +173,15 @@ live_data_inspect_enabled: false
 """
 
 
+@pytest.mark.parametrize("said", ["InMemory", "in_memory"])
+def test_a_ledger_in_memory_is_refused_with_the_reason(said: str) -> None:
+    config(f"state_backend: {{backend_type: {said}}}\n")
+    with pytest.raises(
+        SettingsError, match=rf"state_backend.backend_type: must be `sqlite` or `postgres`: a ledger in memory \(`{said}`\)"
+    ):
+        load_settings()
+
+
 def test_a_config_file_of_streamling_is_taken_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     config(STREAMLING)
     settings = load_settings()

@@ -65,6 +65,10 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("u + 1 > 2", "U256_COMPARE(U256_ADD(u, TO_U256('1')), '2') > 0", ""),
         ("u <=> i", "(COALESCE(I256_COMPARE(u, i) = 0, FALSE) OR (u IS NULL AND i IS NULL))", ""),
         ("u BETWEEN 1 AND 2", "(U256_COMPARE(u, '1') >= 0 AND U256_COMPARE(u, '2') <= 0)", ""),
+        ("zeroifnull(u)", "COALESCE(u, TO_U256('0'))", "uint256"),
+        ("nullifzero(u)", "CASE WHEN U256_COMPARE(u, '0') = 0 THEN NULL ELSE u END", "uint256"),
+        ("array_contains(array(9, NULL), u)", "ARRAY_CONTAINS(ARRAY(TO_U256('9'), NULL), u)", ""),
+        ("try_cast(n AS uint256)", "CASE WHEN n IS NULL THEN NULL ELSE TO_U256(n) END", "uint256"),
         ("u NOT IN (1, 2)", "NOT (U256_COMPARE(u, '1') = 0 OR U256_COMPARE(u, '2') = 0)", ""),
         ("u IN ('x', 5)", "(u = 'x' OR U256_COMPARE(u, '5') = 0)", ""),
         ("CASE WHEN u > 5 THEN u ELSE 0 END", "CASE WHEN U256_COMPARE(u, '5') > 0 THEN u ELSE TO_U256('0') END", "uint256"),
@@ -89,6 +93,8 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("decode(u, 5, i)", "CASE WHEN (COALESCE(U256_COMPARE(u, '5') = 0, FALSE) OR (u IS NULL AND 5 IS NULL)) THEN i END", "int256"),
         ("coalesce(u, split_part(s, ',', 1))", "COALESCE(u, SPLIT_PART(s, ',', 1))", ""),
         ("coalesce(u, json_value(s, '$.x'))", "COALESCE(u, JSON_VALUE(s, '$.x'))", ""),
+        ("coalesce(u, xxhash64(s))", "COALESCE(u, CASE WHEN XXHASH64(s) IS NULL THEN NULL ELSE TO_U256(XXHASH64(s)) END)", "uint256"),
+        ("if(b, u, CAST(7 AS DECIMAL(20)))", None, "uint256"),
         ("coalesce(u, length(s))", "COALESCE(u, CASE WHEN LENGTH(s) IS NULL THEN NULL ELSE TO_U256(LENGTH(s)) END)", "uint256"),
         ("negative(i)", "I256_NEG(i)", "int256"),
         ("explode(array(u, u))", "EXPLODE(ARRAY(u, u))", "uint256"),
@@ -107,8 +113,9 @@ def said(expression: str, dialect: str = "spark") -> tuple[str, str]:
         ("coalesce(u, 'none')", "COALESCE(u, 'none')", ""),
     ],
 )
-def test_operators_beside_wide_integers_are_functions(written: str, meant: str, kind: str) -> None:
-    assert said(written) == (meant, kind)
+def test_operators_beside_wide_integers_are_functions(written: str, meant: str | None, kind: str) -> None:
+    text, found = said(written)
+    assert (text if meant is not None else None, found) == (meant, kind)
 
 
 LIST = "array(u, i, 5)"
@@ -222,6 +229,10 @@ def test_digits_are_not_compared_as_a_text(written: str) -> None:
     ("written", "what"),
     [
         ("round(u)", "`u` is uint256"),
+        ("shiftleft(u, 1)", "moves the bits of `u`, which is uint256"),
+        ("i >> 1", "moves the bits of `i`, which is int256"),
+        ("hex(u)", "spells the digits of `u`, which is uint256, as the bytes of a text"),
+        ("try_cast(s AS uint256)", "cannot give NULL for what is no uint256"),
         ("try_add(i, 1)", "`i` is int256"),
         ("format_number(u, 2)", "`u` is uint256"),
         ("round(c, 2)", "`c` is a decimal of up to 60 digits"),
@@ -238,7 +249,11 @@ def test_digits_are_not_compared_as_a_text(written: str) -> None:
         ("coalesce(c, n)", "or `n`"),
         ("if(b, u, d)", "is `u`, of type uint256, or `d`"),
         ("coalesce(u, 0.5)", "or `0.5`"),
-        ("array(u, d)", "is `u`, of type uint256, or `d`"),
+        ("array(u, d)", "is `u`, of type uint256, or `d`, which is a DOUBLE"),
+        (
+            "coalesce(u, nofunc(n))",
+            "or `NOFUNC\\(n\\)`, which is of a type that cannot be told\\n  Say it: CAST\\(NOFUNC\\(n\\) AS BIGINT\\)",
+        ),
         ("array_contains(array(u), d)", "`ARRAY_CONTAINS.*` puts a 256-bit integer beside"),
         ("u BETWEEN 1.5 AND 9", "`\\(u, 1.5\\)` puts a 256-bit integer beside"),
         ("u IN (1, 2.5)", "`u = 2.5` puts a 256-bit integer beside"),
@@ -273,10 +288,24 @@ def test_output_columns_carry_the_type(statement: str, wide: dict[str, str]) -> 
     assert {name: str(kind) for name, kind in found.wide.items()} == wide
 
 
-@pytest.mark.parametrize(("first", "second"), [("u", "i"), ("u", "n"), ("s", "i"), ("c", "c2"), ("c", "s"), ("u", "nofunc(u)")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("u", "i"), ("u", "n"), ("s", "i"), ("c", "c2"), ("c", "s"), ("u", "nofunc(u)"), ("array(u) AS a", "array(i)")]
+)
 def test_branches_must_have_one_type(first: str, second: str) -> None:
-    with pytest.raises(UserError, match=f"column `{first}` is .* in one branch of UNION ALL, and .* in another"):
+    with pytest.raises(UserError, match=f"column `{first[-1]}` is .* in one branch of UNION ALL, and .* in another"):
         typed(sql.parse(f"SELECT {first} FROM t UNION ALL SELECT {second} FROM t"), {"t": COLUMNS})
+
+
+def test_an_empty_list_in_one_branch_leaves_the_other_s_type() -> None:
+    found = typed(sql.parse("SELECT array() AS a, map('k', i) AS m FROM t UNION ALL SELECT array(u), map() FROM t"), {"t": COLUMNS})
+    assert {name: kind.sql("spark") for name, kind in found.held.items()} == {"a": "ARRAY<UINT256>", "m": "MAP<STRING, INT256>"}
+
+
+def test_symmetric_bounds_are_taken_in_either_order() -> None:
+    text, _ = said("u BETWEEN SYMMETRIC 10 AND 9", "postgres")
+    assert text == (
+        "(U256_COMPARE(u, '10') >= 0 AND U256_COMPARE(u, '9') <= 0 OR (U256_COMPARE(u, '10') <= 0 AND U256_COMPARE(u, '9') >= 0))"
+    )
 
 
 @pytest.mark.parametrize(
