@@ -25,7 +25,7 @@ def _bytes(value: object) -> object:
     """A number of bytes, or a text with a unit; within what an engine can live with."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
     if isinstance(value, bool) or found is None or found[2] not in _SIZES:
-        msg = f"`{value}` is no size; write a number of bytes, or one with a unit such as 64MiB"
+        msg = f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of bytes, or one with a unit such as 64MiB"
         raise ValueError(msg)
     size = int(found[1]) * _SIZES[found[2]]
     if not _LEAST <= size <= _MOST:

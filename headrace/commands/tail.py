@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 from rich.console import Console
 
 from headrace.connectors.ledgers import open_ledger
+from headrace.pipeline import graph
 from headrace.pipeline.errors import LaneError, UserError
 from headrace.pipeline.file import load_pipeline
 from headrace.pipeline.ledger import Ledger
@@ -32,13 +33,19 @@ _CELL = 24
 def tail(path: Path, node: str | None, *, as_json: bool, rows: int | None) -> None:
     """Prints rows until `rows` have come, the pipeline ends, or Ctrl-C.
 
-    Raises LaneError where the pipeline does not run here or does not show its rows, UserError for a node that it does not have.
+    Raises LaneError where the pipeline does not run here or does not show its rows, UserError for a node that it does not have,
+    or that gives no rows.
     """
     file = load_pipeline(path)
     names = list(file.model.nodes())
     if node is not None and node not in names:
         msg = f"there is no node `{node}` in {path}{meant(node, names)}"
         raise UserError(msg, hint=f"There are {', '.join(names)}.")
+    if node in graph.tables(file.model):
+        filled_by = ", ".join(graph.inputs_of(file.model, node))
+        hint = f"Look at the node that fills it: {filled_by}." if filled_by else "Look at a node that asks it."
+        msg = f"`{node}` is a dynamic table: no rows leave it"
+        raise UserError(msg, hint=hint)
     console, shown = out(), 0
     printer = Lines(console, names=node is None)
     try:

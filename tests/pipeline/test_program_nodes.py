@@ -59,7 +59,7 @@ def test_memory_has_a_unit_or_none(said: Any, size: int) -> None:
         ("script", {"language": None}, "`language` is missing"),
         ("script", {"memory_limit": "1kb"}, "`1kb` is not between 8MiB and 2GiB"),
         ("script", {"memory_limit": "many"}, "`many` is no size"),
-        ("script", {"memory_limit": "true"}, "`True` is no size"),
+        ("script", {"memory_limit": "true"}, "`true` is no size"),
         ("script", {"timeout": "0s"}, "<text>:10:5: node 'n': `timeout` is 0"),
         ("script", {"parallelism": 0}, "`parallelism` must be a whole number above 0"),
         ("script", {"batch_size": 0}, "`batch_size` must be a whole number above 0"),

@@ -30,6 +30,10 @@ sources:
 sinks:
   out: {type: blackhole, from: src}
 """
+TABLE = """
+transforms:
+  known: {type: dynamic_table, backend_type: InMemory, backend_entity_name: k, sql: SELECT name FROM src}
+"""
 Opened = Callable[..., Admin]
 
 
@@ -220,6 +224,10 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
     with pytest.raises(UserError, match=r"no node `sr` .*did you mean `src`") as raised:
         tail(path, "sr", as_json=False, rows=1)
     assert raised.value.hint == "There are src, out."
+    path.write_text(FILE.replace("sinks:", TABLE + "sinks:"))
+    with pytest.raises(UserError, match="`known` is a dynamic table: no rows leave it") as raised:
+        tail(path, "known", as_json=False, rows=1)
+    assert raised.value.hint == "Look at the node that fills it: src."
 
 
 @pytest.mark.parametrize(
