@@ -17,8 +17,8 @@ from headrace.pipeline.dialects import DIALECT, template
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import function_of
 from headrace.pipeline.hidden import relation_names
-from headrace.pipeline.unnest import is_generator, unnested
-from headrace.pipeline.wide_kinds import UNKNOWN, held, holds_wide, is_wide_number, items_of, told, wide_of_type
+from headrace.pipeline.unnest import Call, is_generator, unnested
+from headrace.pipeline.wide_kinds import UNKNOWN, held, holds_wide, is_wide_number, told, wide_of_type
 from headrace.pipeline.wide_lists import bind
 from headrace.pipeline.wide_sql import is_wide_cast, rewritten
 
@@ -131,13 +131,11 @@ class Typer:
                 self._expression(given, scope)
         if (call := unnested(part)) is None:
             return
-        lists = call.lists
-        if len(lists) == 1 and isinstance(lists[0], exp.Column):
-            kind = scope.find([one.name.lower() for one in lists[0].parts])
-            if kind.this == exp.DType.ARRAY and kind.expressions and not call.structs and not call.numbered:
-                scope.columns[call.names[0].name.lower() if call.names else "col"] = kind.expressions[0]
-        elif len(lists) == 1 and (item := items_of(lists[0])) is not None and holds_wide(item) and not call.structs and not call.numbered:
-            scope.columns[call.names[0].name.lower() if call.names else "col"] = item
+        found = [column for one in call.lists for column in _made(call, held(one))]
+        names = [one.name for one in call.names] or [name for name, _ in found]
+        pos = [("pos", exp.DataType.build("INT"))] if call.numbered and found else []
+        names = [name for name, _ in pos] + names if pos and not call.names else names
+        scope.columns |= {name.lower(): kind for name, (_, kind) in zip(names, [*pos, *found], strict=False)}
         scope.names.add(call.alias.lower())
 
     def _expression(self, root: exp.Expr, scope: _Scope) -> exp.Expr:
@@ -163,6 +161,18 @@ class Typer:
                 part.replace(made)
         root.type = root.type if isinstance(root, exp.Column) and wide_of_type(root.type) is not None else held(root)
         return root
+
+
+def _made(call: Call, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
+    """The columns that a generator makes of one list or map; none where its type cannot be told."""
+    parts = kind.expressions
+    if kind.this == exp.DType.MAP and len(parts) == 2:
+        return list(zip(("key", "value"), parts, strict=True))
+    if kind.this != exp.DType.ARRAY or len(parts) != 1:
+        return []
+    if not call.structs:
+        return [("col", parts[0])]
+    return [(one.name, one.kind or UNKNOWN) for one in parts[0].expressions if isinstance(one, exp.ColumnDef)]
 
 
 def _visits(root: exp.Expr) -> Iterator[tuple[exp.Expr, bool]]:

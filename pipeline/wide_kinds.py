@@ -138,8 +138,7 @@ def _holder(node: exp.Expr) -> exp.DataType | None:
         found = _nested("ARRAY", _common(node.expressions))
     elif isinstance(node, exp.Struct):
         pairs = [(one.name, one.expression) if isinstance(one, exp.PropertyEQ) else (one.alias_or_name, one) for one in node.expressions]
-        fields = [exp.ColumnDef(this=exp.to_identifier(name, quoted=True), kind=held(value).copy()) for name, value in pairs]
-        found = exp.DataType(this=exp.DType.STRUCT, expressions=fields, nested=True)
+        found = struct_of([(name, held(value)) for name, value in pairs])
     elif isinstance(node, exp.VarMap | exp.Map) and node.args.get("keys") is not None:
         found = _nested("MAP", *(items_of(node.args[part]) or UNKNOWN for part in ("keys", "values")))
     elif isinstance(node, exp.Case | exp.If | exp.Coalesce | exp.Nvl2):
@@ -152,6 +151,8 @@ def _holder(node: exp.Expr) -> exp.DataType | None:
         found = items_of(node.this)
     elif joined_lists(node):
         found = _of_joined(node)
+    elif isinstance(node, exp.Anonymous) and node.name.lower() == "named_struct":
+        found = struct_of([(said.name, held(value)) for said, value in zip(node.expressions[::2], node.expressions[1::2], strict=False)])
     elif isinstance(node, exp.Anonymous) and node.expressions:
         found = _holder_by_name(node.name.lower(), node.expressions)
     return found
@@ -183,10 +184,7 @@ def joined_lists(node: exp.Expr) -> list[exp.DataType]:
 
 def _of_joined(node: exp.Expr) -> exp.DataType:
     """The type of several lists in one; those of both 256-bit integers are lists of the signed one."""
-    kinds = joined_lists(node)
-    if all(kind == kinds[0] for kind in kinds):
-        return _nested("ARRAY", kinds[0])
-    return _nested("ARRAY", type_of_wide(INT256) if all(isinstance(wide_of_type(kind), WideInteger) for kind in kinds) else UNKNOWN)
+    return _nested("ARRAY", _merged(joined_lists(node)))
 
 
 def _body(given: exp.Expr) -> exp.Expr:
@@ -202,8 +200,30 @@ def _common(parts: Sequence[exp.Expr]) -> exp.DataType:
     rest = [part for part in parts if not isinstance(part.unnest(), exp.Null)]
     if (wide := agreed(rest) or agreed_decimal(rest)) is not None:
         return type_of_wide(wide)
-    found = [held(part) for part in rest]
-    return found[0] if found and all(kind == found[0] for kind in found) else UNKNOWN
+    return _merged([held(part) for part in rest])
+
+
+def _merged(kinds: Sequence[exp.DataType]) -> exp.DataType:
+    """One type for several: 256-bit integers of both kinds are signed, also inside of lists, maps and structs; UNKNOWN where there is none."""
+    if not kinds or all(kind == kinds[0] for kind in kinds):
+        return kinds[0] if kinds else UNKNOWN
+    if all(isinstance(wide_of_type(kind), WideInteger) for kind in kinds):
+        return type_of_wide(INT256)
+    first = kinds[0]
+    alike = all(kind.this == first.this and len(kind.expressions) == len(first.expressions) for kind in kinds)
+    if not alike or first.this not in (exp.DType.ARRAY, exp.DType.MAP, exp.DType.STRUCT):
+        return UNKNOWN
+    inside = [[part.kind if isinstance(part, exp.ColumnDef) else part for part in kind.expressions] for kind in kinds]
+    parts = [_merged([one or UNKNOWN for one in column]) for column in zip(*inside, strict=True)]
+    if first.this != exp.DType.STRUCT:
+        return exp.DataType(this=first.this, expressions=[part.copy() for part in parts], nested=True)
+    return struct_of([(one.name, part) for one, part in zip(first.expressions, parts, strict=True)])
+
+
+def struct_of(fields: Sequence[tuple[str, exp.DataType]]) -> exp.DataType:
+    """The type of a struct with these fields."""
+    made = [exp.ColumnDef(this=exp.to_identifier(name, quoted=True), kind=kind.copy()) for name, kind in fields]
+    return exp.DataType(this=exp.DType.STRUCT, expressions=made, nested=True)
 
 
 def decimal_of(node: exp.Expr | None) -> pa.Decimal256Type | None:

@@ -347,6 +347,23 @@ def test_lists_behind_from_are_rewritten_too() -> None:
     assert "U256_COMPARE(x, '5') < 0 AS less" in query.sql(dialect=sql.DIALECT)
 
 
+@pytest.mark.parametrize(
+    ("behind", "compared"),
+    [
+        ("explode(map('a', u)) e AS k, v", "U256_COMPARE(v, '9')"),
+        ("explode(map(i, 1)) e AS v, k", "I256_COMPARE(v, '9')"),
+        ("posexplode(array(u)) e AS at, v", "U256_COMPARE(v, '9')"),
+        ("inline(array(named_struct('a', s, 'b', u))) e AS a, v", "U256_COMPARE(v, '9')"),
+        ("stack(2, u, i) e AS v", "I256_COMPARE(v, '9')"),
+        ("explode(filter(array(array(u), array(i)), y -> size(y) > 0)[0]) e AS v", "I256_COMPARE(v, '9')"),
+    ],
+)
+def test_every_function_that_makes_rows_gives_numbers(behind: str, compared: str) -> None:
+    query = sql.parse(f"SELECT v > '9' AS more FROM t LATERAL VIEW {behind}")
+    typed(query, {"t": COLUMNS})
+    assert f"SELECT {compared} > 0 AS more" in query.sql(dialect=sql.DIALECT)
+
+
 def test_unnest_of_a_struct_is_its_fields() -> None:
     query = sql.parse("SELECT n, unnest(st), unnest(t.st) FROM t", dialect="datafusion")
     typed(query, {"t": COLUMNS})
