@@ -226,6 +226,8 @@ class LaneRun:
             started = time.monotonic()
             try:
                 work = self.lane.pending()
+                if work is not None:
+                    self.eyes.planned(work.plan, again=True)
                 self._steps, self._writing = {}, 0.0
                 counts = self.lane.execute(self._write)
                 if work is not None:

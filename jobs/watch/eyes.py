@@ -71,8 +71,8 @@ class NoEyes:
         """What sees the frames of the next epoch. `model` is what it is computed by, `sinks` are those that will read Spark's rows."""
         del model, sinks
 
-    def planned(self, plan: EpochPlan) -> None:
-        """An epoch is in the ledger."""
+    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
+        """An epoch is in the ledger, or is tried `again`: in this run, or since another one."""
 
     def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:
         """It is in all sinks."""
@@ -227,11 +227,12 @@ class Eyes(NoEyes):
         return _Look(seen, model, fed(model, sinks), kept, self._impure, asked_times(model))
 
     @_calmly
-    def planned(self, plan: EpochPlan) -> None:
+    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
         """See NoEyes."""
-        del plan
-        self._meters.add("checkpoint_markers_sent_total", 1)
+        if not again:
+            self._meters.add("checkpoint_markers_sent_total", 1)
         self._meters.set("checkpoint_epochs_in_flight", 1)
+        self.phase(plan.phase)
 
     @_calmly
     def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:

@@ -245,6 +245,19 @@ sinks:
 """
 
 
+def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
+    eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    plan = EpochPlan(1, Phase.HISTORY, {}, {}, "hash", datetime.now(UTC))
+    eyes.planned(plan, again=True)
+    found = scraped(eyes._meters)
+    assert set(found["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
+    assert "headrace_checkpoint_markers_sent_total" not in found, "the run that planned it has counted it"
+    assert eyes._health()["phase"] == "history"
+    eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0}, None)
+    assert set(scraped(eyes._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
+    eyes.close()
+
+
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "taken", lambda: {"ask": figures.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
     eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
