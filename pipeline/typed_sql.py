@@ -18,7 +18,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import function_of
 from headrace.pipeline.hidden import relation_names
 from headrace.pipeline.unnest import Call, is_generator, unnested
-from headrace.pipeline.wide_kinds import UNKNOWN, held, holds_wide, is_wide_number, told, wide_of_type
+from headrace.pipeline.wide_kinds import UNKNOWN, field_type, held, holds_wide, is_wide_number, told, wide_of_type
 from headrace.pipeline.wide_lists import bind
 from headrace.pipeline.wide_sql import is_wide_cast, rewritten
 
@@ -72,8 +72,7 @@ class _Scope:
                 break
         found = self.columns.get(parts[0]) or self.aliases.get(parts[0]) or UNKNOWN
         for part in parts[1:]:
-            inner = [one for one in found.expressions if isinstance(one, exp.ColumnDef)] if found.this == exp.DType.STRUCT else []
-            found = next((one.kind or UNKNOWN for one in inner if one.name.lower() == part), UNKNOWN)
+            found = field_type(found, part) or UNKNOWN
         return found
 
 

@@ -121,14 +121,23 @@ def _taken(node: exp.Expr | None) -> exp.DataType | None:
         last = node.args.get("finish") or node.args["initial"]
         return held(last.this if isinstance(last, exp.Lambda) else last)
     if isinstance(node, exp.Dot):
-        of = held(node.this)
-        inner = of.expressions if of.this == exp.DType.STRUCT else ()
-        return next((one.kind for one in inner if isinstance(one, exp.ColumnDef) and one.name.lower() == node.name.lower()), None)
+        return field_type(held(node.this), node.name)
     get = isinstance(node, exp.Anonymous) and node.name.lower() == "get"
     if node is None or not (get or isinstance(node, exp.Bracket)) or isinstance(node.expressions[-1], exp.Slice):
         return None
     of = held(node.expressions[0] if get else node.this)
+    if of.this == exp.DType.STRUCT:
+        return field_type(of, node.expressions[-1].name)
     return of.expressions[-1] if of.this in (exp.DType.ARRAY, exp.DType.MAP) and of.expressions else None
+
+
+def field_type(of: exp.DataType, name: str) -> exp.DataType | None:
+    """The type of a field of a struct, or of that field of all structs of a list; None where there is none."""
+    if of.this == exp.DType.ARRAY and of.expressions:
+        inner = field_type(of.expressions[0], name) if of.expressions[0].this == exp.DType.STRUCT else None
+        return _nested("ARRAY", inner) if inner is not None else None
+    inside = of.expressions if of.this == exp.DType.STRUCT else ()
+    return next((one.kind for one in inside if isinstance(one, exp.ColumnDef) and one.name.lower() == name.lower()), None)
 
 
 def _holder(node: exp.Expr) -> exp.DataType | None:
@@ -151,8 +160,10 @@ def _holder(node: exp.Expr) -> exp.DataType | None:
         found = items_of(node.this)
     elif joined_lists(node):
         found = _of_joined(node)
-    elif isinstance(node, exp.Anonymous) and node.name.lower() == "named_struct":
-        found = struct_of([(said.name, held(value)) for said, value in zip(node.expressions[::2], node.expressions[1::2], strict=False)])
+    elif isinstance(node, exp.ArraysZip):
+        names = [one.name if isinstance(one, exp.Column) else str(at) for at, one in enumerate(node.expressions)]
+        items = [items_of(one) or UNKNOWN for one in node.expressions]
+        found = _nested("ARRAY", struct_of(list(zip(names, items, strict=True))))
     elif isinstance(node, exp.Anonymous) and node.expressions:
         found = _holder_by_name(node.name.lower(), node.expressions)
     return found
@@ -160,19 +171,29 @@ def _holder(node: exp.Expr) -> exp.DataType | None:
 
 def _holder_by_name(name: str, parts: Sequence[exp.Expr]) -> exp.DataType | None:
     """The same for functions that sqlglot does not know."""
-    if name == "map_filter":
-        return held(parts[0])
-    if name == "array_repeat":
-        return _nested("ARRAY", held(parts[0]))
-    if name == "zip_with":
-        return _nested("ARRAY", held(_body(parts[-1])))
-    of = held(parts[0]).expressions if name in ("map_keys", "map_values", "transform_keys", "transform_values") else ()
-    if len(of) != 2:
-        return None
-    if name.startswith("map_"):
-        return _nested("ARRAY", of[name == "map_values"])
-    body = held(_body(parts[-1]))
-    return _nested("MAP", *((body, of[1]) if name == "transform_keys" else (of[0], body)))
+    first = held(parts[0])
+    found: exp.DataType | None = None
+    if name == "named_struct":
+        found = struct_of([(said.name, held(value)) for said, value in zip(parts[::2], parts[1::2], strict=False)])
+    elif name == "map_filter":
+        found = first
+    elif name == "array_repeat":
+        found = _nested("ARRAY", first)
+    elif name == "zip_with":
+        found = _nested("ARRAY", held(_body(parts[-1])))
+    elif name == "map_concat":
+        found = _merged([held(one) for one in parts])
+    elif first.this == exp.DType.MAP and len(first.expressions) == 2:
+        key, value = first.expressions
+        made = {
+            "map_keys": lambda: _nested("ARRAY", key),
+            "map_values": lambda: _nested("ARRAY", value),
+            "map_entries": lambda: _nested("ARRAY", struct_of([("key", key), ("value", value)])),
+            "transform_keys": lambda: _nested("MAP", held(_body(parts[-1])), value),
+            "transform_values": lambda: _nested("MAP", key, held(_body(parts[-1]))),
+        }
+        found = made[name]() if name in made else None
+    return found
 
 
 def joined_lists(node: exp.Expr) -> list[exp.DataType]:

@@ -132,6 +132,10 @@ MADE = "ARRAY(CASE WHEN u IS NULL THEN NULL ELSE TO_I256(u) END, i, TO_I256('5')
         ("map('a', u)['a'] = 5", "U256_COMPARE(MAP('a', u)['a'], '5') = 0", ""),
         ("filter(array(u), X -> x > 10)", "FILTER(ARRAY(u), X -> U256_COMPARE(x, '10') > 0)", ""),
         ("exists(array(c), x -> x > c2)", None, ""),
+        ("array_max(array(struct(i AS v)).v) > '9'", None, ""),
+        ("arrays_zip(array(u), array(i))[0]['1'] > '9'", None, ""),
+        ("map_entries(map('a', i))[0].value > '9'", None, ""),
+        ("map_concat(map('a', u), map('b', i))['a'] > '9'", None, ""),
         ("zip_with(array(u), array(i), (a, b) -> a < b)", "ZIP_WITH(ARRAY(u), ARRAY(i), (a, b) -> I256_COMPARE(a, b) < 0)", ""),
         ("map_filter(map('a', u), (k, v) -> v > 5)", "MAP_FILTER(MAP('a', u), (k, v) -> U256_COMPARE(v, '5') > 0)", ""),
         ("map_values(transform_values(map('a', n), (k, v) -> u))[0] < i", None, ""),
@@ -182,6 +186,8 @@ def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
     assert "U256_COMPARE(us[0], '5') < 0 AS l, I256_COMPARE(p.v, '5') < 0 AS m" in query.sql(dialect=sql.DIALECT)
     again = sql.parse("SELECT filter(us, x -> x > 5) AS us FROM n")
     typed(again, {"n": found.held})
+    listed = sql.parse("SELECT ps.v AS vs FROM (SELECT array(named_struct('v', u)) AS ps FROM t)")
+    assert typed(listed, {"t": COLUMNS}).held["vs"].sql("spark") == "ARRAY<UINT256>"
     assert "U256_COMPARE(x, '5') > 0" in again.sql(dialect=sql.DIALECT)
 
 
