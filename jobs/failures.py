@@ -11,6 +11,8 @@ from headrace.pipeline.errors import DataError, HeadraceError, InternalError, Tr
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
 """Where in a statement a row could not be computed, as Spark quotes it."""
+_FORMAT = re.compile(r"java\.util\.\w*Format\w*Exception: ([^\n]*)")
+"""A format of format_string or printf that does not fit its values: Spark passes on Java's own error."""
 _LOST = (
     "ConnectException",
     "Connection refused",
@@ -41,17 +43,27 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
 
         kind = getattr(errors, found[1], UserError)
         return kind(found[3].strip(), node=found[2] or node)
+    if (wrong := _wrong_value(error, text, node, texts or {})) is not None:
+        return wrong
+    if type(error).__name__ in ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError") or any(word in text for word in _LOST):
+        return TransientError(text.split("\n", maxsplit=1)[0][:500], node=node)
+    return InternalError(f"{type(error).__name__}: {text.split(chr(10), maxsplit=1)[0][:500]}", node=node)
+
+
+def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str, str]) -> DataError | None:
+    """The error of a value that an expression cannot take; None for every other one."""
     condition = getattr(error, "getCondition", lambda: None)()
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):
         said = getattr(error, "getMessage", lambda: text)() or text
         found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", said.split("\n")[0]).strip()
         part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
-        by = next((name for name, one in (texts or {}).items() if place and one.startswith(part, int(place["at"]) - 1)), node)
+        by = next((name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)), node)
         return DataError(found, hint=f"In {part}" if part else "", node=by)
-    if type(error).__name__ in ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError") or any(word in text for word in _LOST):
-        return TransientError(text.split("\n", maxsplit=1)[0][:500], node=node)
-    return InternalError(f"{type(error).__name__}: {text.split(chr(10), maxsplit=1)[0][:500]}", node=node)
+    if found := _FORMAT.search(text):
+        hint = "A whole number is %d, one with a fraction %f, a text, and an integer of 256 bits, %s."
+        return DataError(f"a format does not fit its value: {found[1].strip()}", hint=hint, node=node)
+    return None
 
 
 def _is_data(condition: str) -> bool:

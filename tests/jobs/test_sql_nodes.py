@@ -167,6 +167,12 @@ def test_a_type_that_parquet_lacks_is_none_of_a_node_that_is_not_staged(plan: Pl
     assert plan("SELECT id, array(NULL) AS a, INTERVAL 1 DAY AS b, rand() AS r FROM t").schemas["x"].names == ["id", "a", "b", "r"]
 
 
+def test_a_format_that_does_not_fit_is_the_user_s_mistake(plan: Plan) -> None:
+    with pytest.raises(DataError, match=r"a format does not fit its value: d != ") as caught:
+        rows(plan("SELECT id, format_string('%d', wei) AS x FROM t"))
+    assert "an integer of 256 bits, %s" in caught.value.hint
+
+
 def test_wide_numbers_in_lists_are_numbers_also_in_the_next_node(plan: Plan) -> None:
     statement = "SELECT id, us, zip_with(us, array(9, NULL), (a, b) -> a > b) AS z, array_max(us) AS m, sort_array(us) AS o"
     statement += " FROM (SELECT id, array(wei * 5, 9) AS us FROM t)"
