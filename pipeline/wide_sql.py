@@ -35,6 +35,7 @@ from headrace.pipeline.wide_refused import check
 _ARITHMETIC: dict[type[exp.Expr], str] = {exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod"}
 _COMPARISONS: tuple[type[exp.Expr], ...] = (exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE)
 _INEXACT = (exp.DType.FLOAT, exp.DType.DOUBLE, exp.DType.DECIMAL)
+_FEW = 3
 _ZERO = {
     "zeroifnull": lambda value, zero: exp.Coalesce(this=value, expressions=[zero]),
     "nullifzero": lambda value, zero: exp.Nullif(this=value, expression=zero),
@@ -87,13 +88,22 @@ def _condition(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.In) and node.expressions and _are_wide(node.this, *node.expressions):
         return exp.paren(exp.or_(*(_compared(exp.EQ(this=node.this.copy(), expression=one.copy())) for one in node.expressions)))
     if isinstance(node, exp.Greatest | exp.Least) and _are_wide(node.this, *node.expressions):
-        sign = ">=" if isinstance(node, exp.Greatest) else "<="
-        found = node.this
-        for other in node.expressions:
-            said = f"CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 WHEN _2 {sign} 0 THEN _0 ELSE _1 END"
-            found = template(said, *_alike(found, other, node), _compare(found, other))
-        return found
+        return _furthest(node)
     return node
+
+
+def _furthest(node: exp.Greatest | exp.Least) -> exp.Expr:
+    """The largest or smallest of several; NULLs are passed over."""
+    several = [node.this, *node.expressions]
+    if len(several) > _FEW and agreed(several) is not None:  # each further one would double the expression
+        listed = _choice(exp.Array(expressions=[one.copy() for one in several]))
+        return of_list((exp.ArrayMax if isinstance(node, exp.Greatest) else exp.ArrayMin)(this=listed), _compare, lambda value, _: value)
+    sign = ">=" if isinstance(node, exp.Greatest) else "<="
+    found = node.this
+    for other in node.expressions:
+        said = f"CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 WHEN _2 {sign} 0 THEN _0 ELSE _1 END"
+        found = template(said, *_alike(found, other, node), _compare(found, other))
+    return found
 
 
 def _are_wide(*nodes: exp.Expr) -> bool:

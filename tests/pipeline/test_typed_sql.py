@@ -206,6 +206,12 @@ def test_the_largest_and_the_smallest_are_found_by_numbers() -> None:
     assert "I256_COMPARE(i, u) <= 0" in said("least(i, u)")[0]
 
 
+def test_the_largest_of_many_is_no_longer_than_their_list() -> None:
+    text, kind = said("greatest(u, n, i, u, n, 5, u, u, NULL)")
+    assert (text.count("I256_COMPARE("), kind) == (1, "int256")
+    assert text.startswith("AGGREGATE(ARRAY(CASE WHEN u IS NULL THEN NULL ELSE TO_I256(u) END, ")
+
+
 @pytest.mark.parametrize("written", ["u * 1.5", "u > d", "d + i", "u / 2.5", "u BETWEEN 1 AND 2 AND u = 1.5"])
 def test_what_would_lose_digits_is_an_error(written: str) -> None:
     with pytest.raises(UserError, match=r"node 'x'.*beside a number with a fraction"):
