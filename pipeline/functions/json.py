@@ -26,16 +26,16 @@ Nobody writes such an item by chance, and no other one is told apart in less tim
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
 """The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
 _FOUND = "get_json_object(_1, _2)"
+_BRACKET = f"(startswith({_FOUND}, '{{') OR startswith({_FOUND}, '['))"
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
 """Whether the document has a text that may look like an object or an array. Only then it is parsed again, to tell them apart."""
+_ESCAPED = f"(NOT {_FOUND} LIKE '_\"%' OR contains(_1, '\\\\') OR contains(_1, _quote))"
+"""Where not, it is no text, and it takes less time to know: a text with a quote in it has a backslash, or stands in apostrophes."""
 _IS_TEXT = f"startswith({_AS_JSON}, '\"')"
 _QUOTE = {"quote": exp.Literal.string("'")}
-_CONTAINER = f"(left({_FOUND}, 1) IN ('{{', '[') AND (NOT {_UNSURE} OR NOT {_IS_TEXT}))"
-_IF = f"get(array({_FOUND}), CASE WHEN {{0}} THEN 0 ELSE -1 END)"
-"""What is found under a condition, else NULL: written so that Spark looks it up once where it shares what stands twice."""
 _LOOKS = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
-"""What is found if it looks as it should, else NULL: for WHERE, CASE and the like, where Spark shares nothing. It takes a little longer."""
-_LIKE_SCALAR, _LIKE_CONTAINER, _LIKE_ANY = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'", r"'(?s)\\A.*'"
+"""What is found if it looks as it should, else NULL: for WHERE, CASE and the like, where Spark shares nothing of what stands twice."""
+_LIKE_SCALAR, _LIKE_CONTAINER = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'"
 
 
 def _path(call: Call) -> exp.Expr:
@@ -52,11 +52,6 @@ def _may_be_null(path: exp.Expr) -> bool:
     return path.name.endswith(("$", "]"))
 
 
-def _there(path: exp.Expr, pattern: str) -> str:
-    """The pattern of what is found, but for null."""
-    return pattern.replace(r"\\A", r"\\A(?!null\\z)") if _may_be_null(path) else pattern
-
-
 def _unsure(path: exp.Expr) -> str:
     return f"({_UNSURE} OR contains(_1, '\"null\"'))" if _may_be_null(path) else _UNSURE
 
@@ -64,15 +59,20 @@ def _unsure(path: exp.Expr) -> str:
 def _scalar(call: Call) -> exp.Expr:
     """What is neither an object, nor an array, nor null."""
     path = _path(call)
-    if call.shared and not _may_be_null(path):
-        return fill(_IF.format(f"NOT {_CONTAINER}"), [call.args[0], path], **_QUOTE)
-    found = f"coalesce({_LOOKS.format(_there(path, _LIKE_SCALAR))}, CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END)"
-    return fill(found, [call.args[0], path], **_QUOTE)
+    doubtful = f"CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END"
+    if call.shared:
+        other = f"({_BRACKET} OR {_FOUND} = 'null')" if _may_be_null(path) else _BRACKET
+        return fill(f"CASE WHEN {other} THEN {doubtful} ELSE {_FOUND} END", [call.args[0], path], **_QUOTE)
+    pattern = _LIKE_SCALAR.replace(r"\\A", r"\\A(?!null\\z)") if _may_be_null(path) else _LIKE_SCALAR
+    return fill(f"coalesce({_LOOKS.format(pattern)}, {doubtful})", [call.args[0], path], **_QUOTE)
 
 
 def _container(call: Call) -> exp.Expr:
-    found = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_LOOKS.format(_LIKE_CONTAINER)} END"
-    return fill(_IF.format(_CONTAINER) if call.shared else found, [call.args[0], _path(call)], **_QUOTE)
+    if call.shared:
+        found = f"CASE WHEN {_BRACKET} AND (NOT {_ESCAPED} OR NOT {_UNSURE} OR NOT {_IS_TEXT}) THEN {_FOUND} END"
+    else:
+        found = f"CASE WHEN NOT {_UNSURE} OR NOT {_IS_TEXT} THEN {_LOOKS.format(_LIKE_CONTAINER)} END"
+    return fill(found, [call.args[0], _path(call)], **_QUOTE)
 
 
 def _json_exists(call: Call) -> exp.Expr:
@@ -81,7 +81,7 @@ def _json_exists(call: Call) -> exp.Expr:
     path = _path(call)
     there = f"{_FOUND} IS NOT NULL"
     if _may_be_null(path):
-        there = f"({_LOOKS.format(_there(path, _LIKE_ANY))} IS NOT NULL OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
+        there = f"(coalesce({_FOUND}, 'null') <> 'null' OR coalesce({_unsure(path)} AND {_IS_TEXT}, FALSE))"
     found = fill(there, [call.args[0], path], **_QUOTE)
     said = call.options.get("on_error")
     word = ((text_of(said) if said is not None else None) or "FALSE").upper()
@@ -358,6 +358,14 @@ FUNCTIONS = (
             ("is_json('abc')", "false"),
             ("is_json('\"abc\"', 'SCALAR')", "true"),
             ('is_json(\'{"a":1,"a":2}\')', "false"),
+            ("is_json('{''a'': 1}')", "false"),
+            ("is_json('{\"a\": NaN}')", "false"),
+            ("is_json('[01]')", "false"),
+            ("is_json('{\"a\": 1,}')", "false"),
+            ("is_json(concat('[\"a', chr(10), '\"]'))", "false"),
+            ("is_json(concat('[1,', chr(10), '2]'))", "true"),
+            ("is_json('1}')", "false"),
+            ("is_json('1, \"text\": 2')", "false"),
             ("is_json(NULL)", "false"),
             ("'[]' IS JSON ARRAY", "true"),
             ("is_json('[]', 'SCALAR')", "false"),
