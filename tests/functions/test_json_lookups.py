@@ -41,10 +41,13 @@ def _document(chance: random.Random) -> tuple[Any, str]:
 
 def _at(value: Any, path: tuple[str | int, ...]) -> Any:
     for step in path:
-        held = isinstance(value, list) and isinstance(step, int) and step < len(value)
-        if not held and not (isinstance(value, dict) and step in value):
-            return None
-        value = value[step]
+        match value, step:
+            case list(), int() if step < len(value):
+                value = value[step]
+            case dict(), str():
+                value = value.get(step)
+            case _:
+                return None
     return value
 
 
