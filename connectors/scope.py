@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.connectors.analysed import check_moments
 from headrace.connectors.base import Cut, Window
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.nodes import OffsetTable
@@ -39,11 +40,13 @@ def filtered(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        return frame.where(predicate) if predicate else frame
+        found = frame.where(predicate) if predicate else frame
     except (AnalysisException, ParseException) as error:
         said = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{predicate}` is wrong: {said}"
         raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=node) from None
+    check_moments(found, predicate or "", node)
+    return found
 
 
 def inside(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:

@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from headrace.connectors.analysed import check_moments
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
 from headrace.connectors.spark_types import marked, spark_schema, wide_columns
 from headrace.jobs.columns import check_staged, payload_of, types_of
@@ -244,12 +246,20 @@ class Planner:
         provide(self.spark, text, name)
         frame = self._sql(name, text)
         if plan is None and graph.asks(self.file.model, name):
-            try:
-                check_arguments(frame, name)
-            except SchemaError as error:
-                error.place = self.file.place_of(name, "sql")
-                raise
+            self._checked(name, lambda: check_arguments(frame, name))
+        if plan is None and sql.may_name_moments(node.sql):
+            still = sql.with_hidden(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
+            known = sql.impure(node.sql, dialect=node.dialect)
+            self._checked(name, lambda: check_moments(self._sql(name, still), node.sql, name, known))
         return frame
+
+    def _checked(self, name: str, check: Callable[[], None]) -> None:
+        """A check of a node's analysed SQL, whose mistakes get their place in the file."""
+        try:
+            check()
+        except SchemaError as error:
+            error.place = self.file.place_of(name, "sql")
+            raise
 
     def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
         """A transform that is no SQL. Its mistakes get their place in the file."""

@@ -133,6 +133,16 @@ _INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_
 _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
 
 
+def is_moment(text: str) -> bool:
+    """Whether a text means a moment that moves where Spark makes it a time."""
+    return _WORDS.fullmatch(text) is not None
+
+
+def may_name_moments(text: str) -> bool:
+    """Whether a statement may hold such a text: False is certain."""
+    return re.search(rf"['\"]{_WORDS.pattern}['\"]", text, re.IGNORECASE) is not None
+
+
 def _fix_clocks(query: exp.Query, now: datetime) -> None:
     stamp = now.astimezone(UTC)
     moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)

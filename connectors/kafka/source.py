@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from headrace.connectors.analysed import check_moments
 from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
 from headrace.connectors.kafka.cluster import Topic, TopicCluster
 from headrace.connectors.kafka.options import spark_options
@@ -254,7 +255,7 @@ class KafkaStream(UnboundedSource):
 
         columns = [name for name in rows.columns if name != POS]
         try:
-            return rows.where(F.expr(self._node.filter or ""))
+            found = rows.where(F.expr(self._node.filter or ""))
         except ParseException as error:
             msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
             raise SchemaError(msg, node=self._name) from error
@@ -264,6 +265,8 @@ class KafkaStream(UnboundedSource):
             meant = f" Did you mean `{near[0]}`?" if near else ""
             msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
             raise SchemaError(msg, hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}", node=self._name) from error
+        check_moments(found, self._node.filter or "", self._name)
+        return found
 
 
 def fair_shares(backlog: Mapping[int, int], rows: int) -> dict[int, int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
 
+from headrace.connectors.analysed import expressions, inner
 from headrace.jobs.failures import as_headrace_error
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.records import EpochPlan
@@ -108,24 +109,12 @@ def _any(lookup: Lookup, lists: pa.Array) -> pa.Array:
 
 def check_arguments(frame: DataFrame, node: str) -> None:
     """Raises SchemaError where a call in an analysed frame is given something else than a text or a list of texts."""
-    plans: list[Any] = [cast("Any", frame)._jdf.queryExecution().analyzed()]  # noqa: SLF001  pyspark shows no analysed plan
-    while plans:
-        plan = plans.pop()
-        plans += _items(plan.children())
-        expressions = _items(plan.expressions())
-        while expressions:
-            found = expressions.pop()
-            inner = _items(found.children())
-            expressions += inner
-            if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
-                kind: str = inner[1].dataType().catalogString()
-                if kind not in ("string", "array<string>", "void", "array<void>"):
-                    msg = f"{FUNCTION} takes a text or a list of texts, and is given {kind}"
-                    raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)
-
-
-def _items(seq: Any) -> list[Any]:
-    return [seq.apply(index) for index in range(seq.size())]
+    for found in expressions(frame):
+        if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
+            kind: str = inner(found.children())[1].dataType().catalogString()
+            if kind not in ("string", "array<string>", "void", "array<void>"):
+                msg = f"{FUNCTION} takes a text or a list of texts, and is given {kind}"
+                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)
 
 
 def distinct_texts(frame: DataFrame, node: str) -> pa.Array:

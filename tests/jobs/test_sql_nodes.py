@@ -263,3 +263,34 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
 def test_a_wrong_key_is_still_told(plan: Plan) -> None:
     with pytest.raises(SchemaError, match="Primary key validation failed"):
         plan("SELECT name FROM t")
+
+
+@pytest.mark.parametrize(
+    ("statement", "word"),
+    [
+        ("SELECT id FROM t WHERE timestamp_seconds(id) < 'today'", "today"),
+        ("SELECT id, hour('now') AS h FROM t", "now"),
+        ("SELECT id, date_trunc('DAY', ' Now ') AS d FROM t", "Now"),
+        ("SELECT id FROM t WHERE timestamp_seconds(id) IN ('2020-01-01', 'yesterday CET')", "yesterday CET"),
+    ],
+)
+def test_a_text_that_becomes_another_time_in_each_replay_is_refused(plan: Plan, statement: str, word: str) -> None:
+    with pytest.raises(SchemaError, match=f"'{word}' becomes a time by what stands beside it") as caught:
+        plan(statement)
+    assert "CAST(" in (caught.value.hint or "")
+    assert caught.value.place
+    assert str(caught.value.place).startswith("f.yaml:")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT id FROM t WHERE name IN ('now', 'today')",
+        "SELECT id, concat('now ', 'today') AS c, 'now' AS n FROM t",
+        "SELECT id FROM t WHERE timestamp_seconds(id) < CAST('today' AS TIMESTAMP) AND to_date('now') > DATE 'yesterday'",
+        "SELECT id, to_timestamp('now', 'yyyy') AS n FROM t",
+        "SELECT id, CAST('now CET' AS TIMESTAMP) AS n FROM t",
+    ],
+)
+def test_a_text_that_stays_one_or_stands_still_is_left_alone(plan: Plan, statement: str) -> None:
+    assert plan(statement).schemas["x"].names[0] == "id"
