@@ -12,7 +12,7 @@ from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
 
-Templates = Mapping[int, str] | Callable[[list[Any]], exp.Expr]
+Templates = Mapping[int, str] | Callable[[list[Any]], exp.Expr | None]
 """What a function is said as, by its number of arguments, or what makes it of them."""
 
 _ARGUMENT = re.compile(r"_\d+")
@@ -142,6 +142,37 @@ def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
     raise UserError(msg, hint=f"Use {instead}.")
 
 
+def _first_alone(name: str, arguments: list[Any]) -> exp.Expr | None:
+    """Spark takes what stands behind the pattern for something else."""
+    if len(arguments) > 2:
+        return _refused(f"{name} with more than a text and a pattern", f"{name}(text, pattern) on a part of the text", arguments)
+    return None
+
+
+def _one_list(arguments: list[Any]) -> exp.Expr | None:
+    """Lists one behind the other, NULL being none."""
+    found, *others = arguments or [None]
+    for one in others:
+        both = exp.Anonymous(this="concat", expressions=[found.copy(), one.copy()])
+        found = template("CASE WHEN _0 IS NULL THEN _1 WHEN _1 IS NULL THEN _0 ELSE _2 END", found, one, both)
+    return found
+
+
+def _by_unit(build: Callable[[exp.Expr, exp.Expr], exp.Expr]) -> Callable[[list[Any]], exp.Expr | None]:
+    """A function of a unit's name, which is written out, and a time."""
+
+    def built(arguments: list[Any]) -> exp.Expr | None:
+        if len(arguments) != 2 or not isinstance(arguments[0], exp.Literal):
+            return None
+        return build(exp.var(arguments[0].name.upper()), arguments[1])
+
+    return built
+
+
+_FIRST = "(CASE WHEN _1 < 0 THEN greatest(array_size(_0) + _1 + 1, 1) WHEN _1 = 0 THEN 1 ELSE _1 END)"
+_LAST = "(CASE WHEN _2 < 0 THEN array_size(_0) + _2 + 1 ELSE _2 END)"
+SLICED = f"slice(_0, {_FIRST}, greatest({_LAST} - {_FIRST} + 1, 0))"
+"""Items from one place to another, both counted from the end where they are negative."""
 _TRUNC: Templates = {
     1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)",
     2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)",
@@ -152,9 +183,18 @@ _RANDOM: Templates = {
     2: "CAST(_0 + floor(rand() * (_1 - _0)) AS BIGINT)",
 }
 """Trino's: below a bound, and between two."""
-_HEX = {"hex": "lower(hex(_0))", "base64": "base64(_0)"}
+_HEX = {"hex": "lower(hex(_0))", "base64": "array_join(regexp_extract_all(base64(_0), '.{1,76}', 0), '\n')"}
+_BARE_HEX = {**_HEX, "base64": "rtrim('=', base64(_0))"}
+"""Postgres' in lines of 76 letters, DataFusion's without what fills up the last four."""
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
-_SPLIT = r"split(_0, concat('\\Q', _1, '\\E'))"
+_SPLIT = (
+    "CASE WHEN _0 = '' THEN slice(array(_0), 1, 0) WHEN _1 IS NULL THEN split(_0, '') WHEN _0 <> '' AND _1 = '' THEN array(_0)"
+    r" ELSE split(_0, concat('\\Q', replace(_1, '\\E', '\\E\\\\E\\Q'), '\\E')) END"
+)
+_SERIES = "CASE WHEN _0 > _1 THEN slice(array(_0), 1, 0) ELSE sequence(_0, _1) END"
+_HAS = "coalesce(array_contains(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT NULL THEN FALSE END)"
+_HAS_ANY = "coalesce(arrays_overlap(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT NULL THEN FALSE END)"
+"""DataFusion knows that an item is not in a list that holds NULLs."""
 
 _FIRST_MATCH = "regexp_extract(a, 'x(.)', 1) for the first group and 0 for the whole match: it is '' where nothing matches"
 
@@ -170,6 +210,8 @@ POSTGRES: Mapping[str, Templates] = {
     "sha384": _digest("384"),
     "sha512": _digest("512"),
     "regexp_like": _regexp_like,
+    "regexp_instr": lambda arguments: _first_alone("regexp_instr", arguments),
+    "regexp_substr": lambda arguments: _first_alone("regexp_substr", arguments),
     "regexp_match": lambda arguments: _refused("regexp_match", _FIRST_MATCH, arguments),
     "strpos": {2: "locate(_1, _0)"},
     "string_to_array": {2: _SPLIT},
@@ -178,7 +220,7 @@ POSTGRES: Mapping[str, Templates] = {
     "cardinality": {1: "cardinality(_0)"},
     "array_append": {2: "array_append(coalesce(_0, array()), _1)"},
     "array_prepend": {2: "array_prepend(coalesce(_1, array()), _0)"},
-    "array_cat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "array_cat": _one_list,
     "array_position": {2: "nullif(array_position(_0, _1), 0)"},
     "array_remove": {2: "array_remove(_0, _1)"},
     "clock_timestamp": {0: "now()"},
@@ -193,6 +235,11 @@ POSTGRES: Mapping[str, Templates] = {
 DATAFUSION: Mapping[str, Templates] = {
     "arrow_cast": _arrow_cast,
     "arrow_typeof": {1: "typeof(_0)"},
+    "encode": _coded(_BARE_HEX),
+    "decode": _coded(_UNHEX),
+    "array_sort": {1: "sort_array(_0)"},
+    "list_sort": {1: "sort_array(_0)"},
+    "isnan": {1: "CASE WHEN _0 IS NOT NULL THEN isnan(_0) END"},
     "startswith": {2: "startswith(_0, _1)"},
     "ends_with": {2: "endswith(_0, _1)"},
     "endswith": {2: "endswith(_0, _1)"},
@@ -221,8 +268,8 @@ DATAFUSION: Mapping[str, Templates] = {
     "to_char": _formatted("date_format"),
     "date_format": _formatted("date_format"),
     "dateformat": _formatted("date_format"),
-    "datetrunc": {2: "date_trunc(_0, _1)"},
-    "datepart": {2: "date_part(_0, _1)"},
+    "datetrunc": _by_unit(lambda unit, at: exp.TimestampTrunc(this=at, unit=unit)),
+    "datepart": _by_unit(lambda unit, at: exp.Extract(this=unit, expression=at)),
     "make_array": lambda arguments: exp.Array(expressions=arguments),
     "make_list": lambda arguments: exp.Array(expressions=arguments),
     "array_element": {2: "try_element_at(_0, _1)"},
@@ -231,26 +278,26 @@ DATAFUSION: Mapping[str, Templates] = {
     "list_extract": {2: "try_element_at(_0, _1)"},
     "array_length": {1: "array_size(_0)", 2: "array_size(_0)"},
     "list_length": {1: "array_size(_0)"},
-    "array_has": {2: "array_contains(_0, _1)"},
-    "array_contains": {2: "array_contains(_0, _1)"},
-    "list_contains": {2: "array_contains(_0, _1)"},
-    "list_has": {2: "array_contains(_0, _1)"},
+    "array_has": {2: _HAS},
+    "array_contains": {2: _HAS},
+    "list_contains": {2: _HAS},
+    "list_has": {2: _HAS},
     "array_has_all": {2: "(array_size(array_except(_1, _0)) = 0)"},
-    "array_has_any": {2: "arrays_overlap(_0, _1)"},
-    "array_concat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
-    "array_cat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
-    "list_concat": lambda arguments: exp.Anonymous(this="concat", expressions=arguments),
+    "array_has_any": {2: _HAS_ANY},
+    "array_concat": _one_list,
+    "array_cat": _one_list,
+    "list_concat": _one_list,
     "array_join": {2: "array_join(_0, _1)", 3: "array_join(_0, _1, _2)"},
     "list_to_string": {2: "array_join(_0, _1)"},
     "array_remove_all": {2: "array_remove(_0, _1)"},
     "array_remove": lambda arguments: _refused("array_remove", "array_remove_all, which removes every such item", arguments),
     "array_reverse": {1: "reverse(_0)"},
-    "array_slice": {3: "slice(_0, _1, greatest(_2 - _1 + 1, 0))"},
+    "array_slice": {3: SLICED},
     "array_indexof": {2: "nullif(array_position(_0, _1), 0)"},
     "list_position": {2: "nullif(array_position(_0, _1), 0)"},
     "empty": {1: "(array_size(_0) = 0)"},
     "array_empty": {1: "(array_size(_0) = 0)"},
-    "generate_series": {2: "sequence(_0, _1)", 3: "sequence(_0, _1, _2)"},
+    "generate_series": {2: _SERIES, 3: "sequence(_0, _1, _2)"},
     "get_field": lambda arguments: exp.Bracket(this=arguments[0], expressions=arguments[1:]),
     "map_extract": {2: "array(try_element_at(_0, _1))"},
     "element_at": {2: "array(try_element_at(_0, _1))"},

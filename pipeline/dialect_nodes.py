@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from sqlglot import exp
 
-from headrace.pipeline.dialect_functions import template
+from headrace.pipeline.dialect_functions import SLICED, template
 from headrace.pipeline.dialect_patterns import similar
 from headrace.pipeline.errors import UserError
 
@@ -19,6 +20,12 @@ _ARROW_TYPES = {
     "float32": "FLOAT", "float64": "DOUBLE", "date32": "DATE", "date64": "TIMESTAMP", "binary": "BINARY", "largebinary": "BINARY",
     "int128": "DECIMAL(38, 0)", "uint128": "DECIMAL(38, 0)",
 }  # fmt: skip
+_PLACES = ("datafusion", "postgres")
+_UNITS = ("YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND")
+_CAPITALS = (
+    r"array_join(transform(split(lower(_0), '(?<![\\p{L}\\p{N}])(?=[\\p{L}\\p{N}])'),"
+    " hr_x -> concat(upper(left(hr_x, 1)), substr(hr_x, 2))), '')"
+)
 _BARE_DECIMAL = "DECIMAL(38, 10)"
 _WIDER = {"INT128": "DECIMAL(38, 0)", "UINT128": "DECIMAL(38, 0)", "UBIGINT": "DECIMAL(20, 0)", "UINT": "BIGINT", "USMALLINT": "INT"}
 """What Spark has instead of types that it lacks."""
@@ -53,7 +60,72 @@ def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
     if dialect == "postgres" and "g" not in _text(call.args.get("modifiers")):
         msg = "regexp_replace without the flag 'g' replaces the first match alone, which Spark cannot"
         raise UserError(msg, hint="Add the flag 'g', or cut the text with regexp_like and substr.")
+    if dialect != "postgres":
+        return call
+    flags, by = _text(call.args.get("modifiers")).replace("g", ""), call.args["replacement"]
+    if set(flags) - {"i"}:
+        msg = f"the flags `{flags}` of regexp_replace cannot be said in Spark's SQL"
+        raise UserError(msg, hint="Allowed: g, i.")
+    if isinstance(by, exp.Literal):
+        by = exp.Literal.string(re.sub(r"\\\\|\\[0-9&]|[\\$]", _group, by.name))
+    return template("regexp_replace(_0, _1, _2)", call.this, _flagged(call.expression, flags), by)
+
+
+def _is_place(arg: exp.Expr) -> bool:
+    """Whether it is a whole number above 0 that is written out, or a text."""
+    return isinstance(arg, exp.Literal) and arg.name != "0"
+
+
+def _substring(call: exp.Substring, dialect: str) -> exp.Expr:
+    """Places before the first letter count, where Spark counts from the end."""
+    start, length = call.args.get("start"), call.args.get("length")
+    if dialect not in _PLACES or start is None or _is_place(start):
+        return call
+    if length is None:
+        return template("substr(_0, CASE WHEN _1 < 1 THEN 1 ELSE _1 END)", call.this, start)
+    cut = "CASE WHEN _1 < 1 THEN _2 + _1 - 1 ELSE _2 END"
+    return template(f"substr(_0, CASE WHEN _1 < 1 THEN 1 ELSE _1 END, {cut})", call.this, start, length)
+
+
+def _end(call: exp.Left | exp.Right, dialect: str) -> exp.Expr:
+    """All but some letters, where Spark gives none."""
+    count = call.expression
+    if dialect not in (*_PLACES, "duckdb") or isinstance(count, exp.Literal):
+        return call
+    name = "left" if isinstance(call, exp.Left) else "right"
+    return template(f"{name}(_0, CASE WHEN _1 < 0 THEN char_length(_0) + _1 ELSE _1 END)", call.this, count)
+
+
+def _initcap(call: exp.Initcap, dialect: str) -> exp.Expr:
+    """A word begins behind whatever is no letter and no digit; Spark's begin behind blanks."""
+    return template(_CAPITALS if dialect in _PLACES else "initcap(_0)", call.this)
+
+
+def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
+    """A unit that Spark does not know would give NULL."""
+    del dialect
+    name = _text(call.args.get("unit")).upper()
+    if name not in _UNITS:
+        msg = f"date_trunc to `{name.lower()}` cannot be said in Spark's SQL"
+        raise UserError(msg, hint=f"Allowed: {', '.join(_UNITS).lower()}.")
     return call
+
+
+def _group(found: re.Match[str]) -> str:
+    """What stands for a group, a backslash or a dollar in Java's replacements."""
+    said = found[0]
+    if said[1:] and said[1:] != "\\":
+        return "$0" if said[1] == "&" else f"${said[1]}"
+    return f"\\{said[0]}"
+
+
+def _cut(call: exp.Cast, dialect: str) -> exp.Expr:
+    """Postgres cuts a text to the length of its type, and fills up a `char`; Spark's types of text have none in a CAST."""
+    kind = call.to
+    if dialect != "postgres" or kind.this not in (exp.DType.VARCHAR, exp.DType.CHAR) or not kind.expressions:
+        return call
+    name = "rpad" if kind.this == exp.DType.CHAR else "left"
+    return template(f"{name}(CAST(_0 AS STRING), _1)", call.this, exp.Literal.number(kind.expressions[0].name))
 
 
 def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
@@ -99,7 +171,6 @@ def _flagged(pattern: exp.Expr, flags: str) -> exp.Expr:
 
 def _item(bracket: exp.Bracket, dialect: str) -> exp.Expr:
     """`xs[1]` is the first item; one that is not there is NULL. A name in quotes is a field or the key of a map."""
-    del dialect
     (index,) = bracket.expressions if len(bracket.expressions) == 1 else (None,)
     if index is None or (isinstance(index, exp.Literal) and index.is_string):
         return bracket
@@ -110,7 +181,15 @@ def _item(bracket: exp.Bracket, dialect: str) -> exp.Expr:
             raise UserError(msg, hint="Write it with filter and a lambda.")
         if index.expression is None:
             return template("slice(_0, _1, greatest(array_size(_0) - _1 + 1, 0))", bracket.this, first)
-        return template("slice(_0, _1, greatest(_2 - _1 + 1, 0))", bracket.this, first, index.expression)
+        if _is_place(first) and _is_place(index.expression):
+            return template("slice(_0, _1, greatest(_2 - _1 + 1, 0))", bracket.this, first, index.expression)
+        if dialect == "postgres":
+            first = template("(CASE WHEN _0 < 1 THEN 1 ELSE _0 END)", first)
+            return template("slice(_0, _1, greatest(_2 - _1 + 1, 0))", bracket.this, first, index.expression)
+        return template(SLICED, bracket.this, first, index.expression)
+    if dialect == "postgres" and isinstance(index, exp.Neg):
+        msg = f"`{bracket.sql(dialect='postgres')}` is no item: Postgres does not count from the end"
+        raise UserError(msg, hint="Use array_reverse(list)[1], or the dialect `datafusion`, which counts so.")
     return template("try_element_at(_0, _1)", bracket.this, index)
 
 
@@ -145,7 +224,13 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], exp.Expr]] = {
     exp.EQ: _equal,
     exp.SimilarTo: similar,
     exp.Div: _division,
-    exp.Initcap: lambda call, _: template("initcap(_0)", call.this),
+    exp.Initcap: _initcap,
+    exp.Substring: _substring,
+    exp.Left: _end,
+    exp.Right: _end,
+    exp.TimestampTrunc: _unit,
+    exp.DateTrunc: _unit,
+    exp.Cast: _cut,
 }
 
 
