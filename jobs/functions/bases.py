@@ -134,7 +134,7 @@ def _converted(number: str | None, source: str | None, target: str | None) -> st
         return None
     try:
         base, goal = int(source), int(target)
-        if not (2 <= base <= 36 and 2 <= goal <= 36) or not number.removeprefix("-").isalnum():
+        if not (2 <= base <= 36 and 2 <= goal <= 36 and number.isascii() and number.removeprefix("-").isalnum()):
             return None
         value = int(number, base)
     except ValueError:

@@ -55,6 +55,7 @@ FUNCTIONS = (
             ("_gs_conv_base('12', '2', '10')", "NULL"),
             ("_gs_conv_base('1', '1', '10')", "NULL"),
             ("_gs_conv_base('1_0', '10', '2')", "NULL"),
+            ("_gs_conv_base('٣', '10', '2')", "NULL"),
             ("_gs_conv_base('', '10', '2')", "NULL"),
             ("_gs_conv_base(NULL, '10', '2')", "NULL"),
             (f"_gs_conv_base('{'f' * 64}', '16', '10')", str(2**256 - 1)),

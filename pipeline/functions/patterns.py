@@ -85,22 +85,30 @@ def _replace(call: Call) -> exp.Expr:
     return _guarded(call.args[1], fill("regexp_replace(_1, _2, _3)", [call.args[0], call.args[1], by]))
 
 
+def _place(text: str) -> str:
+    """Where the first match of `_2` begins, 0 if there is none: in characters, of which Spark counts some as two."""
+    return f"(CASE WHEN regexp_instr({text}, _2) > 1 THEN length(get(split({text}, _2, 2), 0)) + 1 ELSE regexp_instr({text}, _2) END)"
+
+
 def _regexp_instr(call: Call) -> exp.Expr:
     """Spark's tells the first match alone: what comes before a later one is cut off first."""
     args = [*call.args, *(exp.Literal.number(1) for _ in range(4 - len(call.args)))]
     plain = all(isinstance(arg, exp.Literal) and arg.name == "1" for arg in args[2:])
-    rest = "substr(_1, _3)"
     if plain:
-        return _guarded(args[1], fill("regexp_instr(_1, _2)", args))
-    first = f"CASE WHEN regexp_instr({rest}, _2) > 0 THEN regexp_instr({rest}, _2) + _3 - 1 ELSE 0 END"
+        return _guarded(args[1], fill(_place("_1"), args))
+    first = f"CASE WHEN {_place('substr(_1, _3)')} > 0 THEN {_place('substr(_1, _3)')} + _3 - 1 ELSE 0 END"
     if isinstance(args[3], exp.Literal) and args[3].name == "1":
-        found = fill(f"CASE WHEN _3 > length(_1) OR _3 < 1 THEN 0 ELSE {first} END", args)
+        found = fill(
+            f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL THEN CASE WHEN _3 > length(_1) OR _3 < 1 THEN 0 ELSE {first} END END",
+            args,
+        )
     else:
         later = "substr(_1, hr_at.next)"
+        at = _place(later)
         step = (
             f"CASE WHEN hr_at.next = 0 OR hr_at.next > length(_1) OR regexp_instr({later}, _2) = 0 THEN named_struct('at', 0, 'next', 0)"
-            f" ELSE named_struct('at', regexp_instr({later}, _2) + hr_at.next - 1,"
-            f" 'next', regexp_instr({later}, _2) + hr_at.next - 1 + greatest(length(regexp_substr({later}, _2)), 1)) END"
+            f" ELSE named_struct('at', {at} + hr_at.next - 1,"
+            f" 'next', {at} + hr_at.next - 1 + greatest(length(regexp_substr({later}, _2)), 1)) END"
         )
         found = fill(
             f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL AND _4 >= 1 AND _3 >= 1 THEN"
@@ -209,6 +217,10 @@ FUNCTIONS = (
             ("regexp_instr('a1b2', '[0-9]', 9)", "0"),
             ("regexp_instr('abc', '(')", "NULL"),
             ("regexp_instr(NULL, 'a')", "NULL"),
+            ("regexp_instr(NULL, 'a', 0)", "NULL"),
+            ("regexp_instr('😀a😀ab', 'a')", "2"),
+            ("regexp_instr('😀a😀ab', 'a', 3)", "4"),
+            ("regexp_instr('😀a😀ab', 'a', 1, 2)", "4"),
         ),
     ),
     Function(
