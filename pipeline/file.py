@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from headrace.pipeline import nodes
 from headrace.pipeline.advice import warnings_of
 from headrace.pipeline.case_checks import check_cases
-from headrace.pipeline.errors import DataError, PipelineFileError, Place, PluginError, SchemaError, UserError
+from headrace.pipeline.errors import LaneError, PipelineFileError, Place, PluginError, UserError
 from headrace.pipeline.graph import check_model
 from headrace.pipeline.plugins.nodes import SECRETS, TAG, PluginNode
 from headrace.pipeline.plugins.options import secret_keys
@@ -72,8 +72,8 @@ class PipelineFile:
         return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
     def placed(self, error: Exception) -> Exception:
-        """The same error, with the line of its node if that is what failed: a plugin, a value, a type."""
-        if isinstance(error, PluginError | DataError | SchemaError) and error.place is None and error.node in self.model.nodes():
+        """The same error, with the line of its node if that is what is to be mended, and not where the lane stands."""
+        if isinstance(error, UserError) and not isinstance(error, LaneError) and error.place is None and error.node in self.model.nodes():
             error.place = self.place_of(error.node)
         return error
 
