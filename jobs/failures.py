@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
@@ -49,6 +50,20 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError") or any(word in text for word in _LOST):
         return TransientError(text.split("\n", maxsplit=1)[0][:500], node=node)
     return InternalError(f"{type(error).__name__}: {_said(text)[:500]}", node=node)
+
+
+@contextmanager
+def told_by_spark() -> Iterator[None]:
+    """Failures inside as errors for people where they are any; others stay. While Spark is there: its errors say nothing without it."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        told = as_headrace_error(error)
+        if isinstance(told, InternalError):
+            raise
+        raise told from error
 
 
 def _said(text: str) -> str:

@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from headrace.jobs.events import Listener, RunResult, Until
-from headrace.jobs.failures import as_headrace_error
+from headrace.jobs.failures import told_by_spark
 from headrace.jobs.history import History, SplitBook
 from headrace.jobs.lane_run import LaneRun
 from headrace.jobs.side_outputs import check_side_outputs
 from headrace.jobs.stream import Stream
 from headrace.jobs.transforms.handler.target import without_target
 from headrace.pipeline import positions
-from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError
+from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file import PipelineFile
 from headrace.pipeline.records import Json, Phase
 from headrace.pipeline.settings import Settings
@@ -70,22 +70,15 @@ def run(
         raise PipelineFileError(problems)
     check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or windows is not None else until
-    try:
-        with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
+    with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
+        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
+        with told_by_spark():
             lane_run.finish_open()
             _history(lane_run, wanted)
             caught_up = False
             if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
                 caught_up = _stream(lane_run, until)
-            return lane_run.result(caught_up=caught_up)
-    except HeadraceError:
-        raise
-    except Exception as error:
-        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
-        told = as_headrace_error(error)
-        if isinstance(told, InternalError):
-            raise
-        raise file.placed(told) from error
+        return lane_run.result(caught_up=caught_up)
 
 
 def _wanted(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
