@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from web import Asked, served
 
 from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.rowerrors import explain_failure
 from headrace.jobs.checks import audit
 from headrace.jobs.events import RunResult, Until
 from headrace.jobs.run import run
@@ -146,7 +147,9 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
     assert [row.id for row in lake.collect()] == [3]
 
 
-def test_a_line_that_is_no_json_is_told_with_its_file_and_its_node(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_line_that_is_no_json_is_told_with_its_file_and_its_node(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lines are counted before the first epoch is planned. The file is pinned by then: mended, it needs a history of its own."""
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"id": 1}\n{"id": \n')
@@ -159,8 +162,18 @@ sinks:
 """
     file = parse_pipeline(text, "p.yaml")
     settings = Settings(home=tmp_path, state_backend=StateBackend(sqlite=SqliteBackend(path=tmp_path / "ledger.db")))
+    stopped: list[SparkSession] = []
+
+    def explained(error: BaseException) -> HeadraceError | None:
+        assert not stopped, "Spark's errors say nothing any more once it is stopped"
+        return explain_failure(error)
+
+    monkeypatch.setattr("headrace.jobs.lane_run.start_session", lambda *_: spark)
+    monkeypatch.setattr("headrace.jobs.lane_run.stop_session", stopped.append)
+    monkeypatch.setattr("headrace.jobs.failures.explain_failure", explained)
     with pytest.raises(DataError) as caught:
-        run(file, settings, until=Until.HISTORY, spark=spark)
+        run(file, settings, until=Until.HISTORY)
+    stopped.clear()
     assert str(caught.value).startswith(f"p.yaml:4:3: node 'src': file {lines}, line 2: the line does not fit `schema`")
     lines.write_text('{"id": 1}\n{"id": 2}\n')
     with pytest.raises(LaneError, match="changed after it was pinned"):
