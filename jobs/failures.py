@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, HeadraceError, InternalError, TransientError, UserError
 
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
+_RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
 _PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
 """Where in a statement a row could not be computed, as Spark quotes it."""
 _FORMAT = re.compile(r"java\.util\.\w*Format\w*Exception: ([^\n]*)")
@@ -47,7 +49,27 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
         return wrong
     if type(error).__name__ in ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError") or any(word in text for word in _LOST):
         return TransientError(text.split("\n", maxsplit=1)[0][:500], node=node)
-    return InternalError(f"{type(error).__name__}: {text.split(chr(10), maxsplit=1)[0][:500]}", node=node)
+    return InternalError(f"{type(error).__name__}: {_said(text)[:500]}", node=node)
+
+
+@contextmanager
+def told_by_spark() -> Iterator[None]:
+    """Failures inside as errors for people where they are any; others stay. While Spark is there: its errors say nothing without it."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        told = as_headrace_error(error)
+        if isinstance(told, InternalError):
+            raise
+        raise told from error
+
+
+def _said(text: str) -> str:
+    """The line of a long message that says what happened: of a Python worker's trace the last one that names an exception."""
+    named = _RAISED.findall(text) if "Traceback (most recent call last)" in text else []
+    return named[-1] if named else text.strip().split("\n", maxsplit=1)[0]
 
 
 def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str, str]) -> DataError | None:

@@ -24,7 +24,7 @@ from headrace.jobs.staging import LaneStages
 from headrace.jobs.tables.opening import EVENT
 from headrace.jobs.waits import waits_folder
 from headrace.jobs.watch.eyes import open_eyes
-from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, PluginError
+from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, UserError
 from headrace.pipeline.file import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.lane import Lane, Pending
 from headrace.pipeline.log_lines import carried, said_by
@@ -84,7 +84,7 @@ class LaneRun:
     def __enter__(self) -> Self:
         try:
             self._open()
-        except PluginError as error:
+        except UserError as error:
             self.file.placed(error)
             raise
         return self
@@ -126,7 +126,7 @@ class LaneRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.eyes.failed(error)
-        if isinstance(error, PluginError):
+        if isinstance(error, UserError):
             self.file.placed(error)
         self._stack.close()
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from headrace.jobs.events import Listener, RunResult, Until
+from headrace.jobs.failures import told_by_spark
 from headrace.jobs.history import History, SplitBook
 from headrace.jobs.lane_run import LaneRun
 from headrace.jobs.side_outputs import check_side_outputs
@@ -70,11 +71,13 @@ def run(
     check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or windows is not None else until
     with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
-        lane_run.finish_open()
-        _history(lane_run, wanted)
-        caught_up = False
-        if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
-            caught_up = _stream(lane_run, until)
+        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
+        with told_by_spark():
+            lane_run.finish_open()
+            _history(lane_run, wanted)
+            caught_up = False
+            if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
+                caught_up = _stream(lane_run, until)
         return lane_run.result(caught_up=caught_up)
 
 

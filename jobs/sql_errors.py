@@ -25,6 +25,8 @@ _NOISE = (
 )
 _MADE = "_gs_"
 """What the names of columns begin with that nobody has written."""
+_PROPOSED = 5
+"""Columns that Spark proposes at most, hidden ones among them."""
 _UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLVED_ROUTINE": "function"}
 
 
@@ -45,7 +47,8 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
         )
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
     near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
-    return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\nThere are: {', '.join(near)}." if near else "")
+    there = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
+    return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\n{there}: {', '.join(near)}." if near else "")
 
 
 def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:

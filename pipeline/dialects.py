@@ -183,10 +183,11 @@ def _listed(words: list[str]) -> str:
 
 def _reads(text: str, dialect: str) -> bool:
     try:
-        read(text, dialect)
+        found = read(text, dialect)
     except UserError:
         return False
-    return True
+    # Some parsers take any word for a type that the user made; there are none here.
+    return not any(kind.this is exp.DataType.Type.USERDEFINED for kind in found.find_all(exp.DataType))
 
 
 @lru_cache(maxsize=256)

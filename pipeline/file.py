@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from headrace.pipeline import nodes
 from headrace.pipeline.advice import warnings_of
 from headrace.pipeline.case_checks import check_cases
-from headrace.pipeline.errors import PipelineFileError, Place, PluginError, UserError
+from headrace.pipeline.errors import LaneError, PipelineFileError, Place, PluginError, UserError
 from headrace.pipeline.graph import check_model
 from headrace.pipeline.plugins.nodes import SECRETS, TAG, PluginNode
 from headrace.pipeline.plugins.options import secret_keys
@@ -72,8 +72,8 @@ class PipelineFile:
         return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
     def placed(self, error: Exception) -> Exception:
-        """The same error, with the line of its node if it is a plugin's failure."""
-        if isinstance(error, PluginError) and error.place is None and error.node in self.model.nodes():
+        """The same error, with the line of its node if that is what is to be mended, and not where the lane stands."""
+        if isinstance(error, UserError) and not isinstance(error, LaneError) and error.place is None and error.node in self.model.nodes():
             error.place = self.place_of(error.node)
         return error
 
@@ -147,7 +147,9 @@ def read_text(path: str | Path, hint: str, place: Place | None = None) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        strange = isinstance(error, UnicodeDecodeError)
+        reason = f"it is not UTF-8 text (byte {error.start + 1})" if strange else error.strerror
+        hint = "Save it as UTF-8 text." if strange else hint
         raise PipelineFileError([UserError(f"`{path}` cannot be read: {reason}", hint=hint, place=place)]) from None
 
 

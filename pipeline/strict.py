@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
 def _csv(value: object) -> object:
@@ -12,7 +12,17 @@ def _csv(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
-Columns = Annotated[tuple[str, ...], BeforeValidator(_csv)]
+def _once(columns: tuple[str, ...]) -> tuple[str, ...]:
+    seen: set[str] = set()
+    for column in columns:
+        if column.lower() in seen:
+            msg = f"names `{column}` twice"
+            raise ValueError(msg)
+        seen.add(column.lower())
+    return columns
+
+
+Columns = Annotated[tuple[str, ...], BeforeValidator(_csv), AfterValidator(_once)]
 
 
 class Strict(BaseModel):

@@ -170,4 +170,7 @@ def changed(path: str, what: str, node: str) -> LaneError:
     return LaneError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
 
 
-CHANGED = "The same rows cannot be read again. Put the file back as it was (size and time of change), or start the history over."
+CHANGED = (
+    "The same rows cannot be read again. Put the file back as it was (size and time of change), or start the history over:"
+    " under another `name`, into targets that do not hold its rows."
+)

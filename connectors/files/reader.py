@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
@@ -149,6 +150,17 @@ def parquet(file: Any) -> Any:
     return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
+@contextmanager
+def footer(file: File, node: str) -> Iterator[Any]:
+    """The parquet file, open. Raises DataError for what is no parquet."""
+    try:
+        with open(file.path, "rb") as opened, parquet(opened) as source:
+            yield source
+    except (pa.ArrowInvalid, OSError) as error:
+        msg = f"`{file.path}` cannot be read as parquet: {' '.join(str(error).split())[:300]}"
+        raise DataError(msg, hint="Correct the file, `path`, or `format`.", node=node) from error
+
+
 def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The column in a type that holds all its values, save that digits of a time behind the microsecond are cut off."""
     from pyarrow import compute as pc
@@ -182,14 +194,10 @@ def footers(files: Sequence[File], node: str, check: Callable[[File, pa.Schema],
     from concurrent.futures import ThreadPoolExecutor
 
     def one(file: File) -> tuple[File, pa.Schema]:
-        try:
-            with open(file.path, "rb") as opened, parquet(opened) as source:
-                about = source.metadata
-                groups = tuple(about.row_group(at).num_rows for at in range(about.num_row_groups))
-                return File(file.path, file.size, file.changed, groups), source.schema_arrow
-        except (pa.ArrowInvalid, OSError) as error:
-            msg = f"`{file.path}` cannot be read as parquet: {' '.join(str(error).split())[:300]}"
-            raise DataError(msg, hint="Correct the file, `path`, or `format`.", node=node) from error
+        with footer(file, node) as source:
+            about = source.metadata
+            groups = tuple(about.row_group(at).num_rows for at in range(about.num_row_groups))
+            return File(file.path, file.size, file.changed, groups), source.schema_arrow
 
     with ThreadPoolExecutor(8) as pool:
         read_ = list(pool.map(one, files))

@@ -48,10 +48,10 @@ def unpack(text: str) -> pa.Schema:
 
 
 def shape_of(node: FileSource, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> Shape:
-    """The columns of these files; `inner` where it is known already. Raises SchemaError for names and types that cannot be had."""
+    """The columns of these files; `inner` where it is known already. Raises SchemaError for what cannot be had, DataError for no parquet."""
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
     if inner is None:
-        found = _of_footer(files[0]) if node.format == "parquet" else _declared(node, folders, name)
+        found = _of_footer(files[0], name) if node.format == "parquet" else _declared(node, folders, name)
         inner = pa.schema([field for field in found if field.name not in folders])
     shape = Shape(inner, folders)
     seen: set[str] = set()
@@ -67,8 +67,8 @@ def shape_of(node: FileSource, files: Sequence[File], name: str, inner: pa.Schem
     return shape
 
 
-def _of_footer(file: File) -> pa.Schema:
-    with open(file.path, "rb") as opened, reader.parquet(opened) as source:
+def _of_footer(file: File, name: str) -> pa.Schema:
+    with reader.footer(file, name) as source:
         return pa.schema([pa.field(field.name, plain(field.type)) for field in source.schema_arrow])
 
 

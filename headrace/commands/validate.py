@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace.pipeline.errors import HeadraceError, PipelineFileError, UserError
+from headrace import logs
+from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError
 from headrace.pipeline.file import PipelineFile, load_pipeline
 from headrace.pipeline.graph import key_of
 from headrace.pipeline.records import Json
@@ -116,9 +117,18 @@ def _look(reports: Iterable[_Report]) -> None:
             except HeadraceError as error:
                 report.errors.append(error)
                 continue
+            except Exception as error:  # noqa: BLE001  a fault of Headrace over one file must not keep the answers about the others
+                report.errors.append(_fault(error, settings))
+                continue
             report.errors += found.errors
             report.warnings, report.unchecked = found.warnings, found.unchecked
             _look_at_schedule(report, file)
+
+
+def _fault(error: Exception, settings: Settings) -> InternalError:
+    path = logs.report(error, settings.home)
+    said = f"{type(error).__name__}: {error}".splitlines()[0]
+    return InternalError(said, hint=f"This is a fault of Headrace itself. The whole story is in {path}")
 
 
 def _look_at_schedule(report: _Report, file: PipelineFile) -> None:

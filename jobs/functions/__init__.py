@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.pipeline.errors import UserError
+import pyarrow as pa
+
+from headrace.connectors.rowerrors import task_error
+from headrace.pipeline.errors import SchemaError, UserError
 from headrace.pipeline.functions.registry import ARROW, Function, functions
 
 if TYPE_CHECKING:
@@ -32,4 +36,20 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
     except ImportError as error:
         msg = f"function `{function.name}` needs the package `{error.name}`"
         raise UserError(msg, hint=_NEEDS, node=node) from error
-    spark.udf.register(ARROW + function.name, cast("Any", arrow_udf)(found, function.returns))
+    spark.udf.register(
+        ARROW + function.name, cast("Any", arrow_udf)(taking(function.name, function.signature, found, node), function.returns)
+    )
+
+
+def taking(name: str, signature: str, found: Callable[..., pa.Array], node: str = "") -> Callable[..., pa.Array]:
+    """The function as a task calls it: arguments of types that it cannot take, which Spark's analyzer lets through, are told as that."""
+
+    def run(*arrays: pa.Array) -> pa.Array:
+        try:
+            return found(*arrays)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            msg = f"`{name}` cannot take {', '.join(str(array.type) for array in arrays)}: {str(error).splitlines()[0]}"
+            hint = f"It is called as {signature}; cast what is given to it, such as CAST(x AS STRING)."
+            raise task_error(SchemaError(msg, hint=hint, node=node)) from error
+
+    return run

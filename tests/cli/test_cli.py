@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from headrace import cli
+from headrace.commands import validate
+from headrace.jobs import check
 from headrace.pipeline.errors import LaneError
+from headrace.pipeline.file import PipelineFile
 
 VERBS = (
     "init",
@@ -211,6 +215,27 @@ def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> No
     assert found.returncode == 1
     assert f"{good}:8:1: `in` is no sink of this pipeline" in found.stderr
     assert "Sinks: out." in found.stderr
+
+
+def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = good.with_name("other.yaml")
+    other.write_text(GOOD.replace("tiny", "other"))
+
+    def checked(file: PipelineFile, *_: object) -> check.Findings:
+        if file.name == "other":
+            raise ZeroDivisionError
+        return check.Findings()
+
+    monkeypatch.setattr(check, "check", checked)
+    monkeypatch.setenv("HEADRACE_HOME", str(good.parent / "home"))
+    with pytest.raises(typer.Exit):
+        validate.validate([other, good], as_json=False, quick=False)
+    told = capsys.readouterr()
+    assert told.out.startswith(f"{good}: good")
+    assert "error: ZeroDivisionError" in told.err
+    assert list((good.parent / "home" / "logs").glob("error-*.log"))
 
 
 def _main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> int:

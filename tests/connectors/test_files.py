@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors import registry
 from headrace.connectors.base import Cut, Snapshot, Window
-from headrace.connectors.files import Files, listing, source
+from headrace.connectors.files import Files, listing, shape, source
 from headrace.connectors.rowerrors import explain_failure
 from headrace.pipeline.errors import DataError, LaneError, PipelineFileError, SchemaError, TargetError
 from headrace.pipeline.file import from_compiled, parse_pipeline
@@ -226,6 +226,17 @@ def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000, 1001]
     assert sum(split["rows"] for split in splits) == 12
     assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000, 1001)} == {(4, 0, 9, 0), (4, -1, 300, 0), (4, -1, 301, 0)}
+
+
+def test_what_is_no_parquet_has_no_columns_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl` cannot be read as parquet") as caught:
+        shape.shape_of(
+            FileSource.model_validate({"path": str(tmp_path), "format": "parquet", "mode": "bounded"}),
+            listing.found(str(tmp_path), "src"),
+            "src",
+        )
+    assert caught.value.node == "src"
 
 
 @SPARK

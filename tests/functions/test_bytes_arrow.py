@@ -10,10 +10,12 @@ from Crypto.Hash import keccak
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.functions import bases
+from headrace.jobs.failures import as_headrace_error
+from headrace.jobs.functions import bases, taking
 from headrace.jobs.functions.hashes import xxhash
 from headrace.jobs.functions.keccak import keccak256
 from headrace.jobs.functions.tuples import clickhouse_tuples
+from headrace.pipeline.errors import SchemaError
 
 ROWS = st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=8)
 
@@ -101,3 +103,23 @@ def test_tuples_keep_numbers_as_they_are_written() -> None:
     rows = [' [{"a": 1.50e3, "b": [-0, {"c": 1E2, "d": "1"}]}] ', '[{"a": "1"}, {"b": true}, 7]', None]
     wanted = ['[(1.50e3, [-0,\'{"c":1E2,"d":"1"}\'])]', "[('1', null), (null, true), (null, null)]", "[]"]
     assert clickhouse_tuples(pa.array(rows), pa.array([["a", "b"]] * 3)).to_pylist() == wanted
+
+
+def test_arguments_that_no_function_can_take_are_told_with_the_call() -> None:
+    called = taking("to_base58", "to_base58(bytes)", bases.to_base58, "t")
+    assert called(pa.array([b""])).to_pylist() == [""]
+    with pytest.raises(RuntimeError) as caught:
+        called(pa.array([1]))
+    told = as_headrace_error(caught.value, node="sink")
+    assert (type(told), told.node) == (SchemaError, "t")
+    assert told.message.startswith("`to_base58` cannot take int64: ")
+    assert told.hint.startswith("It is called as to_base58(bytes); ")
+
+
+def test_a_worker_that_fails_is_told_by_its_exception() -> None:
+    told = as_headrace_error(
+        ValueError(
+            "\n  An exception was thrown:\nTraceback (most recent call last):\n  File x\nKeyError: 'a'\nOSError: no room\n\n\tat org.apache"
+        )
+    )
+    assert told.message == "ValueError: OSError: no room"

@@ -232,9 +232,10 @@ def test_a_plugin_that_fails_is_named(plugin_id: str, says: str, spark: SparkSes
 
 @pytest.mark.usefixtures("bad")
 def test_what_a_plugin_says_itself_is_kept(spark: SparkSession, tmp_path: Path) -> None:
-    error = failure(text_with("bad.says")[0], spark, tmp_path)
+    text, _, line = text_with("bad.says")
+    error = failure(text, spark, tmp_path)
     assert isinstance(error, DataError)
-    assert str(error) == "node 'mid': row 3 is of no use\n  Remove it."
+    assert str(error) == f"f.yaml:{line}:3: node 'mid': row 3 is of no use\n  Remove it."
 
 
 @pytest.mark.usefixtures("bad")

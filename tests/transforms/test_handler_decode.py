@@ -104,6 +104,12 @@ def test_half_of_a_character_is_told(said: str) -> None:
         decoder(pa.string()).read(f"[{said}]".encode())
 
 
+def test_text_that_is_not_utf8_is_told_and_goes_nowhere() -> None:
+    assert decoder(pa.string()).read('[{"v": "größe"}]'.encode()).columns[0].to_pylist() == ["größe"]
+    with pytest.raises(AnswerError, match="the body is not UTF-8"):
+        decoder(pa.string()).read('[{"v": "größe"}]'.encode("latin-1"))
+
+
 def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
     with pytest.raises(AnswerError, match="failed to parse JSON"):
         decoder(pa.int64()).read(b'[{"v": 1}]}{"r": [{"v": 2}]')

@@ -82,6 +82,14 @@ def _inner(batch):
     raise ValueError("no such rate")
 
 
+def doubled(batch):
+    return pa.table([batch["id"], batch["id"]], names=["id", "id"])
+
+
+def leaves(batch):
+    raise SystemExit("enough")
+
+
 class Kind:
     @staticmethod
     def call(batch):
@@ -157,6 +165,8 @@ def test_batches_are_cut_to_size() -> None:
         ("texts", DataError, "column `id` of what `rates_of_ours.fx:texts` returned is string and must be int64"),
         ("nothing", SchemaError, "returned NoneType"),
         ("columns", SchemaError, "returned no column `id`"),
+        ("doubled", SchemaError, "returned `id` twice"),
+        ("leaves", DataError, "SystemExit: enough"),
     ],
 )
 def test_what_it_returns_must_fit(name: str, kind: type[UserError], said: str) -> None:

@@ -150,6 +150,22 @@ def test_a_script_that_does_not_load_is_told_before_any_row(source: str, said: s
     assert caught.value.place.line in (11, 12)
 
 
+def test_a_place_is_told_only_where_there_is_one() -> None:
+    """Not that of Headrace's own code round the script, and no column behind the script's end."""
+    columns = pa.table({"id": [1]})
+    for source, at, where in (
+        ("// nothing\nconst x = 3", "p.yaml:40:7", ""),
+        ("\nasync function process(r) { return r }", "p.yaml:40:7", ""),
+        ("function process(r) {\n  return {...r\n}", "p.yaml:42", " (line 3 of the script, p.yaml:42)"),
+    ):
+        with pytest.raises(UserError) as caught:
+            script(source, columns.schema, at=Place("p.yaml", 40, 7)).check()
+        assert str(caught.value.place) == at
+        assert caught.value.message.endswith(where) if where else "line" not in caught.value.message
+    with pytest.raises(UserError, match=r"deterministic: false` \(line 2 of the script, p\.yaml:41:"):
+        run("function process(r) {\n  r.id = Math.random();\n  return r;\n}\n", columns, at=Place("p.yaml", 40, 7))
+
+
 def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:
     source = "function process(r) { return {id: Date.now(), name: new Date().toISOString() + Date() + (new Date() instanceof Date)} }"
     given = hidden(pa.Table.from_pylist(ONE))

@@ -58,6 +58,11 @@ class Decoder:
             raise AnswerError(msg)
         if text.startswith(b"{") and self.single:
             text = b"[" + text + b"]"
+        try:
+            text.decode()  # Arrow's reader takes any bytes for text
+        except UnicodeDecodeError as error:
+            msg = f"the body is not UTF-8, which JSON is: {error.reason} {text[error.start : error.start + 1]!r}"
+            raise AnswerError(msg) from None
         mode = "single-row" if self.single else "batch"
         if not text.startswith(b"["):
             wanted = "an object or an array of objects" if self.single else "an array of objects"

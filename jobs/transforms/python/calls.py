@@ -93,7 +93,7 @@ class Call:
         given = batch.drop_columns([POS])
         try:
             found = function(given, **self.options)
-        except Exception as error:  # noqa: BLE001  whatever the user's function raises is told to the user
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's function raises is told; an exit would end the worker
             msg = f"`{self.function}` failed on {self._rows(batch)}: {said(error, self.function.partition(':')[0])}"
             raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):
@@ -113,7 +113,8 @@ class Call:
     def _column(self, table: pa.Table, field: pa.Field, kind: pa.Field) -> pa.Array:
         """One column of the result in its declared type; a cast that would lose something is refused."""
         if table.schema.get_field_index(field.name) < 0:
-            msg = f"`{self.function}` returned no column `{field.name}`{' twice' if field.name in table.column_names else ''}"
+            twice = field.name in table.column_names
+            msg = f"`{self.function}` returned {f'`{field.name}` twice' if twice else f'no column `{field.name}`'}"
             hint = f"It must return {', '.join(self.schema.names)}; it returned {', '.join(table.column_names)}."
             raise SchemaError(msg, hint=hint, node=self.node)
         found = table.column(field.name).combine_chunks()

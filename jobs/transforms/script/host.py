@@ -25,6 +25,8 @@ pc: Any = pyarrow.compute  # its functions are made at import, unseen by type ch
 
 _BYTES = 4 << 20
 """Of Arrow data that are handed over at a time, about."""
+_CHANCE = "$hr_chance"
+"""The refusal that stands for Math.random in runtime.js."""
 _FRAME = re.compile(r"^\s*at (?:(.*?) \()?<input>:(\d+)(?::(\d+))?\)?$", re.MULTILINE)
 
 
@@ -153,7 +155,8 @@ class Script:
                 return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
                 said = error.said.removeprefix("Refused: ")
-                place, where = self._place(error.stack)
+                # What Headrace refuses of a whole script stands at no line of it.
+                place, where = self._place(error.stack) if batch is not None or said == error.said else (self.text_at, "")
                 if batch is None:
                     return UserError(f"the script does not load: {said}{where}", node=self.node, place=place)
                 return DataError(f"{at}{said}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
@@ -163,12 +166,15 @@ class Script:
         """Where in the script an error was raised, for a place and for a sentence. Frames of Headrace's own code end the search."""
         lines = self.program.script.count("\n") + 1
         for name, line, column in _FRAME.findall(stack):
+            if name == _CHANCE:
+                continue  # it is called by the script, and is no place in it
             if name.startswith("$hr_"):
                 break
             number = min(max(int(line) - 1, 1), lines)
+            known = column and number == int(line) - 1  # what ends too early is told behind its last line
             if self.text_at is not None and self.text_at.line is not None:
                 shift = (self.text_at.column or 1) - 1
-                place = replace(self.text_at, line=self.text_at.line + number - 1, column=int(column) + shift if column else None)
+                place = replace(self.text_at, line=self.text_at.line + number - 1, column=int(column) + shift if known else None)
                 return place, f" (line {number} of the script, {place})"
             return None, f" (line {number} of the script)"
         return self.text_at, ""

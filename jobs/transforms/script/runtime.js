@@ -35,7 +35,7 @@
     Fixed.parse = RealDate.parse;
     Fixed.UTC = RealDate.UTC;
     globalThis.Date = Fixed;
-    Math.random = () => {
+    Math.random = function $hr_chance() {
       throw new Failure('Math.random gives other rows in a replay; a script that needs it says `deterministic: false`');
     };
     for (const name of ['performance', 'WeakRef', 'FinalizationRegistry']) delete globalThis[name];
