@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -92,6 +93,21 @@ def test_what_is_refused_is_refused_in_every_dialect() -> None:
         sql.parse("SELECT DISTINCT ON (a) a FROM t", dialect="postgres")
     with pytest.raises(UserError, match="unsupported plan: QUALIFY"):
         sql.parse("SELECT a FROM t QUALIFY row_number() OVER (ORDER BY a) = 1", dialect="duckdb")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call", "said"),
+    [
+        ("postgres", "regexp_replace(a, 'x', 'y', 'gn')", "the flags `n` of regexp_replace"),
+        ("postgres", "xs[-1]", "Postgres does not count from the end"),
+        ("postgres", "regexp_instr(a, 'x', 2)", "regexp_instr with more than a text and a pattern"),
+        ("datafusion", "date_trunc('decade', a)", "date_trunc to `decade`"),
+    ],
+)
+def test_what_spark_would_answer_otherwise_is_refused(dialect: str, call: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        sql.parse(f"SELECT {call} FROM t", dialect=dialect)
+    assert caught.value.hint
 
 
 def test_a_file_says_the_dialect() -> None:
