@@ -118,7 +118,7 @@ def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: st
         ("SELECT id, explode(m) AS x FROM t", "2 columns to be named where one row becomes several, and 1 named", "a map two"),
         ("SELECT id, explode(xs) AS (a, b) FROM t", "1 column to be named where one row becomes several, and 2 named", "A list gives one"),
         ("SELECT id, histogram_numeric(n, 5) AS x FROM t", "unsupported plan: an aggregate", "rows beyond the one at hand"),
-        ("SELECT id, x FROM t LATERAL VIEW explode(ys) e AS x", "there is no column `ys`", "There are: "),
+        ("SELECT id, x FROM t LATERAL VIEW explode(ys) e AS x", "there is no column `ys`", "There are, among others: "),
         ("SELECT id, explode(xs) AS id FROM t", "column `id` appears twice", "AS"),
         ("SELECT id FROM t WHERE \"name\" = 'a'", '"name" is a text in Spark\'s SQL, and a column of `t`', "add `dialect: datafusion`"),
         (
