@@ -126,7 +126,6 @@ class LaneRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.eyes.failed(error)
-        if isinstance(error, UserError):
             self.file.placed(error)
         self._stack.close()
 

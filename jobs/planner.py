@@ -245,21 +245,17 @@ class Planner:
             raise
         provide(self.spark, text, name)
         frame = self._sql(name, text)
-        if plan is None and graph.asks(self.file.model, name):
-            self._checked(name, lambda: check_arguments(frame, name))
-        if plan is None and sql.may_name_moments(node.sql):
-            still = sql.with_hidden(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
-            known = sql.impure(node.sql, dialect=node.dialect)
-            self._checked(name, lambda: check_moments(self._sql(name, still), node.sql, name, known))
+        if plan is None:
+            try:
+                if graph.asks(self.file.model, name):
+                    check_arguments(frame, name)
+                if sql.may_name_moments(node.sql):
+                    still = sql.with_hidden(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
+                    check_moments(self.spark.sql(still), node.sql, name, sql.impure(node.sql, dialect=node.dialect))
+            except SchemaError as error:
+                error.place = self.file.place_of(name, "sql")
+                raise
         return frame
-
-    def _checked(self, name: str, check: Callable[[], None]) -> None:
-        """A check of a node's analysed SQL, whose mistakes get their place in the file."""
-        try:
-            check()
-        except SchemaError as error:
-            error.place = self.file.place_of(name, "sql")
-            raise
 
     def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
         """A transform that is no SQL. Its mistakes get their place in the file."""

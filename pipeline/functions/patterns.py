@@ -96,7 +96,8 @@ def _regexp_instr(call: Call) -> exp.Expr:
     plain = all(isinstance(arg, exp.Literal) and arg.name == "1" for arg in args[2:])
     if plain:
         return _guarded(args[1], fill(_place("_1"), args))
-    first = f"CASE WHEN {_place('substr(_1, _3)')} > 0 THEN {_place('substr(_1, _3)')} + _3 - 1 ELSE 0 END"
+    rest = _place("substr(_1, _3)")
+    first = f"CASE WHEN {rest} > 0 THEN {rest} + _3 - 1 ELSE 0 END"
     if isinstance(args[3], exp.Literal) and args[3].name == "1":
         found = fill(
             f"CASE WHEN _1 IS NOT NULL AND _2 IS NOT NULL AND _3 IS NOT NULL THEN CASE WHEN _3 > length(_1) OR _3 < 1 THEN 0 ELSE {first} END END",
