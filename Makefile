@@ -42,7 +42,7 @@ $(TOOLS): requirements-dev.lock $(STAMP)
 	@$(UV) pip install --python $(BIN)/python --require-hashes -r requirements-dev.lock
 	@touch $@
 
-$(JARS): jobs/ivy.xml $(STAMP)
+$(JARS): jobs/spark/ivy.xml $(STAMP)
 	@$(BIN)/python -m headrace.commands.fetch jars
 	@touch $@
 

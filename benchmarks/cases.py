@@ -29,11 +29,11 @@ from benchmarks.kit import HISTORY, STREAM, TRANSFORM, Bench, rate, timed, tree_
 from benchmarks.lookups import lookups
 from benchmarks.programs import script
 from benchmarks.watching import watching
-from headrace.connectors.postgres.records import RecordStore
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.ledger import Ledger
+from headrace.connectors.postgres.commit_store import RecordStore
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.protocol.ledger import Ledger
 
 TARGET = "CREATE TABLE {} (id BIGINT PRIMARY KEY, at TIMESTAMPTZ, name TEXT, amount DOUBLE PRECISION)"
 LATEST = "CREATE TABLE {} (id BIGINT PRIMARY KEY, name TEXT, amount DOUBLE PRECISION)"

@@ -18,10 +18,10 @@ def say(step: str) -> None:
 def main() -> None:
     """Reads what to run from the environment."""
     from benchmarks.kit import Bench
-    from headrace.jobs.events import EpochDone, Event, Until
-    from headrace.jobs.lane_run import LaneRun
-    from headrace.jobs.run import run
-    from headrace.pipeline.file import parse_pipeline
+    from headrace.jobs.run.events import EpochDone, Event, Until
+    from headrace.jobs.run.pipeline_run import LaneRun
+    from headrace.jobs.run.runner import run
+    from headrace.pipeline.file.loader import parse_pipeline
     from headrace.services import Services
 
     asked = json.loads(os.environ["HEADRACE_BENCH"])

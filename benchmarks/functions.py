@@ -20,10 +20,10 @@ import sqlglot
 from sqlglot import exp
 
 from headrace.jobs.functions import provide
-from headrace.jobs.session import jvm_process, start_session, stop_session
-from headrace.pipeline import sql
+from headrace.jobs.spark.session import jvm_process, start_session, stop_session
+from headrace.pipeline.config.settings import Settings, SparkSettings
 from headrace.pipeline.functions import Where, functions, parsed_names
-from headrace.pipeline.settings import Settings, SparkSettings
+from headrace.pipeline.sql import statements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,11 +90,11 @@ NEAREST = {
 """What Spark has that does nearly the same, without the rules of ours: how fast that is, is what can be had."""
 
 
-class _Names(sql.DIALECT):
+class _Names(statements.DIALECT):
     """Spark's syntax with the names as the page of functions has them."""
 
-    class Parser(sql.DIALECT.Parser):
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**sql.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
+    class Parser(statements.DIALECT.Parser):
+        FUNCTIONS: ClassVar[dict[str, Any]] = {**statements.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
 
 
 def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, Any]]:
@@ -112,7 +112,7 @@ def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, An
         kind = "Spark's own" if known.where is Where.SPARK else known.kind
         found.append({"call": shown, "kind": kind, "rate": rate})
         if nearest := NEAREST.get(name):
-            found[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=sql.DIALECT))}
+            found[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT))}
         print(json.dumps(found[-1]), flush=True)
     return found
 
@@ -135,7 +135,7 @@ class _Meter:
         """Millions of rows per second."""
         table = "few" if arrow else "many"
         columns = ", ".join(sorted({column.name for column in call.find_all(exp.Column)})) or "_gs_pos"
-        text = sql.with_hidden(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
+        text = statements.with_hidden(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
         provide(self._spark, text)
         best, idle = float("inf"), 0
         for _ in range(PASSES):

@@ -23,10 +23,10 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from headrace import services as local
-from headrace.jobs.events import EpochDone, Event, Until
-from headrace.jobs.run import run
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.settings import Settings
+from headrace.jobs.run.events import EpochDone, Event, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import parse_pipeline
 
 COLUMNS = "id Int64, at DateTime64(6, 'UTC'), name String, amount Float64"
 MAKE = "number, toDateTime64('2024-01-01 00:00:00', 6, 'UTC') + number, concat('customer-', toString(number % 100003)), number / 7"

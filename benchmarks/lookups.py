@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.kit import Bench, timed
+from headrace.connectors.postgres.lookup_table import ValueTable, Where
 from headrace.connectors.postgres.session import Address
-from headrace.connectors.postgres.values import ValueTable, Where
-from headrace.jobs.tables.base import checker
-from headrace.jobs.tables.sets import Segment, SetLookup
-from headrace.pipeline.transforms import DynamicTable
+from headrace.jobs.dynamic_tables.base import checker
+from headrace.jobs.dynamic_tables.broadcast import Segment, SetLookup
+from headrace.pipeline.model.transforms import DynamicTable
 
 _BATCH = 10_000
 """Rows that Spark hands to a worker at once."""

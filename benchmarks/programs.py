@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from benchmarks.kit import Bench, rate
 from headrace.connectors.spark_types import POS_ARROW
+from headrace.jobs.transforms.output_schema import with_hidden
+from headrace.jobs.transforms.script.process import end_idle
 from headrace.jobs.transforms.script.transform import script_of
-from headrace.jobs.transforms.script.vm import end_idle
-from headrace.jobs.transforms.shape import with_hidden
-from headrace.pipeline.transforms import ScriptTransform
+from headrace.pipeline.model.transforms import ScriptTransform
 
 _MOST = 1_000_000
 CHANGED = "function process(r) { r.name = r.name.toUpperCase(); r.amount *= 2; return r }"

@@ -16,16 +16,28 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.pipeline.hidden import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
-from headrace.pipeline.nodes import OffsetTable
-from headrace.pipeline.plugins.host import PluginContext
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.connectors.claimable import Claimable
+from headrace.connectors.frame import Frame
+from headrace.connectors.stall import Stall
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import OffsetTable
+from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.protocol.claims import Owner
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.pipeline.protocol.partitions import Outside, Window
+from headrace.pipeline.protocol.table_offsets import Cut, Range, TableOffsets
+from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE")
+    from headrace.connectors.content import Content
+
+__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE", "Cut")
 
 
 class Delivery(StrEnum):
@@ -57,10 +69,14 @@ class SinkCapabilities:
     """Compares generations in its atomic act. Where not, a newcomer also waits out lease plus commit timeout."""
     counts_changes: bool = False
     """Knows how many rows were inserted, updated and deleted."""
+    empties: bool = False
+    """Can remove all rows of its target (`Sink.empty`)."""
     direct: bool = False
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
     without_spark: bool = False
     """`check` needs no session; None will do."""
+    versions: bool = False
+    """Keeps the row with the highest `version_column` of its node, see `connectors.versions`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,37 +92,7 @@ class SourceCapabilities:
     """`schema`, `look` and `splits` need no session; None will do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """The rows of one epoch for one sink.
-
-    `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the sink's
-    primary key (empty: append). `estimate` is an upper bound of the rows where one is known: sinks choose the driver
-    path or the worker path by it. `spark` is the session that owns `rows`. `likely` is how many rows there are if
-    programs and lists make one of each, where that is no bound.
-    """
-
-    rows: DataFrame
-    schema: pa.Schema
-    key: tuple[str, ...]
-    estimate: int | None
-    spark: SparkSession
-    likely: int | None = None
-
-    def few(self, rows: DataFrame, limit: int) -> pa.Table | None:
-        """`rows`, as many as the frame's, in the driver; None where they are more than `limit`.
-
-        Where their number is not known it is looked at, unless they are likely more: what is looked at in vain is computed again.
-        """
-        if self.estimate is not None:
-            return rows.toArrow() if self.estimate <= limit else None
-        if self.likely is not None and self.likely > limit:
-            return None
-        table = rows.limit(limit + 1).toArrow()
-        return table if table.num_rows <= limit else None
-
-
-class Sink(ABC):
+class Sink(Claimable, ABC):
     """One target, opened for one lane. Not shared between threads.
 
     Subclasses say in their docstring which delivery they give and what their atomic act is. `write` must be a
@@ -150,6 +136,14 @@ class Sink(ABC):
         Raises TargetError or SchemaError if not, TransientError where nobody answers.
         """
 
+    def empty(self) -> None:
+        """Remove all rows from the target, keeping the record, in one act under the generation that `prepare` announced.
+
+        Raises FencedError for an older generation, UserError where the sink cannot do this (`SinkCapabilities.empties`).
+        """
+        msg = "Headrace cannot empty this target"
+        raise UserError(msg, hint="Empty it yourself, then `headrace reset FILE --keep-targets`.", node=self._context.key.sink)
+
     def began(self, plan: EpochPlan) -> bool:
         """Whether rows of this epoch are in the target although its record is not: a sink that writes an epoch in several acts knows.
 
@@ -164,6 +158,11 @@ class Sink(ABC):
 
     def count(self) -> tuple[Record | None, int] | None:
         """The record and the number of rows in the target, read in one snapshot; None where the sink cannot know."""
+        return None
+
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+        """Record and rows of one snapshot, no rows beyond `limit`; `folder` keeps files. None without a record, or if the sink cannot."""
+        del schema, folder, limit
         return None
 
     def describe(self) -> Json:
@@ -200,16 +199,6 @@ class Snapshot:
     pinned: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A range of history by one column, [start, end), as literals of that column's type. `key` names it ('2013-01-01')."""
-
-    key: str
-    column: str
-    start: str
-    end: str
-
-
 class BoundedSource(ABC):
     """A source that ends by itself: a table, files."""
 
@@ -229,19 +218,43 @@ class BoundedSource(ABC):
 
     @abstractmethod
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
-        """Deterministic pieces of the snapshot inside the window, in a stable order, each with an estimate in `rows`."""
+        """Deterministic pieces of the snapshot inside the window, in a stable order, each with an estimate in `rows`, and in `bytes` where known."""
 
     @abstractmethod
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits with `_gs_op` and `_gs_pos`; `columns` narrows the payload to what is needed."""
 
-    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None) -> SplitFetch | None:
-        """What a task reads splits with on the direct path, or None. `query` is the transform in the source's own SQL."""
+    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()) -> SplitFetch | None:
+        """What a task reads splits with, or None: rows that agree in `key` by `_gs_pos`, through `query` in the source's own SQL."""
         return None
 
+    def spreads(self, key: Sequence[str]) -> str:
+        """Return why rows that agree in `key` may lie in several splits; "" where they do not, but for a key of very many rows."""
+        return "the source does not tell how it is cut"
+
+    def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
+        """Return whether rows that agree in the columns of `key` lie in one of these splits; with `ever`, in no split of another epoch."""
+        return len(splits) <= 1 and not ever
+
     def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
-        """The first offset per partition that history does not hold, as its offset table says; partitions it lacks are left out."""
+        """The offset after the largest one per partition, as another table says; partitions that it lacks are left out."""
         raise NotImplementedError
+
+    def measure_offsets(
+        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+    ) -> TableOffsets:
+        """Return which offsets of a topic the rows of a snapshot have, with the gaps at or above `since`. The filter does not count."""
+        raise NotImplementedError
+
+    def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
+        """Whether rows of a snapshot may have NULL in a column."""
+        del spark, snapshot, column
+        return True
+
+    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+        """Rows inside filter and cut that have NULL in the window's column, and rows in the window; without `end` it is open."""
+        del spark, snapshot, window, cut
+        return Outside()
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Asks the system whether the node's filter holds and `columns` are there; reads no rows and changes nothing.
@@ -250,7 +263,10 @@ class BoundedSource(ABC):
         """
 
     def unpin(self, snapshot: Snapshot) -> None:
-        """Gives back what `pin` made, once the history is complete."""
+        """Drop what `pin` made. Nothing can be read from the snapshot afterwards; a second call does nothing."""
+
+    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+        """Drop what `pin` made for tokens of `owner` and no later generation, except the handles in `keep`."""
 
     def describe(self) -> Json:
         """For people and Dagster: kind, asset key parts, table name. No secrets."""
@@ -261,30 +277,20 @@ class BoundedSource(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How history ends exactly where the stream begins: rows whose offset is at or behind the fence of their partition.
-
-    `fence` maps the partition number, as text, to the first offset that the stream reads; history keeps `offset < fence`
-    and rows without an offset.
-    """
-
-    partition_column: str
-    offset_column: str
-    fence: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
     """How much one stream epoch may take."""
 
     rows: int = 100_000
     per_partition: int | None = None
+    bytes: int | None = None
 
 
 class UnboundedSource(ABC):
     """A source that never ends: a topic, a change log. Positions are JSON: {"topic_id": …, "offsets": {"0": 12, …}}."""
 
     capabilities: ClassVar[SourceCapabilities]
+    marks: bool = False
+    """Whether rows that fail the node's filter are marked (`pipeline.lineage.retractions`) instead of left out."""
 
     @abstractmethod
     def schema(self) -> pa.Schema:
@@ -305,6 +311,11 @@ class UnboundedSource(ABC):
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """The rows in [start, end) with `_gs_op` and `_gs_pos`."""
 
+    def size(self, start: Json, end: Json, most: int) -> int | None:
+        """About how many bytes [start, end) holds, `most` being what an epoch may hold; None where unknown. Reads no rows with Spark."""
+        del start, end, most
+        return None
+
     def fence_at(self, moment_ms: int) -> Json:
         """The position of the first row at or after a wall-clock time."""
         raise NotImplementedError
@@ -313,9 +324,30 @@ class UnboundedSource(ABC):
         """The position of the first row that the source still holds."""
         raise NotImplementedError
 
+    def first_filled(self, gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
+        """Return the place of the first gap per partition that has rows here, or that cannot be looked at; others are left out."""
+        return dict.fromkeys(gaps, 0)
+
+    def ordered_start(self, position: Json) -> Json:
+        """Return the position that a stream starts at, with what the source needs to keep the order of keys that moved before."""
+        return position
+
     def end(self) -> Json:
-        """The position behind the last row that exists now: what "caught up" is measured against."""
+        """The position after the last row that can be read now."""
         raise NotImplementedError
+
+    def arrived(self) -> Json:
+        """The position after the last row that exists now, readable or not: what "caught up" is measured against."""
+        return self.end()
+
+    def stalls(self, at: Json) -> Sequence[Stall]:
+        """The partitions that `at` has read to the end of what can be read, while further rows wait."""
+        del at
+        return ()
+
+    def stall_limit(self) -> float:
+        """How many seconds a stall lasts at most, if it ends by itself."""
+        return 0.0
 
     def lags(self, at: Json) -> Mapping[str, int] | None:
         """How many offsets lie between `at` and the end, by partition; None where unknown."""
@@ -353,6 +385,11 @@ class SinkContext:
     schema: pa.Schema
     spark: SparkSession | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> Owner:
+        """The sink as one that claims its target. `extra` names the sinks of the same file."""
+        return Owner(self.key, graph.is_shared(self.node), frozenset(self.extra.get("sinks", ())))
 
     @property
     def plugin(self) -> PluginContext:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from headrace.connectors.base import OP, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,12 +7,12 @@ from importlib import import_module
 from typing import Any
 
 from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
-from headrace.connectors.plugins.guard import guarded
+from headrace.connectors.plugins.contract_checks import guarded
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
-from headrace.pipeline.plugins.host import PluginContext
-from headrace.pipeline.plugins.nodes import PluginNode, PluginSink, PluginSource
-from headrace.pipeline.records import Json, SinkKey
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.plugins import PluginNode, PluginSink, PluginSource
+from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.protocol.epochs import Json, SinkKey
 
 _BOUNDED = {"clickhouse": "clickhouse:ClickHouseTable", "iceberg": "iceberg:IcebergTable", "file": "files:Files"}
 _UNBOUNDED = {"kafka": "kafka:KafkaStream"}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from headrace.pipeline.types import parse_type
-from headrace.pipeline.wide import WideInteger, digits, is_wide, stored
+from headrace.pipeline.types.arrow import parse_type
+from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

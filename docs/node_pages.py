@@ -12,12 +12,13 @@ from pydantic import BaseModel
 
 from headrace.connectors import registry
 from headrace.connectors.base import BoundedSource, Delivery, SinkCapabilities, SourceCapabilities, UnboundedSource, Visibility
-from headrace.pipeline import elsewhere, nodes
-from headrace.pipeline.problems import PARTS
-from headrace.pipeline.telemetry import Telemetry
+from headrace.pipeline.compat import streamling
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.telemetry import Telemetry
+from headrace.pipeline.validation.messages import PARTS
 
 UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True))
-_WRITTEN = "<!-- Written by `make docs` from pipeline/nodes.py and docs/parts/{part}. Change those. -->\n"
+_WRITTEN = "<!-- Written by `make docs` from pipeline/model/nodes.py and docs/parts/{part}. Change those. -->\n"
 _FIRST = ("Example", "Options", "Guarantee", "Types", "Rights")
 _READERS = {
     Visibility.EPOCH: "whole epochs",
@@ -114,7 +115,7 @@ def _index() -> str:
 
 _INDEX_HEAD = f"""# What a pipeline file may say
 
-{_WRITTEN.format(part="").replace(" and docs/parts/", ", pipeline/elsewhere.py and the connectors")}
+{_WRITTEN.format(part="").replace(" and docs/parts/", ", pipeline/compat/streamling.py and the connectors")}
 The top level has [a page of its own](pipeline.md); so has each type of node. Types of columns: [types](../types.md). Whole files
 for common tasks: [cookbook](../cookbook.md). `headrace validate --schema` writes the same as a JSON Schema for editors.
 """
@@ -151,11 +152,11 @@ def _not_yet() -> str:
     kinds = "".join(
         f"| `{kind}` | {part} | {instead} |\n"
         for part in PARTS
-        for kind, instead in elsewhere.TYPES[part].items()
+        for kind, instead in streamling.TYPES[part].items()
         if kind not in types(part)
     )
-    values = "".join(f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in elsewhere.VALUES.items())
-    keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in elsewhere.KEYS.items())
+    values = "".join(f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items())
+    keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())
     return f"""## Not available yet
 
 `headrace validate` answers these with what there is instead. A key that the page of a node lists is available there.
@@ -167,5 +168,5 @@ def _not_yet() -> str:
 |---|---|
 {keys}{values}
 Any other type is a [plugin's](../plugins.md): `headrace plugin list` shows which are installed. Those of Streamling's community
-({", ".join(f"`{name}`" for name in sorted(elsewhere.PLUGINS))}) are not among them.
+({", ".join(f"`{name}`" for name in sorted(streamling.PLUGINS))}) are not among them.
 """

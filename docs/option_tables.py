@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headrace.pipeline.durations import spell_duration
-from headrace.pipeline.plugins.nodes import PluginNode
+from headrace.pipeline.model.plugins import PluginNode
+from headrace.pipeline.types.durations import spell_duration
 
 HEAD = "| key | type | default | what it does |\n|---|---|---|---|\n"
 _IDLE = "So that Streamling's files run as they are. `headrace validate` tells where one of these is set."

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from headrace.connectors.clickhouse.types import SCALARS, convert, parse
-from headrace.connectors.iceberg.target import iceberg_type
-from headrace.connectors.kafka.rows import arrives_as
+from headrace.connectors.iceberg.table import iceberg_type
+from headrace.connectors.kafka.json_decoder import arrives_as
 from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
-from headrace.pipeline.types import DECIMALS, FILE_TYPES, POSTGRES, SPARK, parse_type, postgres_type, spark_type
+from headrace.pipeline.types.arrow import DECIMALS, FILE_TYPES, POSTGRES, SPARK, parse_type, postgres_type, spark_type
 
 _WRITTEN = "<!-- Written by `make docs` from the connectors' tables and docs/parts/types.md. Change those. -->\n"
 _MARK = re.compile(r"^<!-- table: (\w+) -->\n", re.MULTILINE)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.clickhouse.client import connect
-from headrace.pipeline.settings import Settings, load_settings
+from headrace.pipeline.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
@@ -89,7 +89,7 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
 
-    from headrace.connectors.kafka.options import client_options
+    from headrace.connectors.kafka.client_config import client_options
 
     options: dict[str, Any] = {**client_options(settings.kafka_source)}
     admin, producer = AdminClient(options), Producer(options | {"acks": "all"})
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.files is not None:
         fill_files(asked.files)
     if warehouse is not None:
-        from headrace.jobs.session import start_session, stop_session
+        from headrace.jobs.spark.session import start_session, stop_session
 
         session = start_session(settings, ("iceberg",))
         try:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     )
     from headrace.connectors.plugins.sinks import ArrowSink, EpochSink
     from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
-    from headrace.jobs.side_outputs import SideOutput
-    from headrace.jobs.transforms.arrow import ArrowTransform, fan_out
+    from headrace.jobs.sources.side_outputs import SideOutput
     from headrace.jobs.transforms.base import RowTransform, TransformContext
+    from headrace.jobs.transforms.plugin import ArrowTransform, fan_out
     from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TargetError, TransientError, UserError
-    from headrace.pipeline.plugins.declared import Options, Plugin
-    from headrace.pipeline.plugins.host import PluginContext
-    from headrace.pipeline.records import Counts, EpochPlan, Record
+    from headrace.pipeline.plugins.api import Options, Plugin
+    from headrace.pipeline.plugins.runtime import PluginContext
+    from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Record
 
 __version__ = "0.1.0"
 
@@ -40,13 +40,13 @@ _HOMES = {
     " UnboundedSource Visibility",
     "connectors.plugins.sinks": "ArrowSink EpochSink",
     "connectors.plugins.sources": "ArrowSource ArrowStream",
-    "jobs.side_outputs": "SideOutput",
-    "jobs.transforms.arrow": "ArrowTransform fan_out",
+    "jobs.sources.side_outputs": "SideOutput",
+    "jobs.transforms.plugin": "ArrowTransform fan_out",
     "jobs.transforms.base": "RowTransform TransformContext",
     "pipeline.errors": "DataError FencedError HeadraceError TargetError TransientError UserError",
-    "pipeline.plugins.declared": "Options Plugin",
-    "pipeline.plugins.host": "PluginContext",
-    "pipeline.records": "Counts EpochPlan Record",
+    "pipeline.plugins.api": "Options Plugin",
+    "pipeline.plugins.runtime": "PluginContext",
+    "pipeline.protocol.epochs": "Counts EpochPlan Record",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 

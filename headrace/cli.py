@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
-from headrace.jobs.events import Until
 from headrace.jobs.explain.formats import Format
+from headrace.jobs.run.events import Until
 from headrace.pipeline.errors import HeadraceError
 
 app = typer.Typer(
@@ -26,7 +26,8 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="A pipeline file.", show_default=False)]
-SinkName = Annotated[str, typer.Option("--sink", help="The sink's name in the file.", show_default=False)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
@@ -43,9 +44,9 @@ def _options(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
 ) -> None:
     del version
-    from headrace import logs
+    from headrace import logging_setup
 
-    logs.set_up(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
+    logging_setup.set_up(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
 
 
 def _log_format() -> str:
@@ -128,18 +129,18 @@ def validate(
 def explain(
     file: File,
     *,
-    form: Annotated[Format, typer.Option("--format", help="Text for people, a Mermaid or Graphviz drawing, or JSON.")] = Format.TEXT,
+    form: Annotated[Format, typer.Option("--format", help="Text, a Mermaid flowchart, or JSON.")] = Format.TEXT,
     lineage: Annotated[bool, typer.Option("--lineage", help="Where each column of a sink comes from. JSON always has it.")] = False,
     splits: Annotated[bool, typer.Option("--splits", help="The pieces of history that a run would read; pins nothing.")] = False,
     spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also the plan that Spark makes of the SQL.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Open no connection: what only servers know is unchecked.")] = False,
 ) -> None:
-    """Draw the pipeline: what a run would do, and what it guarantees."""
+    """Show the pipeline: what a run would do, and what it guarantees."""
     if offline and splits:
         msg = "--splits asks the servers, and --offline says not to"
         raise typer.BadParameter(msg)
-    if form in (Format.MERMAID, Format.DOT) and (lineage or splits or spark_plan):
-        msg = f"--format {form} draws the graph alone; --lineage, --splits and --spark-plan are for text and json"
+    if form is Format.MERMAID and (lineage or splits or spark_plan):
+        msg = f"--format {form} draws only the graph; --lineage, --splits and --spark-plan are for text and json"
         raise typer.BadParameter(msg)
     from headrace.commands.inspect import explain as work
 
@@ -150,15 +151,18 @@ def explain(
 def run_tests(
     paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml or folders; this folder if not given.")] = None,
     *,
-    expression: Annotated[str | None, typer.Option("-k", metavar="EXPRESSION", help="Only tests so named: `amount and not error`.")] = None,
-    update: Annotated[bool, typer.Option("--update", help="Write what came out over the expected rows of failed tests.")] = False,
-    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also a report as JUnit XML.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Descriptions, and every row that differs.")] = False,
+    expression: Annotated[
+        str | None, typer.Option("-k", metavar="EXPRESSION", help="Only tests with such names: `amount and not error`.")
+    ] = None,
+    update: Annotated[bool, typer.Option("--update", help="Replace the expected rows of failed tests by the actual rows.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Also write a report as JUnit XML.")] = None,
+    fail_fast: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first test that fails.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every row that differs.")] = False,
 ) -> None:
-    """Run the tests of pipelines, without any server."""
+    """Run the tests of pipelines with pytest, without any server."""
     from headrace.commands.test import run_tests as work
 
-    work(paths or [Path()], expression, rewrite=update, report=junit, verbose=verbose)
+    work(paths or [Path()], expression, update=update, report=junit, verbose=verbose, fail_fast=fail_fast)
 
 
 @app.command()
@@ -199,29 +203,92 @@ def tail(
 
 
 @app.command()
-def audit(file: File, *, as_json: AsJson = False) -> None:
+def audit(
+    file: File,
+    *,
+    all_epochs: Annotated[
+        bool, typer.Option("--all-epochs", help="Check every epoch of the ledger again, not only those since the last audit.")
+    ] = False,
+    content: Annotated[bool, typer.Option("--content", help="Also compare the rows of the sinks with those of the sources.")] = False,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="With --content: read at most so many rows for one sink.", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.1, help="With --content: read more and more rows for about so long per sink.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="With --content: read all rows.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Hold the sinks against the ledger. Exit code 1 if a check fails."""
+    if full + (rows is not None) + (seconds is not None) > 1:
+        msg = "use only one of --rows, --seconds and --full"
+        raise typer.BadParameter(msg)
     from headrace.commands.inspect import audit as work
 
-    work(file, as_json=as_json)
+    compares = content or full or rows is not None or seconds is not None
+    work(file, as_json=as_json, all_epochs=all_epochs, content=compares, rows=rows, seconds=seconds, full=full)
 
 
 @app.command()
 def replay(
     file: File,
     *,
-    sink: SinkName,
+    sink: Annotated[str | None, typer.Option("--sink", help="The sink's name in the file.", show_default=False)] = None,
     from_epoch: Annotated[
-        int | None, typer.Option("--from", min=1, help="The first epoch to write again; the one behind what the sink holds if not given.")
+        int | None, typer.Option("--from", min=1, help="The first epoch to write again. Default: the one after what the sink holds.")
     ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute staged rows anew where they are gone; they may differ from other sinks'.")
+        bool, typer.Option("--recompute", help="Compute staged rows again where they are lost; they may differ from other sinks'.")
     ] = False,
+    skip_open: Annotated[
+        bool,
+        typer.Option("--skip-open", help="Close an open epoch that cannot be read any more; sinks that lack it go on without its rows."),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --skip-open: print what would change.")] = False,
 ) -> None:
     """Write epochs to one sink again, as they were planned."""
-    from headrace.commands.repair import replay as work
+    if skip_open == (sink is not None) or (skip_open and (from_epoch or recompute)) or (dry_run and not skip_open):
+        msg = "say either --sink NAME, or --skip-open with --dry-run or alone"
+        raise typer.BadParameter(msg)
+    from headrace.commands import repair
 
-    work(file, sink, from_epoch, recompute=recompute)
+    if sink is None:
+        repair.skip_open(file, dry_run=dry_run)
+    else:
+        repair.replay(file, sink, from_epoch, recompute=recompute)
+
+
+@app.command()
+def rewind(
+    file: File,
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="EPOCH|TIME", help="An epoch, or a time in ISO format (UTC).", show_default=False)],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Read the streams again from where an earlier epoch ended."""
+    from headrace.commands import repair
+
+    repair.rewind(file, to, dry_run=dry_run, yes=yes)
+
+
+@app.command()
+def reset(
+    file: File,
+    *,
+    keep: Annotated[bool, typer.Option("--keep-targets", help="Keep the rows of the targets; every sink needs a key.")] = False,
+    empty: Annotated[bool, typer.Option("--empty-targets", help="Remove all rows of the targets first.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
+    """Start a pipeline over: a new snapshot of history, a new handoff."""
+    if keep and empty:
+        msg = "say either --keep-targets or --empty-targets"
+        raise typer.BadParameter(msg)
+    from headrace.commands import repair
+
+    repair.reset(file, keep=keep, empty=empty, dry_run=dry_run, yes=yes)
 
 
 @app.command()
@@ -230,15 +297,24 @@ def adopt(
     *,
     sink: Annotated[str | None, typer.Option("--sink", help="The sink's name in the file.", show_default=False)] = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="The ledger is lost: make it anew from the sinks' records.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Another pipeline claims the target: end its claim. It can no longer write there.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --take-over: do not ask for confirmation.")] = False,
 ) -> None:
     """Take a sink's target as it stands, and go on from there."""
     if rebuild == (sink is not None):
         msg = "say either --sink NAME or --rebuild"
         raise typer.BadParameter(msg)
+    if take_over and sink is None:
+        msg = "--take-over needs --sink NAME"
+        raise typer.BadParameter(msg)
     from headrace.commands import repair
 
     if sink is None:
         repair.rebuild(file)
+    elif take_over:
+        repair.take_over(file, sink, ask=not yes)
     else:
         repair.adopt(file, sink)
 
@@ -273,7 +349,7 @@ def ui(
 ) -> None:
     """Open Dagster's pages with the pipelines of this folder."""
     from headrace.orchestration.ui import serve
-    from headrace.pipeline.settings import load_settings
+    from headrace.pipeline.config.settings import load_settings
 
     serve(load_settings().home, host, port)
 
@@ -305,15 +381,15 @@ def main() -> None:
     try:
         app(prog_name="headrace")
     except HeadraceError as error:
-        from headrace.screen import show_error
+        from headrace.console import show_error
 
         show_error(error)
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  the last resort: whatever it is, it is reported and not thrown at the user
-        from headrace import logs, screen
+        from headrace import console, logging_setup
 
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
-        path = logs.report(error, home)
-        screen.err().print(f"error: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
-        screen.err().print(f"  This is a fault of Headrace itself. The whole story is in {path}", markup=False, soft_wrap=True)
+        path = logging_setup.report(error, home)
+        console.err().print(f"error: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
+        console.err().print(f"  This is a fault of Headrace itself. The whole story is in {path}", markup=False, soft_wrap=True)
         sys.exit(1)

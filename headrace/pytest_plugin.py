@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from headrace.jobs.testing.run import Bench, Outcome
-    from headrace.pipeline.cases import Case
+    from headrace.jobs.testing.runner import Bench, Outcome
+    from headrace.pipeline.testcases.loader import Case
 
 _BENCH = pytest.StashKey["Bench"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that `headrace test --update` sets."""
+    group = parser.getgroup("headrace", "tests of pipelines")
+    group.addoption("--update-expected", action="store_true", help="replace the expected rows of failed tests by the actual rows")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -32,7 +38,7 @@ def _is_named(path: Path, config: pytest.Config) -> bool:
     named = (Path(config.invocation_params.dir, str(argument).split("::")[0]).resolve() for argument in config.args)
     if path.resolve() not in named:
         return False
-    from headrace.pipeline.cases import has_tests
+    from headrace.pipeline.testcases.loader import has_tests
 
     return has_tests(path)
 
@@ -46,19 +52,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _bench(config: pytest.Config) -> Bench:
     """One for the whole session."""
     if (found := config.stash.get(_BENCH, None)) is None:
-        from headrace.jobs.testing.run import Bench
-        from headrace.pipeline.settings import load_settings
+        from headrace.jobs.testing.runner import Bench
+        from headrace.pipeline.config.settings import load_settings
 
         found = config.stash[_BENCH] = Bench(load_settings())
     return found
 
 
 class CaseFailedError(Exception):
-    """A test did not pass."""
+    """A test did not pass. `updates` are lines about the expected rows that were replaced."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, updates: list[str]) -> None:
         super().__init__(outcome.case.name)
         self.outcome = outcome
+        self.updates = updates
 
 
 class CaseModule(pytest.File):
@@ -66,8 +73,8 @@ class CaseModule(pytest.File):
 
     def collect(self) -> Iterator[CaseItem]:
         """Its tests. A file that is wrong is a collection error with all its mistakes."""
-        from headrace.pipeline.cases import load_cases
         from headrace.pipeline.errors import PipelineFileError
+        from headrace.pipeline.testcases.loader import load_cases
 
         try:
             cases = load_cases(_shown(self.path))
@@ -88,21 +95,31 @@ class CaseItem(pytest.Item):
         """Raises CaseFailedError, with the outcome, where the test does not pass."""
         outcome = _bench(self.config).run(self.case)
         if not outcome.passed:
-            raise CaseFailedError(outcome)
+            raise CaseFailedError(outcome, _update_expected(outcome) if self.config.getoption("update_expected") else [])
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What the command line would say."""
+        """Return the differences instead of a traceback."""
         if not isinstance(excinfo.value, CaseFailedError):
             return super().repr_failure(excinfo, style)
-        from headrace.jobs.testing.show import SHOWN, failure
+        from headrace.jobs.testing.report import SHOWN, failure
 
         shown = None if self.config.get_verbosity() > 0 else SHOWN
-        return "\n".join(failure(excinfo.value.outcome, shown=shown))
+        return "\n".join([*failure(excinfo.value.outcome, shown=shown), *excinfo.value.updates])
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the test stands, and its name."""
         line = self.case.place().line
         return self.path, line - 1 if line else None, self.name
+
+
+def _update_expected(outcome: Outcome) -> list[str]:
+    from headrace.jobs.testing.update_snapshots import update
+    from headrace.pipeline.errors import HeadraceError
+
+    try:
+        return update(outcome)
+    except HeadraceError as error:
+        return [f"not updated: {line}" for line in str(error).splitlines()[:1]]
 
 
 def _shown(path: Path) -> Path:

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from headrace.jobs.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
-from headrace.orchestration import report
-from headrace.orchestration.books import WindowRows, window_rows
+from headrace.jobs.run.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
+from headrace.orchestration import metadata as report
 from headrace.orchestration.columns import ColumnBook
-from headrace.orchestration.lane import check_results, run_lane, verdict
+from headrace.orchestration.execution import check_results, run_lane, verdict
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, window_problem
 from headrace.orchestration.resources import SPARK
 from headrace.orchestration.specs import check_specs, sink_specs
+from headrace.orchestration.state import WindowRows, window_rows
 from headrace.pipeline.errors import HeadraceError
 
 Lineage = Mapping[str, dg.TableColumnLineage | None]
@@ -44,8 +44,9 @@ def sink_assets(pipeline: Pipeline) -> dg.AssetsDefinition:
         checked = {pipeline.sink_of(key.asset_key) for key in context.selected_asset_check_keys}
         written = _write(context, pipeline, windows) if selected else None
         asked = [name for name in pipeline.sinks if name in checked or written]
+        content = any(key.name == "content_matches" for key in context.selected_asset_check_keys)
         try:
-            checks = _by_sink(check_results(pipeline, getattr(context.resources, SPARK), asked))
+            checks = _by_sink(check_results(pipeline, getattr(context.resources, SPARK), asked, content=content))
         except HeadraceError as error:
             raise verdict(error, context.op_execution_context.retry_number) from error
         if written:

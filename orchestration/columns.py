@@ -9,10 +9,10 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from headrace.jobs.sources import lane_sources, spoken_columns
+from headrace.jobs.sources.pipeline_source import lane_sources, spoken_columns
 from headrace.orchestration.pipelines import Physical, Pipeline
-from headrace.pipeline import graph
-from headrace.pipeline.lineage import lineage
+from headrace.pipeline.lineage.columns import lineage
+from headrace.pipeline.model import graph
 
 
 class ColumnBook:

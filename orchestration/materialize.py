@@ -14,10 +14,10 @@ from pathlib import Path
 
 import dagster as dg
 
-from headrace.orchestration.home import MODULE, child_environment, dagster_home
+from headrace.orchestration.instance import MODULE, child_environment, dagster_home
 from headrace.orchestration.pipelines import Pipeline, load, window_problem
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import HeadraceError, LaneError, UserError
-from headrace.pipeline.settings import load_settings
 
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?:\w+(?:Error|Failure|Exception)|Failure): (?P<said>.+)$")
 

@@ -11,17 +11,19 @@ from typing import Any
 import dagster as dg
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery
-from headrace.jobs.status import stream_wanted
-from headrace.jobs.tables.opening import value_tables
-from headrace.pipeline import graph, positions
-from headrace.pipeline.cases import is_test_file
+from headrace.connectors.base import Delivery, Sink
+from headrace.jobs.checks.content.scope import refusal
+from headrace.jobs.dynamic_tables.factory import value_tables
+from headrace.jobs.run.status import stream_wanted
+from headrace.pipeline.config.settings import CONFIG_NAMES, Settings, load_settings
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.options import Partitions
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import CONFIG_NAMES, Settings, load_settings
-from headrace.pipeline.windows import window_keys
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import window_keys
+from headrace.pipeline.testcases.loader import is_test_file
 
 NOT_PIPELINES = ("defs.yaml", "component.yaml", "dagster.yaml", "workspace.yaml", *CONFIG_NAMES)
 PIPELINE_TAG = "headrace/pipeline"
@@ -59,6 +61,8 @@ class Pipeline:
     proven: frozenset[str]
     """Sinks that keep a record: the ones that checks can say something about."""
     partitions: dg.TimeWindowPartitionsDefinition | None = field(default=None)
+    comparable: frozenset[str] = field(default=frozenset())
+    """Sinks whose rows can be computed again and read back, as far as the file shows."""
     tables: Mapping[str, Physical] = field(default_factory=dict)
     """Dynamic tables in Postgres, which others may write. Those in memory are the pipeline's own affair."""
 
@@ -129,9 +133,16 @@ def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
         name: tuple(Physical.of(entry, (node.type, file.name, name)) for entry in registry.describe(name, node, settings))
         for name, node in model.sources.items()
     }
-    proven = (name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE)
+    proven = [name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE]
+    comparable = (name for name in proven if _has_content(model.sinks[name]) and not refusal(model, name))
     tables = {name: Physical.of(table.describe(), ("table", file.name, name)) for name, table in value_tables(model, settings)}
-    return Pipeline(file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions), tables)
+    return Pipeline(
+        file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions), frozenset(comparable), tables
+    )
+
+
+def _has_content(sink: Any) -> bool:
+    return registry.sink_class(sink).content is not Sink.content
 
 
 def partitions_of(partitions: Partitions | None) -> dg.TimeWindowPartitionsDefinition | None:
@@ -143,12 +154,16 @@ def partitions_of(partitions: Partitions | None) -> dg.TimeWindowPartitionsDefin
 
 
 def checks_of(pipeline: Pipeline, sink: str) -> Sequence[str]:
-    """The checks that can ever say something about a sink: none without a record, the handoff only behind a hybrid source."""
+    """The checks that can ever say something about a sink: none without a record, the handoff only after a hybrid source.
+
+    The comparison of rows only where rows can be computed again and read back.
+    """
     if sink not in pipeline.proven:
         return ()
     model = pipeline.file.model
     hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
-    return ("exactly_once_epochs", "sink_count", "handoff_gapless") if hybrid else ("exactly_once_epochs", "sink_count")
+    always = ("exactly_once_epochs", "sink_count")
+    return (*always, *(["handoff_gapless"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable else []))
 
 
 def window_problem(pipeline: Pipeline, windows: Sequence[str] | None) -> str:

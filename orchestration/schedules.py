@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import dagster as dg
 from dagster._utils.schedules import schedule_execution_time_iterator  # the only way to ask for the next tick, and what the daemon asks
 
-from headrace.jobs.status import history_complete
-from headrace.orchestration.books import lane_state
+from headrace.jobs.run.status import history_complete
 from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline
+from headrace.orchestration.state import lane_state
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import PipelineFile
-from headrace.pipeline.options import Schedule
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model.run_options import Schedule
 
 
 def pipeline_schedule(

@@ -6,9 +6,9 @@ import time
 
 import dagster as dg
 
-from headrace.jobs.status import history_complete
-from headrace.orchestration.books import lane_state
+from headrace.jobs.run.status import history_complete
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
+from headrace.orchestration.state import blocked_epoch, lane_state
 from headrace.orchestration.supervision import Act, Decision, Ended, LastRun, Memory, decide
 
 INTERVAL_SECONDS = 10
@@ -45,6 +45,7 @@ def supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition
             last=_last_run(record) if record else None,
             memory=Memory.load(context.cursor),
             now=time.time(),
+            blocked=blocked_epoch(pipeline, state),
         )
         return _act(context, pipeline, decision, record)
 

@@ -11,14 +11,15 @@ from dagster_pyspark import PySparkResource
 from pydantic import PrivateAttr
 from pyspark.sql import SparkSession
 
-from headrace.jobs.session import start_session, stop_session
-from headrace.pipeline.settings import Settings, load_settings
+from headrace.jobs.spark.session import jvm_alive, start_session, stop_session
+from headrace.pipeline.config.settings import Settings, load_settings
 
 
 class LaneSpark(PySparkResource):
     """dagster-pyspark's resource with a start that waits until somebody asks, and with a stop.
 
-    The first asker decides which extensions are loaded; one who needs more gets a new session, so hold none across steps.
+    The first asker decides which extensions are loaded; one who needs more gets a new session, and so does one who comes after the
+    JVM has died. Keep none across steps.
     Lanes, their checks and assets behind them share it: one JVM per run, and none after it.
     """
 
@@ -35,7 +36,7 @@ class LaneSpark(PySparkResource):
         """
         with self._lock:
             wanted = self._kinds | frozenset(kinds)
-            if self._spark_session is not None and wanted != self._kinds:
+            if self._spark_session is not None and (wanted != self._kinds or not jvm_alive(self._spark_session)):
                 self._stop()
             if self._spark_session is None:
                 self._spark_session = start_session(self.settings(settings), wanted)

@@ -12,10 +12,10 @@ from typing import Any
 import dagster as dg
 
 from headrace.orchestration.columns import ColumnBook
+from headrace.orchestration.metadata import WHAT_CHECKS_SAY
 from headrace.orchestration.pipelines import PIPELINE_TAG, Physical, Pipeline, checks_of
-from headrace.orchestration.report import WHAT_CHECKS_SAY
-from headrace.pipeline import graph
 from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.model import graph
 
 SOURCE_GROUP = "sources"
 BROKEN_GROUP = "broken"

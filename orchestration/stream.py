@@ -9,12 +9,12 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from headrace.jobs.events import EpochDone, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
-from headrace.orchestration import report
-from headrace.orchestration.lane import check_results, run_lane
+from headrace.jobs.run.events import EpochDone, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
+from headrace.orchestration import metadata as report
+from headrace.orchestration.execution import check_results, run_lane
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, checks_of
 from headrace.orchestration.resources import SPARK
-from headrace.orchestration.tally import EVERY, Figures, StreamWindows, Tally
+from headrace.orchestration.stream_progress import EVERY, Figures, StreamWindows, Tally
 from headrace.pipeline.errors import HeadraceError
 
 _CHECK_SHARE = 0.05

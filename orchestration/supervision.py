@@ -6,10 +6,12 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 
-from headrace.pipeline.ledger import LaneState
+from headrace.pipeline.protocol.ledger import LaneState
 
 MAX_STARTS = 6
 """Failed starts without a committed epoch between them, before the supervisor gives up."""
+BLOCKED_STARTS = 3
+"""Failed starts after which the supervisor leaves a blocked epoch alone: what blocked it may have passed since."""
 FIRST_WAIT, LONGEST_WAIT = 15.0, 600.0
 LOST_AFTER = 300.0
 """Seconds that a run may count as running without holding the lane: enough for any start, so it is dead after that."""
@@ -75,10 +77,11 @@ class Decision:
     memory: Memory
 
 
-def decide(state: LaneState | None, *, complete: bool, last: LastRun | None, memory: Memory, now: float) -> Decision:
+def decide(state: LaneState | None, *, complete: bool, last: LastRun | None, memory: Memory, now: float, blocked: str = "") -> Decision:
     """Start the stream where history is complete and nobody holds the lane; after failures more and more seldom.
 
-    `complete` is the ledger's word that all history is in every sink. A run that a person ended stays ended.
+    `complete` is the ledger's word that all history is in every sink. A run that a person ended stays ended. `blocked` is why the
+    open epoch is blocked, with the next command; a stream that has failed `BLOCKED_STARTS` times then waits for a person.
     """
     committed = state.committed if state else 0
     if committed > memory.committed:
@@ -90,10 +93,10 @@ def decide(state: LaneState | None, *, complete: bool, last: LastRun | None, mem
         return Decision(Act.WAIT, f"running: {_in_words(state)}", held)
     if last is None:
         return Decision(Act.START, "the history is complete, and the stream has not run yet", memory)
-    return _after(last, memory, now)
+    return _after(last, memory, now, blocked)
 
 
-def _after(last: LastRun, memory: Memory, now: float) -> Decision:
+def _after(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision:
     """What follows on a run that does not hold the lane."""
     match last.ended:
         case Ended.RUNNING:
@@ -105,7 +108,7 @@ def _after(last: LastRun, memory: Memory, now: float) -> Decision:
             memory = replace(memory, failures=0, counted="", unheld_since=0.0)
             return Decision(Act.START, f"run {last.run_id[:8]} ended well, the stream goes on", memory)
         case Ended.BADLY:
-            return _failed(last, memory, now)
+            return _failed(last, memory, now, blocked)
 
 
 def _running(last: LastRun, memory: Memory, now: float) -> Decision:
@@ -118,13 +121,16 @@ def _running(last: LastRun, memory: Memory, now: float) -> Decision:
     return Decision(Act.BURY, why, replace(memory, unheld_since=0.0))
 
 
-def _failed(last: LastRun, memory: Memory, now: float) -> Decision:
+def _failed(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision:
     if memory.counted != last.run_id:
         memory = replace(memory, failures=memory.failures + 1, counted=last.run_id, unheld_since=0.0)
+    if blocked and memory.failures >= BLOCKED_STARTS:
+        why = f"gave up: {memory.failures} runs failed, the last one is {last.run_id[:8]}. {blocked}"
+        return Decision(Act.GIVE_UP, why, memory)
     if memory.failures >= MAX_STARTS:
         why = (
             f"gave up: {memory.failures} runs failed without an epoch between them, the last one is {last.run_id[:8]}."
-            " See its error, mend the cause, then launch the job by hand or reset this sensor's cursor"
+            " See its error, correct the cause, then launch the job by hand or reset this sensor's cursor"
         )
         return Decision(Act.GIVE_UP, why, memory)
     wait = min(FIRST_WAIT * 2 ** (memory.failures - 1), LONGEST_WAIT)

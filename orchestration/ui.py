@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from headrace.orchestration.home import child_environment
+from headrace.orchestration.instance import child_environment
 from headrace.pipeline.errors import ServiceError
 
 log = logging.getLogger(__name__)

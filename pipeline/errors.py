@@ -16,6 +16,8 @@ HeadraceError
 │       ├── RetentionError    the topic no longer holds, or soon loses, what is needed
 │       └── BlockedError      an epoch failed too often in the same way
 ├── TransientError            an outside system failed in passing (retriable)
+│   └── WorkerError           a task or its Python process ended abnormally (retriable, blocks)
+├── EngineError               Spark's JVM died or ran out of memory (blocks)
 ├── FencedError               this process is no longer the lane's holder; it must stop
 └── InternalError             a fault of Headrace itself
 """
@@ -45,6 +47,8 @@ class HeadraceError(Exception):
     """Root of the tree. `message` says what happened, `hint` what to do, `node` and `place` where."""
 
     retriable = False
+    blocks = True
+    """Whether an epoch that fails in this way `max_attempts` times is blocked."""
 
     def __init__(self, message: str, *, hint: str = "", node: str = "", place: Place | None = None) -> None:
         super().__init__(message)
@@ -108,6 +112,7 @@ class LeaseHeldError(LaneError):
     """Another run holds the lane."""
 
     retriable = True
+    blocks = False
 
 
 class RecordError(LaneError):
@@ -126,6 +131,17 @@ class TransientError(HeadraceError):
     """An outside system failed in passing; trying the epoch again is safe."""
 
     retriable = True
+    blocks = False
+
+
+class WorkerError(TransientError):
+    """A task or its Python process ended abnormally. That may pass; where it does not, the epoch is blocked."""
+
+    blocks = True
+
+
+class EngineError(HeadraceError):
+    """Spark's JVM died or ran out of memory. A new run needs a new JVM; the epoch itself may be the cause."""
 
 
 class FencedError(HeadraceError):

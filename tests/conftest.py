@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session as a run starts it, with everything a connector of the spine needs; its JVM compiles for a short life."""
-    from headrace.jobs.session import start_session, stop_session
-    from headrace.pipeline.settings import Settings, SparkSettings
+    from headrace.jobs.spark.session import start_session, stop_session
+    from headrace.pipeline.config.settings import Settings, SparkSettings
 
     home = tmp_path_factory.mktemp("spark-home")
     settings = Settings(home=home, spark=SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1"))
@@ -39,10 +39,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def services() -> Iterator[Services]:
-    """Postgres, Kafka and ClickHouse in a home of this session, gone without a trace at its end.
+    """Yield Postgres, Kafka and ClickHouse in a home of this session, and remove them at its end.
 
-    Not in pytest's own folder: as root, Postgres runs as another user who must pass through, and pytest closes its folders again.
+    HEADRACE_TEST_SERVICES names a home whose servers are used instead and left running, so that short test runs start faster.
+    The home is not in pytest's own folder: as root, Postgres runs as another user, and pytest closes its folders to others.
     """
+    if shared := os.environ.get("HEADRACE_TEST_SERVICES"):
+        yield local.up(home=Path(shared))
+        return
     home = Path(tempfile.mkdtemp(prefix="headrace-test-"))
     try:
         yield local.up(home=home)

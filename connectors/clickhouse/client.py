@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
+from headrace.pipeline.config.settings import ClickHouseConnection, looked_at
 from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
-from headrace.pipeline.settings import ClickHouseConnection, looked_at
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client

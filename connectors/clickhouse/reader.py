@@ -13,13 +13,14 @@ import pyarrow.compute
 
 from headrace.connectors.base import SplitFetch
 from headrace.connectors.clickhouse.client import arrow_settings, shared, told
-from headrace.connectors.clickhouse.splits import Bound, in_range, in_scope
+from headrace.connectors.clickhouse.key_ranges import Bound, by_offset, cut_by, in_range, in_scope
 from headrace.connectors.clickhouse.types import Column, arrow_schema, quote
+from headrace.connectors.filters import LOWEST
 from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline.config.settings import ClickHouseConnection
 from headrace.pipeline.errors import LaneError, TransientError
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import ClickHouseConnection
-from headrace.pipeline.wide import stored
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,8 +36,9 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class Scan:
     """What all splits of one table ask for. Picklable; holds no connection.
 
-    `order` is SQL that makes the order of rows total, empty where there is none. `checked` says that a split's
-    count of rows is known and must be met. `gaps`: where the table is cut by topic offsets, rows may have none.
+    `order` are expressions that make the order of rows total, empty where there is none. `checked` says that a split's
+    count of rows is known and must be met. `gaps`: where the table is cut by topic offsets, rows may have none. `shared`: so many
+    parts of the order have one value for all rows of a key, whose rows then go by topic partition and offset.
     """
 
     name: str
@@ -44,9 +46,10 @@ class Scan:
     final: bool
     columns: tuple[Column, ...]
     filter: str
-    order: str
+    order: tuple[str, ...]
     checked: bool
     gaps: bool = False
+    shared: int | None = None
 
     @property
     def rows(self) -> pa.Schema:
@@ -63,7 +66,22 @@ class Scan:
         asked = [_cast(column) for column in self.columns]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
         text = f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE {self.where(split, bound)}"
-        return f"{text} ORDER BY {self.order}" if ordered and self.order else text
+        order = self._order(split, bound) if ordered else []
+        return f"{text} ORDER BY {', '.join(order)}" if order else text
+
+    def last(self, split: Json, bound: Bound, key: Sequence[str]) -> str:
+        """The same with the last row alone of those that agree in the columns of `key`."""
+        places = [[column.name for column in self.columns].index(name) for name in key]
+        order = ", ".join(f"{one} DESC NULLS FIRST" for one in self._order(split, bound))
+        return (
+            f"{self.select(split, bound, ordered=False)} ORDER BY {order} LIMIT 1 BY {', '.join(f'_headrace_{place}' for place in places)}"
+        )
+
+    def _order(self, split: Json, bound: Bound) -> list[str]:
+        order = list(self.order)
+        if self.shared is not None:
+            order[self.shared : self.shared] = by_offset(split["scope"]["cut"], bound)
+        return order
 
 
 def _cast(column: Column) -> str:
@@ -104,6 +122,8 @@ class ClickHouseFetch(SplitFetch):
     scan: Scan
     splits: Sequence[Json]
     query: str | None = None
+    last_by: tuple[str, ...] = ()
+    """Columns of which `query` sees one row for each of their values: the last one."""
 
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The split's rows in the order of the sorting key, payload only.
@@ -115,19 +135,23 @@ class ClickHouseFetch(SplitFetch):
             yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows)
             return
         names = ", ".join(f"_headrace_{place} AS {quote(column.name)}" for place, column in enumerate(self.scan.columns))
-        inner = f"SELECT {names or '_headrace_0'} FROM ({self.scan.select(split, bound, ordered=True)})"
+        rows = self.scan.last(split, bound, self.last_by) if self.last_by else self.scan.select(split, bound, ordered=True)
+        inner = f"SELECT {names or '_headrace_0'} FROM ({rows})"
         for batch in self.stream(f"WITH {SPLIT} AS ({inner}) {self.query}", bound):
             yield _plain(batch)
 
     def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number.
 
-        Rows without an offset stand before those that have one: -1, -2, ... for the splits, and their number there.
+        Rows without an offset, or with one of another topic, stand before those that have one, in the order of the splits, and their
+        number there.
         """
         bound, cut = Bound(), split["scope"]["cut"]
         schema = self.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
-            extra = [f"toInt32(ifNull({quote(cut['partition_column'])}, -1))", f"toInt64(ifNull({quote(cut['offset_column'])}, -1))"]
+            names = (cut["partition_column"], cut["offset_column"])
+            mine = cut_by(cut, bound)
+            extra = [f"if({mine}, {kind}(ifNull({quote(name)}, -1)), -1)" for kind, name in zip(("toInt32", "toInt64"), names, strict=True)]
             seen = 0
             for batch in self._checked(split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema):
                 yield _filled(batch, split["ordinal"], seen) if self.scan.gaps else batch
@@ -174,7 +198,7 @@ def _filled(batch: pa.RecordBatch, ordinal: int, seen: int) -> pa.RecordBatch:
     """The same with places for rows without partition or offset, `seen` rows of the split being before them."""
     *payload, part, off = batch.columns
     without = pc.or_(pc.less(part, 0), pc.less(off, 0))
-    part = pc.if_else(without, pa.scalar(-1 - ordinal, pa.int32()), part)
+    part = pc.if_else(without, pa.scalar(LOWEST + ordinal, pa.int32()), part)
     off = pc.if_else(without, pa.array(np.arange(seen, seen + batch.num_rows, dtype="int64")), off)
     return pa.RecordBatch.from_arrays([*payload, part, off], schema=batch.schema)
 

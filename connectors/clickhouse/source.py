@@ -6,16 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, SplitFetch, Window
-from headrace.connectors.clickhouse import pin, reader
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
+from headrace.connectors.clickhouse import offsets, reader
+from headrace.connectors.clickhouse import snapshot as pin
 from headrace.connectors.clickhouse.client import connect, told
-from headrace.connectors.clickhouse.planning import Planner
-from headrace.connectors.clickhouse.splits import INSERTED, expressions
+from headrace.connectors.clickhouse.colocation import exact, leading
+from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
+from headrace.connectors.clickhouse.split_planner import Planner
 from headrace.connectors.clickhouse.types import Column, arrow_schema, columns_of, quote
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.nodes import ClickHouseSource, OffsetTable
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.nodes import ClickHouseSource, OffsetTable
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import TableOffsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,9 +119,16 @@ class ClickHouseTable(BoundedSource):
                 self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
 
     def unpin(self, snapshot: Snapshot) -> None:
-        """Drops the copy; a second time does nothing."""
+        """Drop the copy; a second call does nothing."""
         if snapshot.handle["pinned"]:
             pin.drop(self._client, snapshot.handle["database"], snapshot.handle["table"], self.name)
+
+    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+        """Drop copies that a process left when it died before its position was stored."""
+        if self.node.snapshot == "clone":
+            database = self._address(self.node.table_name)[0]
+            kept = {handle["table"] for handle in keep if handle.get("pinned") and handle.get("database") == database}
+            pin.sweep(self._client, database, owner, generation, kept, self.name)
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
         """Ranges of the sorting key with `rows` exact rows each, in the order of the key; rows whose key is NULL or NaN come last."""
@@ -126,7 +136,7 @@ class ClickHouseTable(BoundedSource):
         table = pin.held(self._client, snapshot.handle, self.name)
         plan = Planner(self._client, table, self.node, self.name)
         if cut is not None:
-            self._columns(table, [cut.partition_column, cut.offset_column])
+            self._columns(table, [cut.partition_column, cut.offset_column, *([cut.topic_column] if cut.topic_column else [])])
         return plan.splits(window, cut, parted=snapshot.pinned)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
@@ -142,14 +152,40 @@ class ClickHouseTable(BoundedSource):
         )
         return frame.select("*", F.lit("i").alias(OP), place.alias(POS)).drop(reader.PART, reader.OFF)
 
-    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None) -> SplitFetch:
+    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()) -> reader.ClickHouseFetch:
         """Reads the same splits in a task. `query` is ClickHouse SQL over the name `_headrace_split`."""
-        return self._fetch(snapshot, splits, query, None)
+        return self._fetch(snapshot, splits, query, None, key)
 
-    def _fetch(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None) -> reader.ClickHouseFetch:
+    def spreads(self, key: Sequence[str]) -> str:
+        """Asks the server for the sorting key: its first expression has to be decided by the key's columns."""
+        source = self._source()
+        sorting, usable = expressions(source.sorting_key), self._exact(source, key)
+        if not sorting:
+            return f"`{source.database}.{source.name}` has no sorting key, so rows of one key lie in several splits"
+        if leading(sorting, usable):
+            return ""
+        listed = ", ".join(key) or "no column of the source"
+        return f"`{source.database}.{source.name}` is sorted by {sorting[0]} first and the key is {listed}: one key lies in several splits"
+
+    def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
+        """Splits of one range, or all cut by expressions that the key's columns decide."""
+        if len(splits) <= 1 and not ever:
+            return True
+        usable = self._exact(self._source(), key)
+        return all(leading([one["expression"]], usable) for split in splits for one in split["keys"]) and all(
+            split["keys"] for split in splits
+        )
+
+    def _exact(self, table: pin.Table, key: Sequence[str]) -> frozenset[str]:
+        return exact(key, {name: spelled for name, spelled, _ in self._described(table)})
+
+    def _fetch(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None, key: Sequence[str] = ()
+    ) -> reader.ClickHouseFetch:
         table = pin.held(self._client, snapshot.handle, self.name)
         inserted = [INSERTED, "_part", "_part_offset"] if table.merge_tree and not table.merges_rows else []
-        order = [*expressions(table.sorting_key), *inserted]
+        sorting = expressions(table.sorting_key)
+        order = [*sorting, *inserted]
         cut = splits[0]["scope"]["cut"] if splits else None
         placed = self._columns(table, [cut["partition_column"], cut["offset_column"]]) if cut else ()
         scan = reader.Scan(
@@ -158,9 +194,10 @@ class ClickHouseTable(BoundedSource):
             final=table.merges_rows,
             columns=self._columns(table, only),
             filter=self.node.filter or "",
-            order=", ".join(order),
+            order=tuple(order),
+            shared=leading(sorting, self._exact(table, key)) if cut and key else None,
             checked=snapshot.pinned,
-            gaps=any("Nullable(" in column.source for column in placed),
+            gaps=any("Nullable(" in column.source for column in placed) or bool(cut and "topic_column" in cut),
         )
         return reader.ClickHouseFetch(self._connection, scan, tuple(splits), query)
 
@@ -180,6 +217,26 @@ class ClickHouseTable(BoundedSource):
                 parameters={"topic": table.topic_name or topic},
             ).result_rows
         return {str(name): int(behind) for name, behind in rows}
+
+    def measure_offsets(
+        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+    ) -> TableOffsets:
+        """See `BoundedSource.measure_offsets`."""
+        del spark
+        found = pin.held(self._client, snapshot.handle, self.name)
+        self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
+        return offsets.measure(self._client, found, table, topic, since, self.name)
+
+    def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
+        """See `BoundedSource.has_nulls`."""
+        del spark
+        return offsets.has_nulls(self._client, pin.held(self._client, snapshot.handle, self.name), column, self.name)
+
+    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+        """See `BoundedSource.outside`."""
+        del spark
+        table = pin.held(self._client, snapshot.handle, self.name)
+        return Planner(self._client, table, self.node, self.name).outside(window, cut)
 
     def describe(self) -> Json:
         """Kind, asset key and table name, from the file and the settings alone: nothing is asked."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from headrace.connectors.base import HIDDEN
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.wide import INT256, SPARK_DIGITS, UINT256, is_wide
+from headrace.pipeline.types.int256 import INT256, SPARK_DIGITS, UINT256, is_wide
 
 if TYPE_CHECKING:
     from clickhouse_connect.datatypes.base import ClickHouseType

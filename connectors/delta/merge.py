@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.base import OP, Frame
-from headrace.connectors.lake_rows import Source
-from headrace.connectors.scope import quoted
+from headrace.connectors.filters import quoted
+from headrace.connectors.lakehouse_rows import Source
+from headrace.connectors.versions import ENDED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -15,13 +17,26 @@ if TYPE_CHECKING:
 _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 
 
+def _literal(value: Any) -> Column:
+    """A value as a literal of Spark's calendar: what PySpark makes of days and times goes by way of java.sql, whose calendar is another."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if isinstance(value, datetime):
+        since = value - datetime(1970, 1, 1, tzinfo=UTC)
+        return F.timestamp_micros(F.lit((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds))
+    return F.date_from_unix_date(F.lit(value.toordinal() - date(1970, 1, 1).toordinal())) if isinstance(value, date) else F.lit(value)
+
+
 def conf_for(source: Source) -> Mapping[str, str]:
     """Options of the session under which `merge` is to run: MERGE reads its source twice, and keeps it where that would cost."""
     return {_MATERIALIZE: "none"} if source.local else {_MATERIALIZE: "auto", "spark.sql.adaptive.enabled": "true"}
 
 
-def merge(session: SparkSession, path: str, source: Source, frame: Frame) -> None:
-    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing."""
+def merge(session: SparkSession, path: str, source: Source, frame: Frame, version: str | None = None) -> None:
+    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
+
+    With a version, a row that is newer than the winner stays.
+    """
     from delta.tables import DeltaTable
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -29,8 +44,14 @@ def merge(session: SparkSession, path: str, source: Source, frame: Frame) -> Non
     for name in frame.key:
         condition = condition & (F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}"))
     for name, (low, high) in source.bounds.items():
-        condition = condition & F.col(f"t.{quoted(name)}").between(F.lit(low), F.lit(high))
+        condition = condition & F.col(f"t.{quoted(name)}").between(_literal(low), _literal(high))
     values: dict[str, str | Column] = {quoted(name): F.col(f"s.{quoted(name)}") for name in frame.schema.names}
     deleted = F.col(f"s.{OP}") == "d"
+    wins = F.lit(True)
+    if version is not None:
+        there, brought = F.col(f"t.{quoted(version)}"), F.col(f"s.{quoted(version)}")
+        wins = F.col(f"s.{ENDED}") | there.isNull() | (there <= brought)
     merging = DeltaTable.forPath(session, path).alias("t").merge(source.rows.alias("s"), condition)
-    merging.whenMatchedDelete(deleted).whenMatchedUpdate(set=values).whenNotMatchedInsert(~deleted, values).execute()
+    matched = merging.whenMatchedDelete(deleted if version is None else deleted & wins)
+    matched = matched.whenMatchedUpdate(None if version is None else ~deleted & wins, values)
+    matched.whenNotMatchedInsert(~deleted, values).execute()

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.connectors.delta.failures import explain, raced
-from headrace.connectors.delta.log import Held, TableLog, first_step, unwrap, wrap
+from headrace.connectors.content import Content
+from headrace.connectors.delta.claims import claim, end_claims, read_claims
+from headrace.connectors.delta.errors import explain, raced
 from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
-from headrace.connectors.lake_rows import appended, keyed
-from headrace.connectors.lakes import held_already
-from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+from headrace.connectors.delta.transaction_log import Held, TableLog, first_step, unwrap, wrap
+from headrace.connectors.lakehouse import held_already
+from headrace.connectors.lakehouse_content import content_of
+from headrace.connectors.lakehouse_rows import appended, keyed
+from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError, UserError
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +59,8 @@ class DeltaTableSink(Sink):
         creates_target=True,
         fences=True,
         counts_changes=True,
+        versions=True,
+        empties=True,
     )
 
     def __init__(self, context: SinkContext) -> None:
@@ -82,6 +90,8 @@ class DeltaTableSink(Sink):
         if held is None or held.generation < generation:
             record = held.record if held else None
             self._commit_empty(first_step(generation), record)
+        if held is not None and held.record is not None:
+            claim(session, table, self._context.owner, self._what)
 
     def check(self) -> None:
         """Asks a table that is there; one that is missing would be made."""
@@ -97,7 +107,9 @@ class DeltaTableSink(Sink):
         return held.record if held else None
 
     def join(self, record: Record) -> Record:
-        """An empty commit with the record. The baseline is counted in the version right before it."""
+        """The claim to the table, then an empty commit with the record. The baseline is counted in the version right before it."""
+        self._mine()
+        claim(*self._open(), self._context.owner, self._what)
         for _ in range(_JOIN_ATTEMPTS):
             held = self._mine()
             version = int(self._open()[1].snapshot().version())
@@ -107,6 +119,16 @@ class DeltaTableSink(Sink):
                 return joined
         msg = f"others write to the Delta table `{self._path}` without pause: its rows cannot be counted beside them"
         raise TransientError(msg, node=self._context.key.sink)
+
+    def empty(self) -> None:
+        """Remove all rows in one commit, which sets the next transaction identifier and keeps the record."""
+        held = self._mine()
+        claims = self.claims()
+        if any(one.key != self._context.key and one not in self._context.owner.former(claims) for one in claims):
+            msg = f"other sinks write to {self._what} too"
+            hint = "Delete the rows of this sink yourself, then `headrace reset FILE --keep-targets`."
+            raise UserError(msg, hint=hint, node=self._context.key.sink)
+        self._commit_empty(held.txn + 1, held.record, mode="overwrite")
 
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
@@ -138,10 +160,41 @@ class DeltaTableSink(Sink):
                 return found[1].record
         return None
 
-    def count(self) -> tuple[Record | None, int]:
-        """The record and the rows of one version of the table; no record and no rows where there is no table."""
+    def claims(self) -> Sequence[Claim]:
+        """The claims in the table's properties."""
+        return read_claims(self._open()[1])
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Fences each sink by a step of the generation after its own, then removes its claim."""
+        session, table = self._open()
+        steps = table.transactions(table.snapshot())
+        for one in claims:
+            app = one.key.text
+            if app in steps:
+                txn = first_step((steps[app] >> 32) + 1)
+                empty = session.createDataFrame([], session.read.format("delta").load(self._path).schema)
+                self._append(empty, txn, wrap(app, txn, None), app=app)
+        end_claims(session, table, claims)
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """The record and the rows of one version of the table; no record and no rows where there is no table.
+
+        None where other sinks share the table.
+        """
+        if any(claim.key != self._context.key for claim in self.claims()):
+            return None
         held, version = self._held(), self._seen[1]
         return (held.record if held else None), self._rows_at(version) if version >= 0 else 0
+
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+        """The record and the rows of one version."""
+        del folder
+        held, version = self._held(), self._seen[1]
+        if held is None or held.record is None:
+            return None
+        spark: Any = self._context.spark
+        frame = spark.read.format("delta").option("versionAsOf", version).load(self._path)
+        return content_of(held.record, frame, tuple(schema.names), 0 if limit is None else self._rows_at(version), limit)
 
     def describe(self) -> Json:
         """Kind, asset key, location."""
@@ -202,26 +255,37 @@ class DeltaTableSink(Sink):
         if not frame.key:
             self._append(appended(sink, frame), txn, metadata)
             return
-        source = keyed(sink, frame, session)
+        version = self._context.node.version_column
+        source = keyed(sink, frame, session, version)
         conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata, **conf_for(source)}
         for key, value in conf.items():
             session.conf.set(key, value)
         try:
-            merge(session, self._path, source, frame)
+            merge(session, self._path, source, frame, version)
         finally:
             for key in conf:
                 session.conf.unset(key)
             session.conf.set(_ADAPTIVE, _SESSION[_ADAPTIVE])
 
-    def _append(self, rows: DataFrame, txn: int, metadata: str) -> None:
-        options = {"txnAppId": self._app, "txnVersion": txn, "userMetadata": metadata, "optimizeWrite": "false", "mergeSchema": "false"}
-        rows.write.format("delta").mode("append").options(**options).save(self._path)
+    @property
+    def _what(self) -> str:
+        return f"the Delta table `{self._path}`"
 
-    def _commit_empty(self, txn: int, record: Record | None) -> Held:
+    def _append(self, rows: DataFrame, txn: int, metadata: str, *, app: str = "", mode: str = "append") -> None:
+        options = {
+            "txnAppId": app or self._app,
+            "txnVersion": txn,
+            "userMetadata": metadata,
+            "optimizeWrite": "false",
+            "mergeSchema": "false",
+        }
+        rows.write.format("delta").mode(mode).options(**options).save(self._path)
+
+    def _commit_empty(self, txn: int, record: Record | None, *, mode: str = "append") -> Held:
         session, _ = self._open()
         empty = session.createDataFrame([], session.read.format("delta").load(self._path).schema)
         try:
-            self._append(empty, txn, wrap(self._app, txn, record))
+            self._append(empty, txn, wrap(self._app, txn, record), mode=mode)
         except Exception as error:
             raise self._explain(error) from error
         return self._read_back_held(txn)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from headrace.connectors.lakes import misfits
+from headrace.connectors.delta.errors import is_conflict
+from headrace.connectors.lakehouse import misfits
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
-from headrace.pipeline.types import spark_type
+from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _CHECKPOINT_EVERY = "50"
 """Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits anew costs less."""
+_ATTEMPTS = 3
 _UNSAFE = ("s3", "s3a", "s3n")
 
 
@@ -46,7 +48,13 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
     if any(_PARQUET_REFUSES.search(name) for column in schema for name in _names(column)):
         builder = builder.property("delta.columnMapping.mode", "name")
     try:
-        builder.execute()
+        for rest in reversed(range(_ATTEMPTS)):
+            try:
+                builder.execute()
+                break
+            except Exception as error:
+                if not rest or not is_conflict(error):
+                    raise
     except AnalysisException as error:
         msg = f"cannot make a Delta table at `{path}`: {str(error).splitlines()[0]}"
         raise TargetError(msg, hint="Choose an empty place, or a Delta table, as `path`.", node=sink) from error

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from headrace.connectors.splitting import PACKED
 from headrace.pipeline.errors import LaneError, SchemaError, TargetError, TransientError
-from headrace.pipeline.records import Json
+from headrace.pipeline.protocol.epochs import Json
 
 MOST = 20_000
 """Files that one pin lists: its list stays in every position of the lane."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_PLAIN = frozenset({"", ".csv", ".json", ".jsonl", ".ndjson", ".txt", ".tsv"})
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -41,6 +43,13 @@ class File:
             if name and equals:
                 found[unquote(name)] = None if value == NO_VALUE else unquote(value)
         return found
+
+
+def unpacked_size(file: File, group: int) -> int:
+    """Return about how many bytes the rows of a file hold, of one row group where it has any."""
+    if file.groups is not None:
+        return round(PACKED * file.size * file.groups[group] / max(1, sum(file.groups)))
+    return (1 if Path(file.path).suffix.lower() in _PLAIN else PACKED) * file.size
 
 
 def local(path: str) -> str:
@@ -171,6 +180,6 @@ def changed(path: str, what: str, node: str) -> LaneError:
 
 
 CHANGED = (
-    "The same rows cannot be read again. Put the file back as it was (size and time of change), or start the history over:"
-    " under another `name`, into targets that do not hold its rows."
+    "The same rows cannot be read again. Put the file back as it was (size and time of change), or start over with a new snapshot:"
+    " `headrace reset FILE`."
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.connectors.files.listing import File, change, changed
-from headrace.connectors.rowerrors import task_error
+from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import DataError
 
 if TYPE_CHECKING:

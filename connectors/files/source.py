@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, Window
-from headrace.connectors.files import listing, reader, text
+from headrace.connectors import offsets
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
+from headrace.connectors.files import listing, reader, text_values
 from headrace.connectors.files.listing import File
 from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, Piece, Scan
-from headrace.connectors.files.shape import Shape, check_file, shape_of, unpack
-from headrace.connectors.kafka.rows import checked, exact_text, parsed
-from headrace.connectors.scope import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
-from headrace.pipeline.errors import InternalError, LaneError
-from headrace.pipeline.nodes import FileSource, OffsetTable
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import Settings
+from headrace.connectors.files.schema import Shape, check_file, shape_of, unpack
+from headrace.connectors.filters import EVERYTHING, filtered, inside, narrowed, position, quoted, scope_of
+from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.splitting import is_full
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import LaneError
+from headrace.pipeline.model.nodes import FileSource, OffsetTable
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import TableOffsets
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-SPLIT_ROWS = 250_000
-SPLIT_FILES = 500
 _COUNTING = 64  # tasks
 
 
@@ -104,11 +105,13 @@ class Files(BoundedSource):
         counted = self._counts(spark, near, shape, scope)
         found: list[Json] = []
         for (ordinal, group), rows in sorted(counted.items()):
-            if not found or found[-1]["rows"] + rows > SPLIT_ROWS or len(found[-1]["files"]) >= SPLIT_FILES:
+            size = listing.unpacked_size(files[ordinal], group)
+            if not found or is_full(found[-1], rows, size):
                 name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
-                found.append({"id": name, "rows": 0, "files": [], "scope": scope})
+                found.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
             _append(found[-1]["files"], ordinal, files[ordinal].path, group)
             found[-1]["rows"] += rows
+            found[-1]["bytes"] += size
         return found
 
     def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: Shape, scope: Json) -> dict[tuple[int, int], int]:
@@ -124,7 +127,7 @@ class Files(BoundedSource):
         """The columns to read for these; a filter needs every column whose name stands in it."""
         names = shape.payload.names
         asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
-        used = {*wanted, *(asked.get(key) for key in ("column", "partition_column", "offset_column"))}
+        used = {*wanted, *(asked.get(key) for key in ("column", "partition_column", "offset_column", "topic_column"))}
         said = (self.node.filter or "").lower()
         return [name for name in names if name in used or (said and name.replace("`", "``").lower() in said)]
 
@@ -182,11 +185,11 @@ class Files(BoundedSource):
         if kind == "json":
             frame, columns = self._objects(frame, shape, hidden, where)
         elif kind == "csv":
-            columns = [text.value(self.name, field.name, field.name, self.node.schema_[field.name], where) for field in inner]
+            columns = [text_values.value(self.name, field.name, field.name, self.node.schema_[field.name], where) for field in inner]
         else:
             columns = [F.col(quoted(field.name)) for field in inner]
         there = {"file": where["file"]}
-        columns += [text.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there) for at, name in enumerate(folders)]
+        columns += [text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there) for at, name in enumerate(folders)]
         return frame.select(*columns, PART, GROUP, OFF)
 
     def _objects(
@@ -202,19 +205,30 @@ class Files(BoundedSource):
         found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
         return found, [exact_text(name) if pa.types.is_string(kind) else F.col(quoted(name)) for name, kind in _typed(shape.inner)]
 
-    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
-        """Per topic partition the offset behind the largest that the files hold now. Ask before `pin`."""
-        from pyspark.sql import SparkSession
+    def measure_offsets(
+        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+    ) -> TableOffsets:
+        """See `BoundedSource.measure_offsets`."""
+        return offsets.measure(self._all(spark, snapshot, offsets.offset_columns(table)), table, topic, since, self.node.path, self.name)
 
-        spark = SparkSession.getActiveSession()
-        if spark is None:
-            msg = "the fence of files was asked for without a Spark session"
-            raise InternalError(msg, node=self.name)
-        files, shape = self._found(spark)
-        tasks = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
-        columns = [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])]
+    def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
+        """See `BoundedSource.has_nulls`."""
+        return offsets.has_nulls(self._all(spark, snapshot, [column]), column)
+
+    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+        """See `BoundedSource.outside`."""
+        files, shape = self._pinned(snapshot.handle)
+        scope = scope_of(None, cut)
+        pieces = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [window.column]))
+        return offsets.outside(self._scoped(rows, scope), window)
+
+    def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
+        """Some columns of all rows of the pinned files."""
+        files, shape = self._pinned(snapshot.handle)
         narrowed(_empty(spark, shape.payload), columns, self.node.path, self.name)
-        return offsets_held(self._rows(spark, shape, tasks, columns), table, topic, self.node.path, self.name)
+        tasks = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        return self._rows(spark, shape, tasks, columns)
 
     def describe(self) -> Json:
         """Kind, asset key and path, from the file alone."""

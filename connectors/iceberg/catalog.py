@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.scope import quoted
+from headrace.connectors.filters import quoted
+from headrace.pipeline.config.settings import looked_at
 from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError, TransientError
-from headrace.pipeline.settings import looked_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.content import Content
+from headrace.connectors.filters import quoted
 from headrace.connectors.iceberg.catalog import Table
-from headrace.connectors.iceberg.rows import append, counted, merge
-from headrace.connectors.iceberg.state import Held, State
-from headrace.connectors.iceberg.target import check_columns, check_warehouse, create
-from headrace.connectors.lake_rows import appended, keyed
-from headrace.connectors.lakes import held_already
-from headrace.connectors.rowerrors import explain_failure
-from headrace.connectors.scope import quoted
+from headrace.connectors.iceberg.metadata import Held, State
+from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
+from headrace.connectors.iceberg.writer import append, counted, merge
+from headrace.connectors.lakehouse import held_already
+from headrace.connectors.lakehouse_content import content_of
+from headrace.connectors.lakehouse_rows import appended, keyed
+from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.errors import FencedError, InternalError, RecordError, TargetError, TransientError
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,6 +50,7 @@ class IcebergTableSink(Sink):
         creates_target=True,
         fences=True,
         counts_changes=True,
+        versions=True,
     )
 
     def __init__(self, context: SinkContext) -> None:
@@ -79,7 +85,7 @@ class IcebergTableSink(Sink):
             held = state.held()
             if held is not None and held.generation > generation:
                 raise self._fenced(held)
-            fence = replace(held, generation=generation) if held else Held(generation, None, 0, None)
+            fence = replace(held or Held(generation, None, 0, None), generation=generation, share=self._context.owner.share)
             if state.swap(held=fence, drop=tuple(state.branches(self._branches))):
                 return
         raise self._busy()
@@ -97,12 +103,16 @@ class IcebergTableSink(Sink):
         return self._record(self._state()) if self._table.exists(self._spark) else None
 
     def join(self, record: Record) -> Record:
-        """Sets the record, with the rows that the table has at that very moment as baseline."""
+        """Sets the record, with the rows that the table has at that very moment as baseline. Another's claim of that moment is seen too."""
+        owner = self._context.owner
         for _ in range(_ATTEMPTS):
             state = self._state()
             self._mine(state)
+            claims = _claims(state)
+            owner.refuse(claims, f"the Iceberg table `{self._table.name}`")
             joined = replace(record, baseline=self._rows_at(state))
-            if state.swap(held=self._holding(state.newest, joined)):
+            former = [claim.key.text for claim in owner.former(claims)]
+            if state.swap(held=self._holding(state.newest, joined), remove=former):
                 return joined
         raise self._busy()
 
@@ -128,12 +138,43 @@ class IcebergTableSink(Sink):
                 return held.record
         return None
 
-    def count(self) -> tuple[Record | None, int]:
-        """The record and the rows of one state of the table; no record and no rows where there is no table."""
+    def claims(self) -> Sequence[Claim]:
+        """The records in the table's properties."""
+        return _claims(self._state()) if self._table.exists(self._spark) else ()
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Fences each sink by the generation after its own, and removes its record, in one commit."""
+        for _ in range(_ATTEMPTS):
+            state = self._state()
+            there = dict(state.properties())
+            ended = {key: there[key] for key in (claim.key.text for claim in claims) if key in there}
+            fenced = {app: replace(held, generation=held.generation + 1, record=None) for app, held in ended.items()}
+            if state.swap(others=fenced):
+                return
+        raise self._busy()
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """The record and the rows of one state of the table; no record and no rows where there is no table.
+
+        None where other sinks share the table.
+        """
         if not self._table.exists(self._spark):
             return None, 0
         state = self._state()
+        if any(claim.key != self._context.key for claim in _claims(state)):
+            return None
         return self._record(state), self._rows_at(state)
+
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+        """The record and the rows of one snapshot."""
+        del folder
+        if not self._table.exists(self._spark):
+            return None
+        state = self._state()
+        if (record := self._record(state)) is None:
+            return None
+        frame = self._table.frame(self._spark, state.newest_id)
+        return content_of(record, frame, tuple(schema.names), 0 if limit is None else self._rows_at(state), limit)
 
     def describe(self) -> Json:
         """Kind, asset key, table name and warehouse."""
@@ -220,8 +261,8 @@ class IcebergTableSink(Sink):
         if not frame.key:
             append(appended(self._name, frame), frame.spark.table(path).schema, target)
             return
-        source = keyed(self._name, frame, frame.spark)
-        merge(source, target, frame)
+        version = self._context.node.version_column
+        merge(keyed(self._name, frame, frame.spark, version), target, frame, version)
 
     def _read_back(self, record: Record) -> None:
         """A file system whose rename replaces a file can lose a commit to somebody else's of the same moment: then say so."""
@@ -241,7 +282,8 @@ class IcebergTableSink(Sink):
             log.debug("sink=%s branch=%s left=%s", self._name, branch, error)
 
     def _holding(self, snapshot: Any, record: Record) -> Held:
-        return Held(self._generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record)
+        share = self._context.owner.share
+        return Held(self._generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share)
 
     # --- errors
 
@@ -263,3 +305,7 @@ class IcebergTableSink(Sink):
                 f"another writer changed the Iceberg table `{self._table.name}` at the same moment: {said}", node=self._name
             )
         return error
+
+
+def _claims(state: State) -> list[Claim]:
+    return [Claim(held.record.key, held.share, held.record.epoch) for _, held in state.properties() if held.record is not None]

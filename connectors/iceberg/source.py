@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import HIDDEN, OP, POS, BoundedSource, Cut, Snapshot, SourceCapabilities, Window
+from headrace.connectors import offsets
+from headrace.connectors.base import HIDDEN, OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
+from headrace.connectors.filters import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
 from headrace.connectors.iceberg.catalog import Table
-from headrace.connectors.scope import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
+from headrace.connectors.splitting import PACKED, is_full
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, SchemaError
-from headrace.pipeline.nodes import IcebergSource, OffsetTable
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.nodes import IcebergSource, OffsetTable
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import TableOffsets
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-SPLIT_ROWS = 250_000
-SPLIT_FILES = 500
 _FILE, _PART = "_headrace_file", "_headrace_part"
 
 
@@ -93,11 +94,13 @@ class IcebergTable(BoundedSource):
         for ordinal, location in enumerate(tasks):
             if not (rows := counted.get(location, 0)):
                 continue
-            if not found or found[-1]["rows"] + rows > SPLIT_ROWS or len(found[-1]["files"]) >= SPLIT_FILES:
+            size = PACKED * int(tasks[location].file().fileSizeInBytes())
+            if not found or is_full(found[-1], rows, size):
                 name = f"{'' if window is None else window.key + '/'}{len(found):05d}"
-                found.append({"id": name, "rows": 0, "files": [], "scope": scope})
+                found.append({"id": name, "rows": 0, "bytes": 0, "files": [], "scope": scope})
             found[-1]["files"].append([ordinal, location])
             found[-1]["rows"] += rows
+            found[-1]["bytes"] += size
         return found
 
     def _counts(self, spark: SparkSession, snapshot_id: int, tasks: Mapping[str, Any], scope: Json) -> dict[str, int]:
@@ -139,6 +142,27 @@ class IcebergTable(BoundedSource):
             raise InternalError(msg, node=self.name)
         frame = Table(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
         return offsets_held(frame, table, topic, table.table_name or self.node.table_name, self.name)
+
+    def measure_offsets(
+        self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
+    ) -> TableOffsets:
+        """See `BoundedSource.measure_offsets`."""
+        if snapshot.handle["snapshot_id"] is None:  # an empty table; without an id Spark would read what it has by now
+            return TableOffsets({})
+        frame = self._table.frame(spark, snapshot.handle["snapshot_id"])
+        return offsets.measure(frame, table, topic, since, self.node.table_name, self.name)
+
+    def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
+        """See `BoundedSource.has_nulls`."""
+        found = snapshot.handle["snapshot_id"]
+        return found is not None and offsets.has_nulls(self._table.frame(spark, found), column)
+
+    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+        """See `BoundedSource.outside`."""
+        found = snapshot.handle["snapshot_id"]
+        if found is None:
+            return Outside()
+        return offsets.outside(self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window)
 
     def describe(self) -> Json:
         """Kind, asset key, table name and warehouse, from the file and the settings alone."""

@@ -10,19 +10,27 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.analysed import check_moments
 from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
-from headrace.connectors.kafka.cluster import Topic, TopicCluster
-from headrace.connectors.kafka.options import spark_options
-from headrace.connectors.kafka.rows import Decoder, payload_schema
+from headrace.connectors.filter_marks import kept_or_marked
+from headrace.connectors.kafka.admin import Topic, TopicCluster
+from headrace.connectors.kafka.client_config import spark_options
+from headrace.connectors.kafka.gaps import first_filled
+from headrace.connectors.kafka.growth import Growth
+from headrace.connectors.kafka.json_decoder import Decoder, payload_schema
+from headrace.connectors.kafka.peek import Peeker
+from headrace.connectors.kafka.sizes import Sizes, fair_shares
+from headrace.connectors.spark_plan import check_moments
 from headrace.connectors.spark_types import spark_schema
+from headrace.connectors.stall import Stall
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
-from headrace.pipeline.nodes import KafkaSource
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.nodes import KafkaSource
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +49,7 @@ _FETCHING = {
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
 }
 _CHECK_SECONDS = 3.0
+_RESET = "`headrace reset FILE` starts over with a new snapshot."
 _SMALL = 20_000
 """Ranges below this many offsets are read by one task per topic partition, at most one per core: starting a task costs more than they do."""
 
@@ -56,6 +65,10 @@ class KafkaStream(UnboundedSource):
         self._connection = settings.kafka_source
         self._ordinal = ordinal
         self._cluster = TopicCluster(name, node.topic, self._connection)
+        self._peeker = Peeker(name, node.topic, self._connection, self.group)
+        self._growth = Growth(name, self._cluster, self._peeker)
+        self._sizes = Sizes(self._peeker)
+        self._sized: tuple[dict[int, tuple[int, int]], int] = ({}, 0)
         self._checked: Json | None = None
         self._decoder: tuple[object, Decoder] | None = None
 
@@ -72,7 +85,7 @@ class KafkaStream(UnboundedSource):
         """By `starting_offsets`: earliest, latest, or the first rows at or after epoch milliseconds."""
         asked = self._node.starting_offsets.strip().lower()
         if asked == "earliest":
-            return self.earliest()
+            return self._growth.founded(self.earliest())
         if asked == "latest":
             return self.end()
         if not re.fullmatch(r"\d+", asked):
@@ -85,6 +98,14 @@ class KafkaStream(UnboundedSource):
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.earliest(topic.partitions))
 
+    def first_filled(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+        """See `UnboundedSource.first_filled`: offsets of markers and compacted messages are no rows."""
+        return first_filled(self._connection, self.group, self._node.topic, gaps)
+
+    def ordered_start(self, position: Json) -> Json:
+        """See `UnboundedSource.ordered_start`: partitions that the topic got before the stream starts may have taken over keys."""
+        return position if position.get("growing") else self._growth.founded(position)
+
     def end(self) -> Json:
         """Behind the last row that no open transaction can take back."""
         topic = self._cluster.describe()
@@ -93,21 +114,36 @@ class KafkaStream(UnboundedSource):
     def fence_at(self, moment_ms: int) -> Json:
         """The first row at or after a time, per partition; the end of a partition that has none.
 
+        Where producers set the times of messages (CreateTime), a message that was appended a moment ago may carry any time. The
+        stream then starts at the earliest offset that the topic still has.
+        The clock of this host may be ahead of the brokers'. What is recent for the brokers is measured from the newest message.
         Raises RetentionError where the topic may have lost rows of that time already: they would be in neither history nor stream.
         """
-        topic = self._cluster.describe()
-        found = self._at_time(topic, moment_ms)
-        kept, asked = self._cluster.retention_ms(), int(time.time() * 1000) - moment_ms
-        if kept is not None and asked > kept:
+        topic, back = self._cluster.describe(), int(time.time() * 1000) - moment_ms
+        by_broker = self._cluster.has_broker_time()
+        if by_broker:
+            found = self._at_time(topic, moment_ms)
+        else:
+            found = self.earliest()
+            log.warning("node=%s topic=%s fence=earliest reason=message.timestamp.type is CreateTime", self._name, self._node.topic)
+        kept = self._cluster.retention_ms()
+        if kept is not None and back > kept:
             earliest = self._cluster.earliest(topic.partitions)
             if lost := [str(part) for part in topic.partitions if 0 < earliest[part] == found["offsets"][str(part)]]:
                 msg = (
-                    f"the fence lies {asked // 1000} s back, topic `{self._node.topic}` keeps rows for {kept // 1000} s and has lost some"
+                    f"the fence lies {back // 1000} s back, topic `{self._node.topic}` keeps rows for {kept // 1000} s and has lost some"
                     f" of partitions {', '.join(lost)}"
                 )
                 hint = "Lengthen retention.ms; or lower history_lag if history lags its topic by less; or use an offset_table."
                 raise RetentionError(msg, hint=hint, node=self._name)
-        return found
+        return self._no_later(found, back) if by_broker else found
+
+    def _no_later(self, fence: Json, back: int) -> Json:
+        """The fence, or where it is later, the first row that was appended at most `back` ms before the newest one of its partition."""
+        newest = self._cluster.newest_ms(map(int, fence["offsets"]))
+        recent = self._cluster.at_times({part: moment - back for part, moment in newest.items()})
+        found = {part: min(offset, at) if (at := recent.get(int(part), -1)) >= 0 else offset for part, offset in fence["offsets"].items()}
+        return fence | {"offsets": found}
 
     def _at_time(self, topic: Topic, moment_ms: int) -> Json:
         """The end is asked for first: a row that arrives between the two questions is then behind the fence, not lost."""
@@ -115,35 +151,64 @@ class KafkaStream(UnboundedSource):
         found = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
 
+    def arrived(self) -> Json:
+        """The high watermarks: rows of open transactions, and what waits for them, have arrived."""
+        topic = self._cluster.describe()
+        return self._position(topic, self._cluster.high_watermark(topic.partitions))
+
     def lags(self, at: Json) -> dict[str, int]:
-        """Offsets between `at` and the end, transaction markers and compacted gaps included."""
+        """Offsets between `at` and the high watermark, transaction markers and compacted gaps included."""
         offsets = at["offsets"]
-        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.end()["offsets"].items()}
+        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.arrived()["offsets"].items()}
+
+    def stalls(self, at: Json) -> list[Stall]:
+        """The partitions that are read up to an open transaction, with rows waiting for its end."""
+        parts = [int(part) for part in at["offsets"]]
+        ends, high = self._cluster.stable_end(parts), self._cluster.high_watermark(parts)
+        stuck = {part: ends[part] for part in parts if at["offsets"][str(part)] >= ends[part] and high[part] > ends[part]}
+        first = self._peeker.first(stuck)
+        return [
+            Stall(self._node.topic, str(part), end, high[part], first[part].written_ms if part in first else None)
+            for part, end in stuck.items()
+        ]
+
+    def stall_limit(self) -> float:
+        """The brokers' transaction.max.timeout.ms: they abort a transaction that is open for longer, unless it hangs."""
+        return self._cluster.longest_transaction_s()
 
     def latest(self, after: Json, limits: Limits) -> Json:
-        """At most `limits.rows` offsets behind `after`, shared fairly: small backlogs whole, the rest in equal parts.
+        """At most `limits.rows` offsets after `after`, shared fairly: small backlogs whole, the rest in equal parts.
 
-        Partitions that `after` does not know begin at their first offset.
+        Partitions that `after` does not know are read once the known ones have passed the barriers; see `kafka.growth`.
         """
         topic = self._same_topic(after)
         ends = self._cluster.stable_end(topic.partitions)
-        starts = self._starts(after, topic, ends)
+        at, ends = self._growth.follow(after, topic.partitions, ends)
+        starts = self._starts(at, topic, ends)
         rows = min(limits.rows, self._node.batch_size or limits.rows)
         most = limits.per_partition or rows
         backlog = {part: min(most, max(0, ends[part] - start)) for part, start in starts.items()}
         taken = fair_shares(backlog, rows)
-        found = self._position(topic, {part: start + taken[part] for part, start in starts.items()})
+        if not any(taken.values()):
+            return after
+        offsets = {part: start + taken[part] for part, start in starts.items()}
+        if limits.bytes is not None:
+            bounded, size = self._sizes.limit({part: (start, offsets[part]) for part, start in starts.items()}, limits.bytes)
+            offsets |= bounded
+            self._sized = {part: (start, offsets[part]) for part, start in starts.items()}, size
+        found = self._position(topic, offsets, at.get("growing"))
         self._checked = found
         return found
 
+    def size(self, start: Json, end: Json, most: int) -> int:
+        """What `latest` estimated for this range, else from samples of it."""
+        first = positions.offsets(start)
+        ranges = {int(part): (first.get(part, 0), stop) for part, stop in positions.offsets(end).items()}
+        return self._sized[1] if self._sized[0] == ranges else self._sizes.total(ranges, most)
+
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """The rows in [start, end). Raises TargetError or RetentionError if the topic does not hold that range any more."""
-        if end != self._checked:
-            topic = self._same_topic(end)
-            ends = self._cluster.stable_end(topic.partitions)
-            self._starts(start, topic, ends)
-            # Spark would wait for rows that never come, and then say that retention took them.
-            self._refuse_beyond({int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to")
+        """The rows in [start, end). Raises what `check_range` does."""
+        self.check_range(start, end)
         ranges = {part: (start["offsets"].get(part, 0), stop) for part, stop in end["offsets"].items()}
         if missing := sorted(set(start["offsets"]) - set(ranges)):
             msg = f"the end position lacks partitions {', '.join(missing)} of topic `{self._node.topic}`"
@@ -151,6 +216,21 @@ class KafkaStream(UnboundedSource):
         messages = self._messages(spark, {part: span for part, span in ranges.items() if span[1] > span[0]})
         rows = self._decoder_for(spark).decode(messages)
         return self._filtered(rows) if self._node.filter else rows
+
+    def check_range(self, start: Json, end: Json) -> None:
+        """Raise TargetError or RetentionError if the topic does not hold that range any more.
+
+        A range that `latest` has just returned is not checked a first time: its offsets were there a moment ago.
+        """
+        checked, self._checked = self._checked, None
+        if end == checked:
+            return
+        topic = self._same_topic(end)
+        wanted = [part for part in topic.partitions if str(part) in end["offsets"]]
+        ends = self._cluster.stable_end(wanted)
+        self._starts(start, topic, ends)
+        # Spark would wait for rows that never come, and then say that retention took them.
+        self._refuse_beyond({int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to")
 
     def check_filter(self, spark: SparkSession) -> None:
         """By Spark's analyzer, over no rows."""
@@ -171,17 +251,19 @@ class KafkaStream(UnboundedSource):
         return {"kind": "kafka", "asset_key": ["kafka", self._node.topic], "topic": self._node.topic, "table_name": self._node.topic}
 
     def close(self) -> None:
-        """Lets go of the admin client."""
+        """Lets go of the clients."""
+        self._peeker.close()
         self._cluster.close()
 
-    def _position(self, topic: Topic, offsets: Mapping[int, int]) -> Json:
+    def _position(self, topic: Topic, offsets: Mapping[int, int], growing: Json | None = None) -> Json:
         ordered = {str(part): offsets[part] for part in sorted(offsets)}
-        return {"topic": self._node.topic, "topic_id": topic.topic_id, "cluster_id": topic.cluster_id, "offsets": ordered}
+        found: Json = {"topic": self._node.topic, "topic_id": topic.topic_id, "cluster_id": topic.cluster_id, "offsets": ordered}
+        return found | ({"growing": growing} if growing else {})
 
     def _same_topic(self, at: Json) -> Topic:
         """The topic, if it is the one that `at` was taken from."""
         topic = self._cluster.describe()
-        hint = "Offsets of another topic mean nothing here. Start the pipeline over, or replay from a position of the new topic."
+        hint = f"Offsets of another topic mean nothing here. {_RESET}"
         if at["topic"] != self._node.topic:
             msg = f"the position is of topic `{at['topic']}`, the file says `{self._node.topic}`"
             raise TargetError(msg, hint=hint, node=self._name)
@@ -196,14 +278,15 @@ class KafkaStream(UnboundedSource):
         return topic
 
     def _starts(self, after: Json, topic: Topic, ends: Mapping[int, int]) -> dict[int, int]:
-        """Where reading goes on, per partition; partitions unknown to `after` are new and begin at 0."""
-        starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions}
-        earliest = self._cluster.earliest(topic.partitions)
+        """Where reading goes on, for each partition of `after` and of `ends`; those unknown to `after` are new and begin at 0."""
+        starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions if part in ends}
+        earliest = self._cluster.earliest(starts)
         if lost := {part: start for part, start in starts.items() if start < earliest[part]}:
             said = "; ".join(f"partition {part}: next to read {at}, earliest held {earliest[part]}" for part, at in lost.items())
             count = sum(earliest[part] - at for part, at in lost.items())
             msg = f"topic `{self._node.topic}` no longer holds {count} offsets that the stream must read ({said})"
-            hint = "Lengthen retention.ms (and delete.retention.ms of a compacted topic), then replay from history."
+            hint = f"Lengthen retention.ms (and delete.retention.ms of a compacted topic). {_RESET}"
+            hint += " If an epoch is open, `headrace replay FILE --skip-open` goes on without its rows."
             raise RetentionError(msg, hint=hint, node=self._name)
         self._refuse_beyond(starts, ends, "next to read")
         return starts
@@ -215,7 +298,7 @@ class KafkaStream(UnboundedSource):
         if cut := {part: offsets[part] for part in ahead if offsets[part] > high[part]}:
             said = "; ".join(f"partition {part}: {what} {at}, end {high[part]}" for part, at in cut.items())
             msg = f"topic `{self._node.topic}` ends before the stream's position ({said}): its log was cut off"
-            raise TargetError(msg, hint="Was the cluster restored from a backup? Replay from a position that it holds.", node=self._name)
+            raise TargetError(msg, hint=f"Was the cluster restored from a backup? {_RESET}", node=self._name)
 
     def _messages(self, spark: SparkSession, ranges: Mapping[str, tuple[int, int]]) -> DataFrame:
         if not ranges:
@@ -255,7 +338,7 @@ class KafkaStream(UnboundedSource):
 
         columns = [name for name in rows.columns if name != POS]
         try:
-            found = rows.where(F.expr(self._node.filter or ""))
+            found = kept_or_marked(rows, self._node.filter or "") if self.marks else rows.where(F.expr(self._node.filter or ""))
         except ParseException as error:
             msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
             raise SchemaError(msg, node=self._name) from error
@@ -267,17 +350,6 @@ class KafkaStream(UnboundedSource):
             raise SchemaError(msg, hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}", node=self._name) from error
         check_moments(found, self._node.filter or "", self._name)
         return found
-
-
-def fair_shares(backlog: Mapping[int, int], rows: int) -> dict[int, int]:
-    """Shares of at most `rows` in all, none above its backlog: what small ones leave goes to the larger ones."""
-    taken = dict.fromkeys(backlog, 0)
-    left = rows
-    waiting = sorted(backlog, key=lambda part: backlog[part])
-    for rank, part in enumerate(waiting):
-        taken[part] = min(backlog[part], left // (len(waiting) - rank))
-        left -= taken[part]
-    return taken
 
 
 def _first_line(error: Exception) -> str:

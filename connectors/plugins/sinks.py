@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from headrace.connectors.base import OP, POS, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.connectors.plugins.workers import broken
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, LaneError
-from headrace.pipeline.plugins.host import PluginContext
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+from headrace.connectors.keys import canonical
+from headrace.connectors.plugins.pickling import broken
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, LaneError, TransientError
+from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
 
 BATCH_ROWS = 10_000
 
@@ -26,6 +30,7 @@ class _DriverSink(Sink):
         self.context: PluginContext = context.plugin
         self.options: Any = self.context.options
         self.key: tuple[str, ...] = tuple(context.extra.get("key", ()))
+        self._note_of = context.key.text
 
 
 class ArrowSink(_DriverSink):
@@ -52,7 +57,7 @@ class ArrowSink(_DriverSink):
 
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """Sends the epoch's rows in order, also if they were sent before."""
-        table = in_order(frame)
+        table = canonical(in_order(frame), frame.key)
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             self.send(batch, plan.number)
         return Counts(table.num_rows, None, None, None)
@@ -93,8 +98,13 @@ class EpochSink(_DriverSink):
 
     @property
     def note_key(self) -> str:
-        """Under which name the note is kept: one of this pipeline, lane and sink alone."""
-        return self._context.key.text
+        """Under which name the note is kept: that of one sink, or that of the claims to one target."""
+        return self._note_of
+
+    @property
+    def target_id(self) -> str | None:
+        """What tells the target from the others that the same store keeps notes for; None: two pipelines on one target are not noticed."""
+        return None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Fences older generations by a note of the new one."""
@@ -114,9 +124,63 @@ class EpochSink(_DriverSink):
         """See `Sink.join`."""
         held = self.load()
         self._refuse_newer(held, record.generation)
+        self._claim()
         joined = replace(record, baseline=self.rows_now())
         self._swap(held, {"generation": record.generation, "record": joined.to_json()}, None)
         return joined
+
+    def claims(self) -> Sequence[Claim]:
+        """The note of the target's claims, where `target_id` names one."""
+        return self._claims()[1]
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Fences each sink by a note of the generation after its own, then removes its claim."""
+        for claim in claims:
+            with self._noting(claim.key.text):
+                if held := self.load():
+                    self._swap(held, {"generation": held["generation"] + 1, "record": None}, None)
+        note, there = self._claims()
+        self._put_claims(note, [claim for claim in there if claim not in claims])
+
+    def _claim(self) -> None:
+        if not self._claim_key:
+            return
+        owner, (note, there) = self._context.owner, self._claims()
+        owner.refuse(there, f"the target `{self.target_id}`")
+        mine, former = Claim(owner.key, owner.share), owner.former(there)
+        wanted = [*(claim for claim in there if claim.key != owner.key and claim not in former), mine]
+        if wanted != there:
+            self._put_claims(note, wanted)
+
+    def _claims(self) -> tuple[Json | None, list[Claim]]:
+        """The note of the claims as it is, and what it means."""
+        if not self._claim_key:
+            return None, []
+        with self._noting(self._claim_key):
+            note = self.load()
+        return note, [Claim(SinkKey(**claim["key"]), claim["share"]) for claim in (note or {}).get("claims", [])]
+
+    def _put_claims(self, expected: Json | None, claims: Sequence[Claim]) -> None:
+        """Replaces the note of the claims if it is still `expected`."""
+        note = {"generation": 0, "claims": [{"key": asdict(claim.key), "share": claim.share} for claim in claims]}
+        with self._noting(self._claim_key):
+            swapped = self.swap(expected, note, None)
+        if not swapped:
+            msg = f"the claims to the target `{self.target_id}` were changed by another process at the same moment"
+            raise TransientError(msg, node=self._context.key.sink)
+
+    @property
+    def _claim_key(self) -> str:
+        return f"headrace-claim/{self.target_id}" if self.target_id is not None else ""
+
+    @contextmanager
+    def _noting(self, key: str) -> Iterator[None]:
+        """`load` and `swap` mean the note of this name inside."""
+        self._note_of = key
+        try:
+            yield
+        finally:
+            self._note_of = self._context.key.text
 
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """See `Sink.write`."""
@@ -161,7 +225,7 @@ def in_order(frame: Frame) -> pa.Table:
 
 def changes(frame: Frame) -> pa.Table:
     """The rows in order; with a key the last of each alone. Raises DataError for a null in the key, GuaranteeError for a delete without one."""
-    table = in_order(frame)
+    table = canonical(in_order(frame), frame.key)
     if not frame.key:
         if "d" in table.column(OP).unique().to_pylist():
             msg = "a delete arrived, and a target without a key cannot apply it"

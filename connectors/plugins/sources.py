@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SourceCapabilities, UnboundedSource, Window
-from headrace.connectors.plugins.workers import Shipped, broken
-from headrace.connectors.scope import EVERYTHING, inside, position, quoted, scope_of
+from headrace.connectors.filters import EVERYTHING, inside, position, quoted, scope_of
+from headrace.connectors.plugins.pickling import Shipped, broken
 from headrace.connectors.spark_types import spark_schema
-from headrace.pipeline import positions
-from headrace.pipeline.plugins.host import PluginContext
-from headrace.pipeline.records import Json
+from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ an epoch grow by splits; the record follows once every planned split has its mar
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,17 +16,18 @@ import stamina
 from psycopg import sql
 
 from headrace.connectors.base import SplitFetch
-from headrace.connectors.postgres.driver import TEMPORARY
+from headrace.connectors.keys import canonical
+from headrace.connectors.postgres.commit_store import RecordStore
+from headrace.connectors.postgres.convert import conform, wire_schema
 from headrace.connectors.postgres.errors import Failure, UniqueError
 from headrace.connectors.postgres.load import Load
 from headrace.connectors.postgres.markers import fill_marker, markers, set_marker, split_id
 from headrace.connectors.postgres.merge import OP, POSITION, Stage, create_stage, merge
-from headrace.connectors.postgres.records import RecordStore
-from headrace.connectors.postgres.rows import conform, wire_schema
 from headrace.connectors.postgres.session import Address, Control, Loader, LoadSession
+from headrace.connectors.postgres.small_batches import TEMPORARY
 from headrace.pipeline.errors import HeadraceError, RecordError, SchemaError, TransientError
-from headrace.pipeline.records import Counts, EpochPlan, Json
-from headrace.pipeline.types import is_nested
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json
+from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,7 +97,7 @@ class SplitTask:
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
         for batch in self.fetch.fetch(split):
-            wired = conform(batch, self.load.schema, self.load.node)
+            wired = canonical(conform(batch, self.load.schema, self.load.node), self.load.target.key)
             self.load.checks.check(wired)
             yield wired
 
@@ -115,6 +116,22 @@ def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[p
         order = pa.array(np.arange(start, start + size, dtype=np.int64))
         yield pa.RecordBatch.from_arrays([*batch.columns, pa.repeat("i", size), source, part, order, sub], schema=columns)
         start += size
+
+
+def _in_turn(task: SplitTask) -> Callable[[Iterable[Json]], Iterator[Json]]:
+    """Loads one split after the other, up to the first failure.
+
+    Splits keep different keys of the rows apart. Where the target takes two of them for one, their order counts.
+    """
+
+    def run(splits: Iterable[Json]) -> Iterator[Json]:
+        for split in splits:
+            result = task(split)
+            yield result
+            if result["failure"]:
+                return
+
+    return run
 
 
 @dataclass(slots=True)
@@ -148,7 +165,9 @@ class DirectLoad:
             return
         straight = self.load.target.straight and not (self.load.target.key and self.conflicts)
         task = SplitTask(self.address, self.store, self.load, replace(plan, splits=()), fetch, straight)
-        results: list[Json] = spark.sparkContext.parallelize(list(splits), len(splits)).map(task).collect()
+        alone = not self.load.target.exact
+        rdd = spark.sparkContext.parallelize(list(splits), 1 if alone else len(splits))
+        results: list[Json] = (rdd.mapPartitions(_in_turn(task)) if alone else rdd.map(task)).collect()
         if any(result["conflict"] for result in results):
             self.conflicts = True
         if failures := [Failure.from_json(result["failure"]) for result in results if result["failure"]]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.base import Frame, SinkContext, SplitFetch
+from headrace.connectors.keys import canonical_frame
+from headrace.connectors.postgres.commit_store import RecordStore
+from headrace.connectors.postgres.content import Reader
+from headrace.connectors.postgres.convert import Checks, flat
 from headrace.connectors.postgres.direct import DirectLoad
-from headrace.connectors.postgres.driver import write_table
 from headrace.connectors.postgres.load import Load
 from headrace.connectors.postgres.markers import markers
 from headrace.connectors.postgres.merge import Policy
-from headrace.connectors.postgres.records import RecordStore
-from headrace.connectors.postgres.rows import Checks, flat
 from headrace.connectors.postgres.session import Address, Control, Loader, Session, application_name, end_older
+from headrace.connectors.postgres.small_batches import write_table
 from headrace.connectors.postgres.staging import drop, older_stages, write_staged
 from headrace.connectors.postgres.target import check_target, prepare_target
-from headrace.pipeline.errors import InternalError, SchemaError, TransientError
-from headrace.pipeline.nodes import PostgresSink as Node
-from headrace.pipeline.records import Counts, EpochPlan, Phase, Record
+from headrace.pipeline.errors import InternalError, SchemaError, TransientError, UserError
+from headrace.pipeline.model.nodes import PostgresSink as Node
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,11 +43,12 @@ class Handle:
         self._columns: tuple[str, ...] = tuple(context.extra.get("key", self._node.primary_key))
         self._generation = generation
         self._table = sql.Identifier(self._node.schema_, self._node.table)
-        self._store = RecordStore(context.key, self._table.as_string(None), self._name)
+        self._store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
         self._address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
         self._control = Control(self._address)
         self._loader = Loader(self._address)
-        self._policy = Policy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()))
+        self._version = self._node.version_column
+        self._policy = Policy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version)
         self._load: Load | None = None
         self._direct: DirectLoad | None = None
 
@@ -56,7 +61,7 @@ class Handle:
             self._store.create(session)
         with self._control.transaction() as session:
             place = (self._node.schema_, self._node.table)
-            target = prepare_target(session, node=self._name, table=place, schema=schema, key=self._columns)
+            target = prepare_target(session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version)
         self._end_older(generation)
         with self._control.transaction() as session:
             self._store.announce(session, generation)
@@ -69,7 +74,7 @@ class Handle:
             target=target,
             schema=schema,
             policy=self._policy,
-            checks=Checks.of(self._name, schema, self._columns),
+            checks=Checks.of(self._name, schema, self._columns, target.lengths, self._version),
             generation=generation,
         )
 
@@ -79,7 +84,8 @@ class Handle:
         control = Control(self._address, patient=False)
         try:
             with control.transaction() as session:
-                check_target(session, node=self._name, table=(self._node.schema_, self._node.table), schema=schema, key=self._columns)
+                place = (self._node.schema_, self._node.table)
+                check_target(session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version)
         finally:
             control.close()
 
@@ -96,10 +102,31 @@ class Handle:
         with self._control.transaction() as session:
             return self._store.join(session, record, self._rows(session))
 
+    def empty(self) -> None:
+        """See PostgresSink."""
+        with self._control.transaction() as session:
+            if self._store.shared(session):
+                msg = f"other sinks write to {self._table.as_string(None)} too"
+                raise UserError(
+                    msg, hint="Delete the rows of this sink yourself, then `headrace reset FILE --keep-targets`.", node=self._name
+                )
+            self._store.lock(session, self._required_generation())
+            session.run(sql.SQL("DELETE FROM {}").format(self._table))
+
     def foreign_record(self) -> Record | None:
         """See PostgresSink."""
         with self._control.transaction() as session:
             return self._store.foreign(session)
+
+    def claims(self) -> list[Claim]:
+        """See PostgresSink."""
+        with self._control.transaction() as session:
+            return self._store.claims(session)
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """See PostgresSink."""
+        with self._control.transaction() as session:
+            self._store.release(session, claims)
 
     def began(self, plan: EpochPlan) -> bool:
         """See PostgresSink. Only history goes by splits."""
@@ -116,13 +143,17 @@ class Handle:
             record = self._store.read(session)
             return (record, self._rows(session)) if record else None
 
+    def content(self, schema: pa.Schema) -> Reader:
+        """Return what reads record and rows of one snapshot; see PostgresSink."""
+        return Reader(self._address, self._store, self._table, schema, self._columns)
+
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """By the driver alone if the epoch is small, else staged by tasks."""
         load = self._loading()
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
-        rows = flat(frame.rows, load.schema)
+        rows = flat(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
         if (table := frame.few(rows, self._node.driver_rows)) is not None:
             return write_table(self._loader, self._store, load, plan, table)
         return write_staged(self._control, self._address, self._store, load, plan, rows)

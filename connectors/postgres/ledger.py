@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipeline.errors import TransientError
-from headrace.pipeline.ledger.ledger import Ledger
-from headrace.pipeline.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
+from headrace.pipeline.errors import SettingsError, TransientError
+from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
+from headrace.pipeline.protocol.ledger.writer import Ledger
 
 if TYPE_CHECKING:
     import psycopg
@@ -24,8 +24,8 @@ _SCHEMA_LOCK = 0x6865_6164  # an advisory lock of our own: only one process make
 def open_postgres(conninfo: str) -> Ledger:
     """Opens the ledger in the database that `conninfo` names, making its tables where they are not.
 
-    The role needs to create tables in the first schema of its search path, or to find them there. Raises TransientError
-    when the server cannot be reached.
+    The role needs to create tables in the first schema of its search path, or to find them in one of its schemas. Raises
+    TransientError when the server cannot be reached, SettingsError where two schemas have a ledger.
     """
     return Ledger(PostgresStore(conninfo))
 
@@ -37,8 +37,11 @@ class PostgresStore:
         self._conninfo = conninfo
         self._lock = threading.RLock()
         self._connection: psycopg.Connection | None = None
+        self._path: str | None = None
         with self.write() as tx:
             tx.run("select pg_advisory_xact_lock(:key)", key=_SCHEMA_LOCK)
+            self._path = _schema_of(tx)
+            tx.run("select set_config('search_path', :path, true)", path=self._path)
             tx.run("create table if not exists headrace_ledger_version (version integer not null)")
             found = tx.one("select version from headrace_ledger_version")
             if found is None:
@@ -72,7 +75,9 @@ class PostgresStore:
                 with connection.transaction():
                     if snapshot:
                         connection.execute("set transaction isolation level repeatable read, read only")
-                    else:
+                    if self._path is not None:
+                        connection.execute("select set_config('search_path', %s, true)", (self._path,))
+                    if not snapshot:
                         connection.execute(
                             "select set_config('idle_in_transaction_session_timeout', %(t)s, true), set_config('lock_timeout', %(t)s, true)",
                             {"t": _STALLED},
@@ -91,6 +96,9 @@ class PostgresStore:
         """See Store."""
         return self._transaction(snapshot=True)
 
+    def trim(self) -> None:
+        """See Store. Autovacuum does it."""
+
     def present(self, pipeline: str, lane: str, generation: int) -> Presence:
         """See Store. There is no proof of life over a network."""
         del pipeline, lane, generation
@@ -106,6 +114,31 @@ class PostgresStore:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
+
+
+def _schema_of(tx: _PostgresTx) -> str:
+    """Return the schema of the ledger's tables as a search path: where they are, else the first schema that exists.
+
+    A search path alone may change its meaning: a sink makes the schema `headrace`, which is the first one of a user of this name.
+    """
+    found = tx.all(
+        "select n.nspname, quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.relname = 'headrace_ledger_version' and n.nspname = any(current_schemas(false)) order by 1"
+    )
+    if len(found) > 1:
+        names = " and ".join(name for name, _ in found)
+        msg = f"the database has two ledgers, in the schemas {names}"
+        hint = (
+            "Drop the tables headrace_ledger_* in the schema of the one that is not wanted. Sinks that are refused then name the command."
+        )
+        raise SettingsError(msg, hint=hint)
+    if found:
+        return found[0][1]
+    schema = tx.one("select quote_ident(current_schema())")
+    if schema is None or schema[0] is None:
+        msg = "the search path of the ledger's user names no schema that exists"
+        raise SettingsError(msg, hint="Create one, or name one in the search path: ALTER ROLE … SET search_path.")
+    return schema[0]
 
 
 class _NoPresence:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headrace.connectors.postgres.convert import Checks
 from headrace.connectors.postgres.merge import Policy
-from headrace.connectors.postgres.rows import Checks
 from headrace.connectors.postgres.target import Target
 from headrace.pipeline.errors import RecordError
-from headrace.pipeline.records import EpochPlan
+from headrace.pipeline.protocol.epochs import EpochPlan
 
 
 @dataclass(frozen=True, slots=True)

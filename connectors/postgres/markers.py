@@ -10,7 +10,7 @@ import hashlib
 import json
 
 from headrace.connectors.postgres.session import Session
-from headrace.pipeline.records import Counts, Json, SinkKey
+from headrace.pipeline.protocol.epochs import Counts, Json, SinkKey
 
 
 def split_id(split: Json) -> str:

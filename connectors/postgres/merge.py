@@ -2,6 +2,8 @@
 
 Per key the last row by position wins. With `on_conflict: nothing` the first one wins, with `update_where` over an order
 (>, >=, <, <=) the best one, both counted from the last delete on: so the result does not depend on where epochs are cut.
+With a version the highest one wins, and of equal ones the last: deletes compete by their version, and one without a version ends
+what came before it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from psycopg import sql
 
 from headrace.connectors.postgres.session import Session, trusted
 from headrace.connectors.postgres.target import Target
-from headrace.pipeline.records import Counts
+from headrace.pipeline.protocol.epochs import Counts
 
 OP = "_gs_op"
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
@@ -28,16 +30,19 @@ class Policy:
 
     nothing: bool
     where: tuple[tuple[str, str], ...] = ()
+    version: str | None = None
 
     @property
     def plain(self) -> bool:
         """The last row always wins."""
-        return not self.nothing and not self.where
+        return not self.nothing and not self.where and self.version is None
 
     def preference(self) -> sql.Composable:
         """The order in which the rows of one key are preferred."""
         if self.nothing:
             return _order("ASC")
+        if self.version is not None:
+            return sql.SQL("s.{} DESC NULLS LAST, {}").format(sql.Identifier(self.version), _order("DESC"))
         if len(self.where) == 1 and self.where[0][1] in {">", ">=", "<", "<="}:
             column, op = self.where[0]
             best = sql.SQL("s.{} {} NULLS LAST, ").format(sql.Identifier(column), sql.SQL("DESC" if op[0] == ">" else "ASC"))
@@ -120,6 +125,8 @@ def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
     Where a conflict may keep the old row, a delete before an insert in one epoch must take it away first; else the insert
     alone has the same effect, and disturbs no foreign key.
     """
+    if policy.version is not None:
+        return _versioned_delete(target, stage, policy, policy.version)
     query = sql.SQL(
         "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, {op} = 'd' AS last, bool_or({op} = 'd') OVER (PARTITION BY {key}) AS any"
         " FROM {rows} s ORDER BY {key}, {order}),"
@@ -138,15 +145,45 @@ def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
     )
 
 
+def _versioned_delete(target: Target, stage: Stage, policy: Policy, version: str) -> sql.Composed:
+    """DELETE of keys that a delete without a version ends, or whose winner is a delete that is not older than the row there."""
+    query = sql.SQL(
+        "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS ended, s.{version} AS version"
+        " FROM {rows} s WHERE {alive} ORDER BY {key}, {order}),"
+        " gone AS (DELETE FROM {target} t USING ends e"
+        " WHERE {same} AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version))) RETURNING 1)"
+        " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
+    )
+    same = [sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key]
+    return query.format(
+        key=_names(target.key, "s"),
+        version=sql.Identifier(version),
+        rows=_ended(target, stage, policy),
+        alive=_ALIVE,
+        order=policy.preference(),
+        target=target.identifier,
+        same=sql.SQL(" AND ").join(same),
+    )
+
+
+_ALIVE = sql.SQL("(s._gs_end IS NULL OR s._gs_place >= s._gs_end)")
+
+
+def _ended(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
+    """The staged rows with their place, and with the place of the last delete of their key that ends what came before it."""
+    ends = sql.SQL("s._gs_op = 'd'")
+    if policy.version is not None:
+        ends = sql.SQL("s._gs_op = 'd' AND s.{} IS NULL").format(sql.Identifier(policy.version))
+    place = sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s"))
+    query = "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE {ends}) OVER (PARTITION BY {key}) AS _gs_end FROM {rows} s)"
+    return sql.SQL(query).format(place=place, ends=ends, key=_names(target.key, "s"), rows=_rows(target, stage))
+
+
 def _winners(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sql.Composed:
-    rows = _rows(target, stage)
+    rows, alive = _rows(target, stage), sql.SQL("")
     if deletes and not policy.plain:
-        place = sql.SQL("ARRAY[{}]::bigint[]").format(_names(POSITION, "s"))
-        query = "(SELECT s.*, {place} AS _gs_place, max({place}) FILTER (WHERE s._gs_op = 'd') OVER (PARTITION BY {key}) AS _gs_end FROM {rows} s)"
-        rows = sql.SQL(query).format(place=place, key=_names(target.key, "s"), rows=rows)
-        alive = sql.SQL("WHERE s._gs_op <> 'd' AND (s._gs_end IS NULL OR s._gs_place > s._gs_end)")
-    else:
-        alive = sql.SQL("")
+        rows = _ended(target, stage, policy)
+        alive = sql.SQL("WHERE {}").format(_ALIVE) if policy.version else sql.SQL("WHERE s._gs_op <> 'd' AND {}").format(_ALIVE)
     query = sql.SQL("SELECT DISTINCT ON ({key}) {columns} FROM {rows} s {alive} ORDER BY {key}, {order}")
     return query.format(
         key=_names(target.key, "s"), columns=_names((*_all(target), OP), "s"), rows=rows, alive=alive, order=policy.preference()
@@ -171,7 +208,9 @@ def _action(target: Target, policy: Policy) -> sql.Composable:
     if policy.nothing or not others:
         return sql.SQL("DO NOTHING")
     sets = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in others)
-    tests = [sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op)) for name, op in policy.where]
+    tests: list[sql.Composable] = [sql.SQL("EXCLUDED.{0} {1} t.{0}").format(sql.Identifier(name), trusted(op)) for name, op in policy.where]
+    if policy.version is not None:
+        tests.append(sql.SQL("(t.{0} IS NULL OR EXCLUDED.{0} >= t.{0})").format(sql.Identifier(policy.version)))
     where = sql.SQL(" WHERE {}").format(sql.SQL(" AND ").join(tests)) if tests else sql.SQL("")
     return sql.SQL("DO UPDATE SET {}{}").format(sets, where)
 

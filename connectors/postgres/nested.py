@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import types as kinds
 
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.types import is_binary, is_nested
+from headrace.pipeline.types.arrow import is_binary, is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
 import stamina
 
 from headrace.connectors.postgres.errors import translated
+from headrace.pipeline.config.settings import PostgresConnection
 from headrace.pipeline.errors import TransientError
-from headrace.pipeline.records import SinkKey
-from headrace.pipeline.settings import PostgresConnection
+from headrace.pipeline.protocol.epochs import SinkKey
 
 if TYPE_CHECKING:
     import psycopg

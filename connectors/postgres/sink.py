@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import Delivery, DirectSink, Frame, SinkCapabilities, SinkContext, SplitFetch, Visibility
+from headrace.connectors.content import Content
+from headrace.connectors.frame import DRIVER_BYTES
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.nodes import PostgresSink as Node
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record
+from headrace.pipeline.model.nodes import PostgresSink as Node
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from headrace.connectors.postgres.content import Reader
     from headrace.connectors.postgres.handle import Handle
 
 log = logging.getLogger(__name__)
@@ -35,6 +41,8 @@ class PostgresSink(DirectSink):
         creates_target=True,
         fences=True,
         counts_changes=True,
+        versions=True,
+        empties=True,
         direct=True,
         without_spark=True,
     )
@@ -62,6 +70,10 @@ class PostgresSink(DirectSink):
         """Writes the first record, or rewinds; `baseline` is the table's count in the same transaction."""
         return self._open.join(record)
 
+    def empty(self) -> None:
+        """Remove all rows of the table; a transaction that locks the record's row first."""
+        self._open.empty()
+
     def began(self, plan: EpochPlan) -> bool:
         """Whether markers of a direct load say that splits of the epoch are there."""
         return self._open.began(plan)
@@ -70,9 +82,41 @@ class PostgresSink(DirectSink):
         """The newest record of the same pipeline name, lane, sink and table under another UUID."""
         return self._open.foreign_record()
 
+    def claims(self) -> Sequence[Claim]:
+        """The records in the target's database that speak of this table."""
+        return self._open.claims()
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Removes the records of these sinks."""
+        self._open.release(claims)
+
     def count(self) -> tuple[Record | None, int] | None:
         """Record and rows in one snapshot; None where others write the table too, as far as their records tell."""
         return self._open.count()
+
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+        """The rows in the driver where they are few bytes, else by way of a parquet file. `lookup` finds keys by the index."""
+        from headrace.connectors.postgres.content import readable
+
+        columns = tuple(readable(schema))
+        reader, keeps = self._open.content(schema), False
+        try:
+            content = self._read(reader, columns, folder, limit)
+            keeps = content is not None and not content.is_whole
+            return content
+        finally:
+            if not keeps:
+                reader.close()
+
+    def _read(self, reader: Reader, columns: tuple[str, ...], folder: Path, limit: int | None) -> Content | None:
+        if reader.record is None:
+            return None
+        if limit is not None and reader.has_more_than(limit):
+            return Content(reader.record, None, columns, lookup=reader.lookup, close=reader.close)
+        path = folder / f"{self._context.key.sink}.parquet"
+        table = reader.read(path, DRIVER_BYTES)
+        spark: Any = self._context.spark
+        return Content(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
 
     def write(self, plan: EpochPlan, frame: Frame) -> Counts:
         """Rows and record in one transaction. An epoch that is held already is not written again: its counts come back."""

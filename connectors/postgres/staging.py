@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from psycopg import sql
 
+from headrace.connectors.postgres.commit_store import SCHEMA, RecordStore
+from headrace.connectors.postgres.convert import Checks
 from headrace.connectors.postgres.errors import Failure
 from headrace.connectors.postgres.load import Load
 from headrace.connectors.postgres.merge import ATTEMPT, Stage, create_stage, merge
-from headrace.connectors.postgres.records import SCHEMA, RecordStore
-from headrace.connectors.postgres.rows import Checks
 from headrace.connectors.postgres.session import Address, Control, Loader, Session, digest
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
-from headrace.pipeline.records import Counts, EpochPlan, SinkKey
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, SinkKey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

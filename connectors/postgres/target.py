@@ -11,8 +11,8 @@ from psycopg import sql
 from headrace.connectors.postgres.nested import check_keys
 from headrace.connectors.postgres.session import NAME_BYTES, Session, trusted
 from headrace.pipeline.errors import SchemaError, TargetError
-from headrace.pipeline.types import is_nested, postgres_type
-from headrace.pipeline.wide import digits, is_wide
+from headrace.pipeline.types.arrow import is_nested, postgres_type
+from headrace.pipeline.types.int256 import digits, is_wide
 
 NUMBERS = ("smallint", "integer", "bigint", "numeric")
 TEXTS = ("text", "character varying", "bpchar", "citext", "name")
@@ -48,6 +48,10 @@ class Column:
     cast: str | None
     straight: bool
     """COPY may write it into the target as it is."""
+    exact: bool = True
+    """Values that differ in the rows differ in the target too: not so where case, blanks or spelling do not count."""
+    length: int | None = None
+    """The most characters that the target's column holds, for a key column of limited length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,20 @@ class Target:
         """Whether COPY may write rows into the target without a staging table in between."""
         return all(column.straight for column in self.columns)
 
+    @property
+    def exact(self) -> bool:
+        """Whether keys that differ in the rows differ in the target."""
+        return all(column.exact for column in self.columns if column.name in self.key)
 
-def prepare_target(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> Target:
+    @property
+    def lengths(self) -> Mapping[str, int]:
+        """The limits of key columns of text."""
+        return {column.name: column.length for column in self.columns if column.name in self.key and column.length is not None}
+
+
+def prepare_target(
+    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
+) -> Target:
     """Makes the table if it is missing, then proves that it takes rows of `schema` under `key`.
 
     Raises SchemaError for a column or type, TargetError for rights and keys; each names what is there and what to do.
@@ -79,17 +95,19 @@ def prepare_target(session: Session, *, node: str, table: tuple[str, str], schem
     _check_names(node, schema, key)
     if _kind(session, *table) is None:
         _create(session, *table, schema=schema, key=key)
-    return _proved(session, node=node, table=table, schema=schema, key=key)
+    return _proved(session, node=node, table=table, schema=schema, key=key, version=version)
 
 
-def check_target(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> None:
+def check_target(
+    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
+) -> None:
     """The same proof of a table that is there, without making one that is missing."""
     _check_names(node, schema, key)
     if _kind(session, *table) is not None:
-        _proved(session, node=node, table=table, schema=schema, key=key)
+        _proved(session, node=node, table=table, schema=schema, key=key, version=version)
 
 
-def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str]) -> Target:
+def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None) -> Target:
     kind = _kind(session, *table)
     if kind not in {"r", "p"}:
         msg = f"{table[0]}.{table[1]} is not a table"
@@ -97,6 +115,8 @@ def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.S
     where = f"{table[0]}.{table[1]}"
     found = _columns(session, *table)
     columns = tuple(_match(node, where, field, found, keyed=field.name in key) for field in schema)
+    if version is not None:
+        _check_precision(node, where, schema.field(version), found[version], "version_column")
     _check_others(node, where, found, schema)
     if key:
         _check_key(session, node, table, key)
@@ -145,7 +165,10 @@ def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A column that the table has. `kind` is its type without modifiers, domains resolved; `shown` as people know it."""
+    """A column that the table has. `kind` is its type without modifiers, domains resolved; `shown` as people know it.
+
+    `digits` are those of a second that a time keeps, `length` the characters of a text; None where nothing limits them.
+    """
 
     kind: str
     shown: str
@@ -154,14 +177,20 @@ class _Found:
     plain: bool
     needed: bool
     written: bool
+    digits: int | None
+    length: int | None
+    deterministic: bool
 
 
 _COLUMNS = """
 SELECT a.attname, format_type(b.oid, -1), format_type(a.atttypid, a.atttypmod),
-       CASE WHEN b.oid = 'numeric'::regtype AND m.typmod >= 0 THEN ((m.typmod - 4) & 2047) END,
+       CASE WHEN b.oid = 'numeric'::regtype AND m.typmod >= 0 THEN (((m.typmod - 4) & 2047) # 1024) - 1024 END,
        b.typtype = 'e', a.atttypid = b.oid,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AND a.attgenerated = '',
-       a.attgenerated = '' AND a.attidentity <> 'a'
+       a.attgenerated = '' AND a.attidentity <> 'a',
+       CASE WHEN b.typcategory = 'D' AND m.typmod >= 0 THEN m.typmod END,
+       CASE WHEN b.oid IN ('varchar'::regtype, 'bpchar'::regtype) AND m.typmod >= 4 THEN m.typmod - 4 END,
+       coalesce((SELECT collisdeterministic FROM pg_collation WHERE oid = a.attcollation), true)
 FROM pg_attribute a
 JOIN pg_class c ON c.oid = a.attrelid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -199,12 +228,36 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Found], 
     if rounds or not (parsed or there.kind in TAKES[kind]):
         msg = f"column '{field.name}' of {where} is {there.shown}, which does not hold {field.type} ({ours}) without loss"
         raise SchemaError(msg, node=node, hint="Change the column's type, or cast in the transform.")
+    if keyed:
+        _check_precision(node, where, field, there, "key column")
     plain = "text" if kind == "jsonb" or wide else kind
     cast = there.shown if parsed or (kind == "jsonb" and there.kind in {"json", "jsonb"}) else "numeric" if wide else None
     if keyed and cast is None and there.kind != plain:
         cast = there.kind
     staged = "TEXT" if kind == "jsonb" or wide else ours
-    return Column(field.name, staged, cast, straight=there.plain and there.kind == plain)
+    loose = (parsed and not there.enum) or there.kind in {"citext", "bpchar", "character"} or not there.deterministic
+    return Column(
+        field.name, staged, cast, straight=there.plain and there.kind == plain, exact=not loose, length=there.length if keyed else None
+    )
+
+
+def _check_precision(node: str, where: str, field: pa.Field, there: _Found, what: str) -> None:
+    """Refuse a column that the server rounds or cuts where its values are compared: two would become one, and deletes miss their row."""
+    cut = there.kind == "name"
+    rounded = there.digits is not None and there.digits < _second_digits(field.type)
+    if cut or rounded:
+        better = "text" if cut else postgres_type(field.type).lower()
+        msg = f"{what} '{field.name}' of {where} is {there.shown}, which {'cuts' if cut else 'rounds'} {field.type}:"
+        msg += " values that differ become one, and a delete may miss its row"
+        hint = f"ALTER TABLE {where} ALTER COLUMN {field.name} TYPE {better}, or choose another column."
+        raise SchemaError(msg, node=node, hint=hint)
+
+
+def _second_digits(kind: pa.DataType) -> int:
+    """Return how many digits of a second a type carries; 0 for a type without a time."""
+    if isinstance(kind, pa.TimestampType | pa.Time32Type | pa.Time64Type):
+        return {"s": 0, "ms": 3, "us": 6, "ns": 6}[kind.unit]
+    return 0
 
 
 def _check_others(node: str, where: str, found: Mapping[str, _Found], schema: pa.Schema) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from headrace.jobs.archive import ensure_archive, has_archive
-from headrace.jobs.jars import cached_jars, ensure_jars
+from headrace.console import err, show_error, size
+from headrace.jobs.spark.cds_archive import ensure_archive, has_archive
+from headrace.jobs.spark.jars import cached_jars, ensure_jars
 from headrace.pipeline.errors import HeadraceError
-from headrace.screen import err, show_error, size
 
 
 def jars() -> None:

@@ -13,8 +13,8 @@ from string import Template
 
 from rich.prompt import Prompt
 
+from headrace.console import err, out
 from headrace.pipeline.errors import UserError
-from headrace.screen import err, out
 
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,47}")
 

@@ -8,14 +8,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.events import CheckResult
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.console import count, out, print_json
 from headrace.jobs.explain.formats import Format, render
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.ledger.base import EpochRow, LaneState
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import load_settings
-from headrace.screen import count, out, print_json
+from headrace.jobs.run.events import CheckResult
+from headrace.pipeline.config.settings import load_settings
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.ledger.model import EpochRow, LaneState
 
 _FAILURES_SHOWN = 20
 
@@ -101,13 +101,24 @@ def _epoch_table(epochs: list[EpochRow]) -> Table:
     return table
 
 
-def audit(path: Path, *, as_json: bool) -> None:
-    """Holds the sinks against the ledger. Ends with exit code 1 if a check fails."""
+def audit(
+    path: Path,
+    *,
+    as_json: bool,
+    all_epochs: bool = False,
+    content: bool = False,
+    rows: int | None = None,
+    seconds: float | None = None,
+    full: bool = False,
+) -> None:
+    """Holds the sinks against the ledger, with `content` also against the sources. Ends with exit code 1 if a check fails."""
     file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.checks import audit as run_audit  # Spark, which takes a second to import
+    from headrace.jobs.checks.audit import Content
+    from headrace.jobs.checks.audit import audit as run_audit  # Spark, which takes a second to import
 
-    results = run_audit(file, settings)
+    how = Content(rows, full, seconds=seconds) if content else None
+    results = run_audit(file, settings, all_epochs=all_epochs, content=how)
     if as_json:
         print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
     else:
@@ -132,11 +143,7 @@ def explain(path: Path, form: Format, *, lineage: bool, splits: bool, spark_plan
     """What a run of the file would do, and which guarantees it would keep; nothing but the document on standard output."""
     file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.explain.rails import as_ascii
-    from headrace.jobs.explain.story import explain as run_explain  # pyarrow and sqlglot, which take a moment to import
+    from headrace.jobs.explain.build import explain as run_explain  # pyarrow and sqlglot, which take a moment to import
 
     document = render(run_explain(file, settings, offline=offline, splits=splits, spark_plan=spark_plan), form, lineage=lineage)
-    console = out()
-    if form is Format.TEXT and not console.encoding.lower().startswith("utf"):
-        document = as_ascii(document)
-    console.print(document, markup=False, emoji=False, soft_wrap=True)
+    out().print(document, markup=False, emoji=False, soft_wrap=True)

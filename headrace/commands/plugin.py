@@ -14,13 +14,13 @@ from typing import Annotated
 import typer
 
 from headrace.commands.init import write_new
+from headrace.console import out, print_json
 from headrace.pipeline.errors import PluginError, UserError
-from headrace.pipeline.plugins.declared import sql_name
-from headrace.pipeline.plugins.found import Found, allowed, installed, load
-from headrace.pipeline.problems import types_of
-from headrace.pipeline.records import Json
-from headrace.pipeline.tree import PARTS
-from headrace.screen import out, print_json
+from headrace.pipeline.plugins.api import sql_name
+from headrace.pipeline.plugins.discovery import Found, allowed, installed, load
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.validation.messages import types_of
+from headrace.pipeline.yaml.reader import PARTS
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}

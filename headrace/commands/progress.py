@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.status import Status
 
-from headrace.jobs.events import EpochDone, Event, Notice, PhaseChanged, WindowDone
-from headrace.pipeline.records import Phase
-from headrace.screen import count, rate, span
+from headrace.console import count, rate, span
+from headrace.jobs.run.events import EpochDone, Event, Notice, PhaseChanged, WindowDone
+from headrace.pipeline.protocol.epochs import Phase
 
 _EVERY_SECONDS = 5.0
 _PHASES = {Phase.HISTORY: "history", Phase.CATCHING_UP: "catching up", Phase.LIVE: "live"}

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import typer
 
-from headrace import logs
+from headrace import logging_setup
 from headrace.commands.progress import progress_screen
-from headrace.jobs.events import RunResult, Until
+from headrace.console import count, err, out, rate, show_warning, span
+from headrace.jobs.run.events import RunResult, Until
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.settings import load_settings
-from headrace.pipeline.windows import window_keys
-from headrace.processes import Stopper
-from headrace.screen import count, err, out, rate, show_warning, span
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
+from headrace.pipeline.protocol.partitions import window_keys
+from headrace.shutdown import Stopper
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     settings = load_settings()
     for warning in file.warnings:
         show_warning(warning)
-    logs.use_format(settings.log_format)
-    from headrace.jobs.run import run  # Spark, which takes a second to import
+    logging_setup.use_format(settings.log_format)
+    from headrace.jobs.run.runner import run  # Spark, which takes a second to import
 
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
         try:

@@ -12,16 +12,16 @@ from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.pipeline import graph
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.console import WIDTH, err, out
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import LaneError, UserError
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.ledger import Ledger
-from headrace.pipeline.ledger.holder import in_words
-from headrace.pipeline.problems import meant
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import load_settings
-from headrace.screen import WIDTH, err, out
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.ledger import Ledger
+from headrace.pipeline.protocol.ledger.owner import in_words
+from headrace.pipeline.suggestions import meant
 
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headrace import logs
+from headrace import logging_setup
+from headrace.console import err, out, print_json, show_error, show_warning
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError
-from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.graph import key_of
-from headrace.pipeline.records import Json
-from headrace.pipeline.schema import file_schema
-from headrace.screen import err, out, print_json, show_error, show_warning
+from headrace.pipeline.file.json_schema import file_schema
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
+from headrace.pipeline.model.graph import key_of
+from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.pipeline.settings import Settings
+    from headrace.pipeline.config.settings import Settings
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ def validate(paths: Sequence[Path], *, as_json: bool, quick: bool, fix: bool = F
 
 
 def _fix(path: Path) -> None:
-    from headrace.pipeline.fix import fixed
+    from headrace.pipeline.file.autofix import fixed
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -104,16 +104,16 @@ def _look(reports: Iterable[_Report]) -> None:
     sound = [(report, report.file) for report in reports if report.file is not None]
     if not sound:
         return
-    from headrace.jobs import check
-    from headrace.pipeline.settings import load_settings
+    from headrace.jobs.checks import preflight
+    from headrace.pipeline.config.settings import load_settings
 
     settings = load_settings()
 
-    kinds = check.all_node_types(file for _, file in sound)
+    kinds = preflight.all_node_types(file for _, file in sound)
     with _one_session(settings, kinds) as session:
         for report, file in sound:
             try:
-                found = check.check(file, settings, session)
+                found = preflight.check(file, settings, session)
             except HeadraceError as error:
                 report.errors.append(error)
                 continue
@@ -126,7 +126,7 @@ def _look(reports: Iterable[_Report]) -> None:
 
 
 def _fault(error: Exception, settings: Settings) -> InternalError:
-    path = logs.report(error, settings.home)
+    path = logging_setup.report(error, settings.home)
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     return InternalError(said, hint=f"This is a fault of Headrace itself. The whole story is in {path}")
 
@@ -151,7 +151,7 @@ def _one_session(settings: Settings, kinds: frozenset[str]) -> Iterator[Any]:
 
     @cache
     def session() -> SparkSession:
-        from headrace.jobs.session import start_session
+        from headrace.jobs.spark.session import start_session
 
         return start_session(settings, kinds)
 
@@ -159,7 +159,7 @@ def _one_session(settings: Settings, kinds: frozenset[str]) -> Iterator[Any]:
         yield session
     finally:
         if session.cache_info().currsize:
-            from headrace.jobs.session import stop_session
+            from headrace.jobs.spark.session import stop_session
 
             stop_session(session())
 

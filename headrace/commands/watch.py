@@ -14,12 +14,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.ledger.base import EpochRow, LaneState
-from headrace.pipeline.ledger.ledger import Ledger
-from headrace.pipeline.settings import load_settings
-from headrace.screen import count, out
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.console import count, out
+from headrace.pipeline.config.settings import load_settings
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.ledger.model import EpochRow, LaneState
+from headrace.pipeline.protocol.ledger.writer import Ledger
 
 _SPAN_SECONDS = 10.0
 """Rows per second are those of so many last seconds."""

@@ -19,9 +19,9 @@ from headrace.demo.feed import TOPIC
 from headrace.demo.flights import messages
 from headrace.demo.held import delta_epoch, delta_rows, postgres_epoch, postgres_rows
 from headrace.demo.setting import POSTGRES, Setting
-from headrace.orchestration.home import child_environment
+from headrace.orchestration.instance import child_environment
 from headrace.pipeline.errors import LaneError
-from headrace.pipeline.ledger import LaneState
+from headrace.pipeline.protocol.ledger import LaneState
 
 KILL_FROM, KILL_BY = 9_000, 13_000
 """How many messages beyond the fence the stream has committed when the kill comes: when one sink is ahead of the other, or at last."""
@@ -60,7 +60,7 @@ def _started(setting: Setting) -> subprocess.Popen[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "headrace.orchestration.carry", setting.file.path, *setting.months],
+            [sys.executable, "-m", "headrace.demo.dagster_run", setting.file.path, *setting.months],
             env=child_environment(setting.home, Path(setting.file.path)),
             stdin=subprocess.DEVNULL,
             stdout=output,

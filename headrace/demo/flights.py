@@ -21,7 +21,7 @@ import pyarrow.compute
 from pyarrow import csv
 
 from headrace.pipeline.errors import ServiceError
-from headrace.pipeline.records import Json
+from headrace.pipeline.protocol.epochs import Json
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 

@@ -12,10 +12,10 @@ from sqlglot import exp
 from headrace.connectors import registry
 from headrace.connectors.base import SinkContext
 from headrace.demo.flights import KEY
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError
-from headrace.pipeline.file import PipelineFile
-from headrace.pipeline.records import SinkKey
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.protocol.epochs import SinkKey
 from headrace.services import Services
 
 

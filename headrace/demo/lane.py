@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.status import history_complete, windows_done
-from headrace.pipeline import positions
-from headrace.pipeline.file import PipelineFile
-from headrace.pipeline.ledger import EpochRow, LaneState
-from headrace.pipeline.records import Phase
-from headrace.pipeline.settings import Settings
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.run.status import history_complete, windows_done
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Phase
+from headrace.pipeline.protocol.ledger import EpochRow, LaneState
 
 SOURCE = "flights"
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.commands.inspect import show_checks
+from headrace.console import WIDTH, count
 from headrace.demo.compare import Comparison, compare
 from headrace.demo.flights import expected
 from headrace.demo.held import bucket_counts, delta_table, postgres_table
 from headrace.demo.setting import Setting
-from headrace.jobs.events import CheckResult
-from headrace.screen import WIDTH, count
+from headrace.jobs.run.events import CheckResult
 
 QUERY = "SELECT delay_bucket, count(*) FROM flights GROUP BY 1 ORDER BY 2 DESC"
 

@@ -8,17 +8,17 @@ import threading
 from rich.console import Console
 
 from headrace import services
-from headrace.connectors.ledgers import open_ledger
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.console import out
 from headrace.demo import report
 from headrace.demo.act import run_to_the_end
 from headrace.demo.flights import messages
 from headrace.demo.setting import Setting, set_up, use_delta_beside
 from headrace.demo.tamper import tamper_and_repair
-from headrace.jobs.checks import audit
+from headrace.jobs.checks.audit import audit
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.settings import load_settings
-from headrace.processes import Stopper
-from headrace.screen import out
+from headrace.shutdown import Stopper
 
 _OWN = {"flights"}
 

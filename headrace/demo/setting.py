@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from headrace import services
+from headrace.console import size
 from headrace.demo.feed import Feed
 from headrace.demo.lane import DemoLane
 from headrace.demo.load import load_history
-from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.nodes import DeltaSink
-from headrace.pipeline.settings import Settings, load_settings
-from headrace.pipeline.windows import window_keys
-from headrace.screen import size
+from headrace.pipeline.config.settings import Settings, load_settings
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
+from headrace.pipeline.model.nodes import DeltaSink
+from headrace.pipeline.protocol.partitions import window_keys
 
 POSTGRES, DELTA = "flights_pg", "flights_delta"
 FILE = Path(__file__).parent / "flights.yaml"

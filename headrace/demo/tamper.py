@@ -9,9 +9,9 @@ from headrace.demo import report
 from headrace.demo.flights import KEY
 from headrace.demo.held import delete_row, delta_table, postgres_table
 from headrace.demo.setting import POSTGRES, Setting
-from headrace.jobs.checks import audit
-from headrace.jobs.events import CheckResult
-from headrace.jobs.replay import replay
+from headrace.jobs.checks.audit import audit
+from headrace.jobs.run.events import CheckResult
+from headrace.jobs.run.repair import replay
 
 MONTH = "2013-11-01"
 DAY = "2013-11-05 00:00:00+00"

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import psutil
 
-from headrace.jobs.cache import locked
-from headrace.jobs.jars import Progress
+from headrace.jobs.spark.cache import locked
+from headrace.jobs.spark.jars import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services import process
 from headrace.services.state import HOST, State, choose_port, port_free

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from headrace import screen
+from headrace import console
 from headrace.services import NAMES, Services, Status, manager
 
 app = typer.Typer(
@@ -89,9 +89,9 @@ def _show(services: list[Status]) -> None:
         table.add_column(heading, no_wrap=True)
     for service in services:
         table.add_row(service.name, service.state, service.address, str(service.pid or ""))
-    screen.out().print(table)
+    console.out().print(table)
     logs = {service.log.parent for service in services}
-    screen.out().print(f"logs: {', '.join(map(str, logs))}", markup=False, soft_wrap=True)
+    console.out().print(f"logs: {', '.join(map(str, logs))}", markup=False, soft_wrap=True)
 
 
 class _Progress:
@@ -105,4 +105,4 @@ class _Progress:
         with self._lock:
             if done // 10_000_000 > self._told:
                 self._told = done // 10_000_000
-                screen.err().print(f"jars: {screen.size(done)}  {note}", markup=False, soft_wrap=True)
+                console.err().print(f"jars: {console.size(done)}  {note}", markup=False, soft_wrap=True)

@@ -16,12 +16,12 @@ import psutil
 import typer
 from rich.table import Table
 
-from headrace import screen
-from headrace.jobs.cache import user_cache
-from headrace.jobs.jars import cached_jars, jar_folder
-from headrace.jobs.java import find_java
+from headrace import console
+from headrace.jobs.spark.cache import user_cache
+from headrace.jobs.spark.jars import cached_jars, jar_folder
+from headrace.jobs.spark.java import find_java
+from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.settings import Settings, load_settings
 from headrace.services import manager
 
 _EXTRAS = {
@@ -70,13 +70,13 @@ def checks() -> list[Check]:
 def doctor() -> None:
     """Print all checks. Exit code 1 if something that is needed is missing."""
     found = checks()
-    table = Table(box=None, pad_edge=False, width=screen.WIDTH)
+    table = Table(box=None, pad_edge=False, width=console.WIDTH)
     table.add_column("check", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("found", overflow="fold")
     for check in found:
         table.add_row(check.name, "ok" if check.ok else "MISSING" if check.needed else "-", check.found if check.ok else _told(check))
-    screen.out().print(table, markup=False)
+    console.out().print(table, markup=False)
     if any(check.needed and not check.ok for check in found):
         raise typer.Exit(1)
 

@@ -1,7 +1,7 @@
 """`<home>/services.json`: where each local server listens, with which password, as which process.
 
 The file is kept while servers are down, so that ports and passwords stay the same from one `up` to the next. It holds passwords and
-has mode 0600. Every change is read-modify-write under a lock and lands by rename: readers (`headrace.pipeline.settings` among them)
+has mode 0600. Every change is read-modify-write under a lock and lands by rename: readers (`headrace.pipeline.config.settings` among them)
 take no lock.
 """
 
@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from headrace.jobs.cache import locked
+from headrace.jobs.spark.cache import locked
 from headrace.pipeline.errors import ServiceError
 
 VERSION = 1

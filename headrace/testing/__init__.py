@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from headrace.pipeline.plugins.declared import Plugin
+from headrace.pipeline.plugins.api import Plugin
 from headrace.testing.bench import session
 from headrace.testing.rows import check_function, check_preprocessor, check_side_output, check_transform
 from headrace.testing.sinks import Target, check_sink

@@ -8,17 +8,17 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.plugin_functions import register_functions
-from headrace.jobs.side_outputs import SideOutputs
-from headrace.jobs.sources import Reading
+from headrace.jobs.functions.plugins import register_functions
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.sources.side_outputs import SideOutputs
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.base import TransformContext
 from headrace.jobs.transforms.registry import open_transform
-from headrace.pipeline.plugins.declared import Plugin, sql_name
-from headrace.pipeline.plugins.found import pretending
-from headrace.pipeline.plugins.nodes import PluginTransform
-from headrace.pipeline.plugins.preprocess import Rewritten, rewrite
-from headrace.pipeline.plugins.settings import PluginSettings
+from headrace.pipeline.config.plugins import PluginSettings
+from headrace.pipeline.model.plugins import PluginTransform
+from headrace.pipeline.plugins.api import Plugin, sql_name
+from headrace.pipeline.plugins.discovery import pretending
+from headrace.pipeline.plugins.preprocessors import Rewritten, rewrite
 from headrace.testing.bench import Row, collected, frame, payload, place, plan, session, settings
 
 

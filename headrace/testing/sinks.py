@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Frame, Sink, SinkContext
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError
-from headrace.pipeline.plugins.declared import Plugin
-from headrace.pipeline.plugins.found import pretending
-from headrace.pipeline.plugins.nodes import PluginSink
-from headrace.pipeline.records import Counts, Record, SinkKey
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.plugins import PluginSink
+from headrace.pipeline.plugins.api import Plugin
+from headrace.pipeline.plugins.discovery import pretending
+from headrace.pipeline.protocol.epochs import Counts, Record, SinkKey
 from headrace.testing.bench import HASH, Row, frame, plan, position, session, settings
 
 PEOPLE = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -52,7 +52,8 @@ class _SinkBench:
 
     def exact_checks(self) -> list[Callable[[], None]]:
         """The checks of a sink that is exactly once."""
-        checks: list[Callable[[], None]] = [self.new_target, self.held_epoch, self.gap, self.empty_epoch, self.zombie, self.two_sinks]
+        checks: list[Callable[[], None]] = [self.new_target, self.held_epoch, self.gap, self.empty_epoch, self.zombie]
+        checks += [self.two_sinks, self.two_pipelines]
         able = self._plugin.make.capabilities  # pyright: ignore[reportFunctionMemberAccess]
         return [*checks, *([self.keys, self.null_key] if able.upsert and able.delete else []), self.no_key]
 
@@ -104,7 +105,7 @@ class _SinkBench:
         other.prepare(PEOPLE, 2)
         record = other.record()
         assert record is not None, "the record that joined is not there for another process"
-        assert (record.epoch, dict(record.end)) == (0, position(0)), "the record came back as another one"
+        assert (record.epoch, record.end) == (0, position(0)), "the record came back as another one"
         sink.close()
         other.close()
 
@@ -175,6 +176,23 @@ class _SinkBench:
         assert second.record() is None, "a sink found the record of another one"
         first.close()
         second.close()
+
+    def two_pipelines(self) -> None:
+        """A target that names itself belongs to one pipeline."""
+        self._anew()
+        first = self._joined()
+        if first.claims():
+            self._key = SinkKey(secrets.token_hex(16), "another", "main", "sink")
+            second = self._open(("id",))
+            second.prepare(PEOPLE, 1)
+            record = Record.joined(self._key, 1, 0, position(0), HASH, None)
+            assert _refused(lambda: second.join(record)), "two pipelines joined one target"
+            second.release(first.claims())
+            second.join(record)
+            assert _refused(lambda: self._write(first, 1, "i", (1, "a"))), "a sink that lost the target still writes"
+            self._holds(after="a target that was taken over")
+            second.close()
+        first.close()
 
     def null_key(self) -> None:
         """A null in the key is an error, and nothing is written."""

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, BoundedSource, Limits, UnboundedSource
-from headrace.pipeline.plugins.declared import Plugin
-from headrace.pipeline.plugins.found import pretending
-from headrace.pipeline.plugins.nodes import PluginSource
+from headrace.pipeline.model.plugins import PluginSource
+from headrace.pipeline.plugins.api import Plugin
+from headrace.pipeline.plugins.discovery import pretending
 from headrace.testing.bench import Row, collected, payload, place, session, settings
 
 if TYPE_CHECKING:

@@ -7,22 +7,20 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.jobs.explain.facts import Explanation
+    from headrace.jobs.explain.model import Explanation
 
 
 class Format(StrEnum):
-    """For people, for documents that draw Mermaid, for Graphviz, for programs."""
+    """For people, for documents that draw Mermaid, for programs."""
 
     TEXT = "text"
     MERMAID = "mermaid"
-    DOT = "dot"
     JSON = "json"
 
 
 def render(found: Explanation, form: Format, *, lineage: bool = False) -> str:
     """The whole document. `lineage` adds column lineage to the text; the JSON always has it."""
-    from headrace.jobs.explain.document import document
-    from headrace.jobs.explain.dot import dot
+    from headrace.jobs.explain.json import document
     from headrace.jobs.explain.mermaid import mermaid
     from headrace.jobs.explain.text import text
 
@@ -30,4 +28,4 @@ def render(found: Explanation, form: Format, *, lineage: bool = False) -> str:
         return text(found, lineage=lineage)
     if form is Format.JSON:
         return json.dumps(document(found), indent=2, ensure_ascii=False)
-    return mermaid(found) if form is Format.MERMAID else dot(found)
+    return mermaid(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.jobs.explain.facts import Explanation, Node
+from headrace.jobs.explain.model import Explanation, Node
 
 _SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "table": ("[[", "]]"), "sink": ("[(", ")]")}
 _PLAIN = re.compile(r"[^\w .,:/+*()=-]")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from headrace.jobs.explain.facts import Explanation, Node, Part, Splits
-from headrace.jobs.explain.rails import draw
-from headrace.pipeline.relations import Derived
+from headrace.jobs.explain.model import Explanation, Node, Part, Splits
+from headrace.pipeline.lineage.relations import Derived
 
 WIDTH = 80
 _HEAD = 11  # of "  delivery  ", the widest word in front of a sentence
 _TIGHT = "\u00a0"
+_TITLES = {"source": "sources", "transform": "transforms", "table": "dynamic tables", "sink": "sinks"}
 _WINDOWS = 24
 """Windows of a source whose pieces are listed; the JSON has all of them."""
 
@@ -27,7 +27,7 @@ def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
         what = "one lane" if len(found.lanes) == 1 else f"lane {lane}"
         yield from _wrapped(f"{what}: ", f"all of its {len(nodes)} nodes share their epochs")
     yield ""
-    yield from draw(found.nodes, {node.name: _label(node) for node in found.nodes}, WIDTH)
+    yield from _graph(found)
     for node in found.nodes:
         yield f"\n{node.kind} {node.name}"
         yield from _node(found, node, lineage=lineage)
@@ -37,19 +37,33 @@ def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
         yield f"\n{found.spark_plan or 'Spark has nothing to plan: no transform whose sources are known.'}"
 
 
-def _label(node: Node) -> list[str]:
-    """What the picture says of a node: what it is, its key where it is its own, and at a sink how rows get there."""
+def _graph(found: Explanation) -> Iterator[str]:
+    """The nodes by kind: what each one is, what it reads, and at a sink how rows get there."""
+    width = min(24, max((len(node.name) for node in found.nodes), default=0))
+    for kind, title in _TITLES.items():
+        if nodes := [node for node in found.nodes if node.kind == kind]:
+            yield title
+        for node in nodes:
+            first, *rest = _summary(node)
+            lead = " " * (width + 4)
+            yield from _wrapped(f"  {node.name:{width}}  ", first, len(lead))
+            for line in rest:
+                yield from _wrapped(lead, line)
+
+
+def _summary(node: Node) -> list[str]:
     key = [f"key {', '.join(node.key)}"] if node.key_from == (node.name,) and node.kind != "sink" else []
+    reads = f", reads {', '.join(node.inputs)}" if node.inputs else ""
     if node.kind == "source":
-        return [f"{node.name}: {', then '.join(f'{part.type} {part.name}' for part in node.parts)}", *key]
+        return [", then ".join(f"{part.type} {part.name}" for part in node.parts), *key]
     if node.kind == "table":
-        return [f"{node.name}: dynamic table", f"asked by {', '.join(node.asked_by) or 'nobody'}"]
+        return [f"dynamic table{reads}", f"looked up by {', '.join(node.asked_by) or 'no transform'}"]
     if node.target is None:
-        return [f"{node.name}: {node.type}", *key]
+        return [f"{node.type}{reads}", *key]
     target = node.target
     route = [f"history {target.route.path}"] if target.route else []
-    said = "; ".join([target.guarantee.delivery.replace("_", " "), *route, target.writes])
-    return [f"{node.name}: {node.type} {target.name}".rstrip(), said]
+    delivery = "; ".join([target.guarantee.delivery.replace("_", " "), *route, target.writes])
+    return [f"{f'{node.type} {target.name}'.rstrip()}{reads}", delivery]
 
 
 def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
@@ -87,6 +101,10 @@ def _target(node: Node) -> Iterator[str]:
     yield from _fact("delivery", f"{target.guarantee.delivery.replace('_', ' ')}: {target.guarantee.reason}")
     for said in target.guarantee.provided:
         yield from _fact("provided", said)
+    if target.order is not None:
+        yield from _fact("order", target.order.wins)
+        for said in target.order.notes:
+            yield from _fact("", said)
     yield from _fact("visible", target.visible)
     if target.route is not None:
         yield from _fact("history", f"{target.route.path}: {target.route.why}")

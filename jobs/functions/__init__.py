@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from headrace.connectors.rowerrors import task_error
+from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import SchemaError, UserError
 from headrace.pipeline.functions.registry import ARROW, Function, functions
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import Place
-from headrace.pipeline.records import EpochPlan
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.protocol.epochs import EpochPlan
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,10 +6,10 @@ from importlib import import_module
 
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.plugins.nodes import PluginTransform
+from headrace.pipeline.model.plugins import PluginTransform
 
 _TRANSFORMS: dict[str, str] = {
-    "handler": "handler.rows:HandlerRows",
+    "handler": "http.transform:HandlerRows",
     "script": "script.transform:ScriptRows",
     "python": "python.transform:PythonRows",
 }
@@ -21,7 +21,7 @@ _NEEDS = "pip install 'headrace[transforms]'"
 def open_transform(context: TransformContext) -> RowTransform:
     """The transform of a node. Raises UserError where a package is missing, or where the node does not fit the columns."""
     if isinstance(context.node, PluginTransform):
-        from headrace.jobs.transforms.arrow import open_plugin
+        from headrace.jobs.transforms.plugin import open_plugin
 
         return open_plugin(context)
     module, name = _TRANSFORMS[context.node.type].split(":")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.functions.expand import expand, function_of, tell_apart
+from headrace.pipeline.functions.grammar import with_clauses
 from headrace.pipeline.functions.registry import (
     ARROW,
     ERROR,
@@ -17,7 +17,7 @@ from headrace.pipeline.functions.registry import (
     parsed_names,
     register,
 )
-from headrace.pipeline.functions.syntax import with_clauses
+from headrace.pipeline.functions.rewrite import expand, function_of, tell_apart
 
 __all__ = [
     "ARROW",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.pipeline.functions.registry import Function, Group, Where
 
-_BASES = "headrace.jobs.functions.bases"
+_BASES = "headrace.jobs.functions.base_encoding"
 _TURNED = ", ".join(f"substring(_1, {place}, 1)" for place in range(32, 0, -1))
 
 FUNCTIONS = (
@@ -13,10 +13,10 @@ FUNCTIONS = (
         signature="_gs_keccak256(text)",
         group=Group.BYTES,
         result="text",
-        arrow="headrace.jobs.functions.keccak:keccak256",
+        arrow="headrace.jobs.functions.hashes:keccak256",
         meaning=(
             "Keccak-256 as Ethereum uses it, as 0x and 64 hexadecimal digits. Text of 0x and whole bytes in hexadecimal is "
-            "hashed as those bytes."
+            "hashed as those bytes. It needs the package `pycryptodome` (extra `transforms`)."
         ),
         examples=(
             ("_gs_keccak256('')", "0xc5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"),

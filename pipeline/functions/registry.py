@@ -108,7 +108,7 @@ ERROR = "!"
 ARROW = "hr_fn_"
 """What the name of an Arrow function begins with inside of Spark."""
 
-_MODULES = ("clock", "strings", "patterns", "json", "json_made", "arrays", "bytes", "wide")
+_MODULES = ("clocks", "strings", "patterns", "json", "json_construct", "arrays", "bytes", "int256")
 _found: dict[str, Function] = {}
 _loaded: list[str] = []
 

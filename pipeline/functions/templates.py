@@ -14,7 +14,7 @@ from sqlglot.dialects.spark import Spark
 
 from headrace.pipeline.errors import ROW_ERROR, UserError
 from headrace.pipeline.functions.registry import ARROW, ERROR, Call, Function
-from headrace.pipeline.wide import INT256, UINT256
+from headrace.pipeline.types.int256 import INT256, UINT256
 
 _WHOLE = re.compile(r"-?[0-9]{1,100}")
 _KEPT = ("CAST", "TRY_CAST")

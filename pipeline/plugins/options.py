@@ -12,9 +12,9 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from headrace.pipeline.plugins.declared import variable_name
-from headrace.pipeline.plugins.settings import PREFIXES
-from headrace.pipeline.secrets import Reference, hidden
+from headrace.pipeline.config.plugins import PREFIXES
+from headrace.pipeline.config.secrets import Reference, hidden
+from headrace.pipeline.plugins.api import variable_name
 
 Loc = tuple[str | int, ...]
 

@@ -1,70 +1,25 @@
-"""Settings of plugins: which may be used, and those that no pipeline file names."""
+"""The settings of plugins, read where a pipeline file or a setting names a plugin."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-
-PREFIXES = ("HEADRACE__PLUGIN__", "STREAMLING__PLUGIN__")
-"""Of environment variables, the stronger one first."""
-
-
-def _ids(value: object) -> object:
-    """A list, or in a variable the text of one: `a, b` or JSON."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        return json.loads(value)
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
-Ids = Annotated[tuple[str, ...], BeforeValidator(_ids)]
-
-
-class PluginSettings(BaseModel):
-    """What is said of plugins outside of pipeline files.
-
-    A map under any other name is options of the plugin of that name (`HEADRACE__PLUGIN__<NAME>__<KEY>`); they are read where the plugin is used.
-    """
-
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    allow: Ids | None = Field(
-        default=None, description="Ids of the plugins that may be used; not given: all that are installed. An empty list: none."
-    )
-    preprocessor_ids: Ids = Field(default=(), description="Preprocessors that rewrite every pipeline file before it is read, in order.")
-    preprocessor_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Options of preprocessors: by id, or flat for all of them."
-    )
-    side_output_ids: Ids = Field(default=(), description="Side outputs that see the rows of every source.")
-    side_output_options: dict[str, Any] = Field(
-        default_factory=dict, repr=False, description="Options of side outputs: by id, or flat for all of them."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_options(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {key: one for key, one in value.items() if key in cls.model_fields or not isinstance(one, Mapping)}
+from headrace.pipeline.config.plugins import PREFIXES, PluginSettings
 
 
 def plugin_settings() -> PluginSettings:
     """The settings of plugins. Reads no settings, and imports none, where neither a variable nor config.yaml speaks of plugins."""
     if not _spoken_of():
         return PluginSettings()
-    from headrace.pipeline.settings import load_settings
+    from headrace.pipeline.config.settings import load_settings
 
     return cast("PluginSettings", load_settings().plugin)
 
 
 def _spoken_of() -> bool:
-    from headrace.pipeline.settings_layers import CONFIG_NAMES
+    from headrace.pipeline.config.sources import CONFIG_NAMES
 
     if any(name.upper().startswith(tuple(prefix.rstrip("_") for prefix in PREFIXES)) for name in os.environ):
         return True

@@ -14,9 +14,9 @@ import typer
 
 from headrace import cli
 from headrace.commands import validate
-from headrace.jobs import check
+from headrace.jobs.checks import preflight
 from headrace.pipeline.errors import LaneError
-from headrace.pipeline.file import PipelineFile
+from headrace.pipeline.file.loader import PipelineFile
 
 VERBS = (
     "init",
@@ -28,6 +28,8 @@ VERBS = (
     "tail",
     "audit",
     "replay",
+    "rewind",
+    "reset",
     "adopt",
     "services",
     "plugin",
@@ -223,12 +225,12 @@ def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
     other = good.with_name("other.yaml")
     other.write_text(GOOD.replace("tiny", "other"))
 
-    def checked(file: PipelineFile, *_: object) -> check.Findings:
+    def checked(file: PipelineFile, *_: object) -> preflight.Findings:
         if file.name == "other":
             raise ZeroDivisionError
-        return check.Findings()
+        return preflight.Findings()
 
-    monkeypatch.setattr(check, "check", checked)
+    monkeypatch.setattr(preflight, "check", checked)
     monkeypatch.setenv("HEADRACE_HOME", str(good.parent / "home"))
     with pytest.raises(typer.Exit):
         validate.validate([other, good], as_json=False, quick=False)

@@ -18,8 +18,8 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from headrace.pipeline.ledger import LaneState
-from headrace.pipeline.ledger.sqlite import open_sqlite
+from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]

@@ -16,7 +16,7 @@ import pytest
 HEAD = """
 import subprocess, sys, time
 from pathlib import Path
-from headrace import processes
+from headrace import shutdown as processes
 processes.LIMIT_SECONDS = 1.0
 child = subprocess.Popen(["sleep", "600"], process_group=0)
 Path(sys.argv[1]).write_text(str(child.pid))

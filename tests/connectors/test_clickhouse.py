@@ -22,11 +22,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.connectors.base import Cut, Snapshot, Window
-from headrace.connectors.clickhouse import ClickHouseTable, client, pin, reader
-from headrace.connectors.clickhouse.splits import expressions
+from headrace.connectors.clickhouse import ClickHouseTable, client, reader
+from headrace.connectors.clickhouse import snapshot as pin
+from headrace.connectors.clickhouse.key_ranges import expressions
+from headrace.pipeline.config.settings import ClickHouseConnection, Settings
 from headrace.pipeline.errors import LaneError, SchemaError, TargetError, TransientError
-from headrace.pipeline.nodes import ClickHouseSource, OffsetTable
-from headrace.pipeline.settings import ClickHouseConnection, Settings
+from headrace.pipeline.model.nodes import ClickHouseSource, OffsetTable
+from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
 pytestmark = pytest.mark.services
 
@@ -282,8 +284,8 @@ def test_killed_while_pinning(server: Server, step: str) -> None:
     body = half if step == "_build" else f"def _rename(*given):\n    {kill}\n"
     token = f"killed{step}"
     script = (
-        "import os\nfrom headrace.connectors.clickhouse import ClickHouseTable, pin\n"
-        "from headrace.pipeline.nodes import ClickHouseSource\nfrom headrace.pipeline.settings import Settings\n"
+        "import os\nfrom headrace.connectors.clickhouse import ClickHouseTable; from headrace.connectors.clickhouse import snapshot as pin\n"
+        "from headrace.pipeline.model.nodes import ClickHouseSource\nfrom headrace.pipeline.config.settings import Settings\n"
         f"{body}pin.{step} = {step}\n"
         f"ClickHouseTable(ClickHouseSource(table_name='{table}'), Settings()).pin(None, '{token}')\n"
     )
@@ -385,6 +387,19 @@ def test_the_cut_is_exact(server: Server) -> None:
     assert ids(fetched(source, snapshot, splits)) == [*range(0, 30, 3), 1000, 1001, 1002]
     with pytest.raises(SchemaError, match="has no column nope"):
         plan(source, snapshot, None, Cut("nope", "o", {}))
+
+
+def test_gaps_and_duplicates_of_offsets(server: Server) -> None:
+    table = server.table("id Int64, p Nullable(Int32), o Nullable(UInt64), topic LowCardinality(String)")
+    server.do(f"INSERT INTO {table} SELECT number, 0, number + 5 * (number > 9), 'a' FROM numbers(15)")
+    server.do(f"INSERT INTO {table} VALUES (1, 0, 19, 'a'), (2, 0, 3000000, 'a'), (3, 0, 11, 'b'), (4, NULL, 7, 'a')")
+    source = server.source(table)
+    offsets = OffsetTable(partition_column="p", offset_column="o", topic_column="topic")
+    for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
+        measured = source.measure_offsets(NO_SPARK, source.look(NO_SPARK), offsets, "a", {"0": since})
+        assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
+    assert source.has_nulls(NO_SPARK, source.look(NO_SPARK), "p")
+    assert not source.has_nulls(NO_SPARK, source.look(NO_SPARK), "id")
 
 
 def test_rows_of_a_replacing_table_are_its_newest(server: Server) -> None:
@@ -625,9 +640,29 @@ def test_rows_of_a_cut_without_an_offset_have_places_of_their_own(server: Server
     snapshot = pinned(source)
     splits = plan(source, snapshot, None, Cut("p", "o", {"0": 18}))
     rows = source.read(spark, snapshot, splits, columns=["id"]).collect()
-    expected = [(n, 7, -1 - n // 10, n % 10, 0) for n in range(15)] + [(n, 7, 0, n, 0) for n in range(15, 18)]
+    expected = [(n, 7, n // 10 - 2**31, n % 10, 0) for n in range(15)] + [(n, 7, 0, n, 0) for n in range(15, 18)]
     assert len(splits) == 2
     assert sorted((row.id, *row._gs_pos) for row in rows) == expected
+
+
+def test_a_direct_load_has_rows_of_a_key_in_the_order_of_their_offsets(server: Server) -> None:
+    """The sorting key has them the other way round; rows that the cut does not place come first, in the order of the sorting key."""
+    table = server.table("id Int64, seq Int64, p Nullable(Int32), o Nullable(Int64)", "ENGINE = MergeTree ORDER BY (id, seq)")
+    server.do(f"INSERT INTO {table} SELECT number % 3, number, if(number < 6, NULL, 0), if(number < 6, NULL, 40 - number) FROM numbers(30)")
+    source = server.source(table, split_rows=10)
+    snapshot = pinned(source)
+    splits = plan(source, snapshot, None, Cut("p", "o", {"0": 99}))
+    assert source.spreads(["id"]) == ""
+    assert source.keeps_together(splits, ["id"])
+    assert not source.keeps_together(splits, ["seq"])
+    assert source.spreads(["seq"]).endswith("is sorted by id first and the key is seq: one key lies in several splits")
+    fetch = source.direct(snapshot, splits, f"SELECT id, seq FROM {reader.SPLIT}", ["id"])
+    rows = [row for split in splits for batch in fetch.fetch(split) for row in batch.to_pylist()]
+    assert len(splits) == 3
+    for key in range(3):
+        numbers = range(key, 30, 3)
+        expected = [number for number in numbers if number < 6] + sorted((number for number in numbers if number >= 6), reverse=True)
+        assert [row["seq"] for row in rows if row["id"] == key] == expected
 
 
 def test_without_a_snapshot(server: Server) -> None:

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, POS_TYPE, Delivery, Frame, Sink, SinkContext
 from headrace.connectors.console import BlackholeSink, PrintSink
-from headrace.pipeline import nodes
-from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.model import nodes
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
 KEY = SinkKey("uuid-1", "flights", "main", "screen")

@@ -24,12 +24,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
-from headrace.connectors.delta.failures import explain
-from headrace.connectors.lake_rows import DRIVER_ROWS, keyed
+from headrace.connectors.delta.errors import explain
+from headrace.connectors.delta.table import create
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS, keyed
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
-from headrace.pipeline.nodes import DeltaSink
-from headrace.pipeline.records import Counts, Record
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.nodes import DeltaSink
+from headrace.pipeline.protocol.epochs import Counts, Record
 
 pytestmark = pytest.mark.spark
 
@@ -79,7 +80,7 @@ def test_append(table: Any) -> None:
     assert record == sink.record()
     assert (record.epoch, record.generation, record.end, record.counts) == (2, 1, position(2), Counts(1, 1, 0, 0))
     assert (record.totals, record.baseline) == (Counts(3, 3, 0, 0), 0)
-    assert record.plan == replace(plan(2), planned_at=record.planned_at)
+    assert record.plan_from(position(1)) == replace(plan(2), planned_at=record.planned_at)
 
 
 def test_a_relative_path_means_the_working_directory(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +271,8 @@ _VICTIM = """
 import sys
 sys.path.append("tests/kit")
 from pathlib import Path
-from headrace.jobs.session import start_session
-from headrace.pipeline.settings import Settings, SparkSettings
+from headrace.jobs.spark.session import start_session
+from headrace.pipeline.config.settings import Settings, SparkSettings
 from tests.connectors.test_delta import Gate, Table, plan
 home = Path(sys.argv[1])
 quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
@@ -386,6 +387,7 @@ def test_join_counts_what_is_there(table: Any) -> None:
 
 def test_two_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t = table()
+    t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
     second.join(Record.joined(other, 1, 0, position(0), "hash", None))
@@ -393,7 +395,7 @@ def test_two_sinks_of_one_table_do_not_mix(table: Any) -> None:
     assert second.record().epoch == 0
     second.write(plan(1), t.frame((2, "b", "i")))
     assert (sink.record().key, second.record().key) == (KEY, other)
-    assert sink.count()[1] == 2
+    assert t.rows() == [(1, "a"), (2, "b")]
 
 
 def test_record_of_another_pipeline_with_the_same_name_is_found(table: Any) -> None:
@@ -494,7 +496,7 @@ def test_large_epochs_leave_the_driver_path(table: Any) -> None:
 
 @pytest.mark.parametrize(("count", "likely", "local"), [(2, 1, True), (3, 1, False), (2, 5, False), (2, None, False)])
 def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.MonkeyPatch, count: int, likely: int, *, local: bool) -> None:
-    monkeypatch.setattr("headrace.connectors.lake_rows.DRIVER_ROWS", 2)
+    monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", 2)
     t = table("id")
     frame = replace(t.frame(*[(at, "x", "i") for at in range(count)], large=True), likely=likely)
     source = keyed("lake", frame, t.spark)
@@ -526,3 +528,29 @@ def test_describe_opens_nothing(path: str, location: str) -> None:
 )
 def test_failed_commit_is_explained(text: str, kind: type[Exception]) -> None:
     assert type(explain(ValueError(text), "/data/flights", "lake")) is kind
+
+
+def test_days_of_any_calendar_are_found_again(table: Any) -> None:
+    """PySpark makes literals by way of java.sql, whose calendar has no 10 October 1582: rows were doubled, and an early year failed."""
+    schema = pa.schema([("day", pa.date32()), ("v", pa.int64())])
+    t = table("day", schema=schema)
+    sink = t.joined()
+    days = [date(1, 1, 1), date(999, 1, 1), date(1582, 10, 10), date(9999, 12, 31)]
+
+    def frame(days: list[date], v: int, op: str) -> Frame:
+        found = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
+        return replace(found, rows=found.rows.selectExpr("date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS))
+
+    for epoch, some in enumerate([*[[day] for day in days], days], 1):
+        sink.write(plan(epoch), frame(some, epoch, "i"))
+    assert t.rows() == [(day, 5) for day in days]
+    sink.write(plan(6), frame(days[2:3], 6, "d"))
+    assert [row[0] for row in t.rows()] == [days[0], days[1], days[3]]
+
+
+def test_sinks_that_make_a_table_at_one_moment(spark: SparkSession, tmp_path: Path) -> None:
+    """Once, the second one failed with an exception of Delta's own."""
+    path = str(tmp_path / "raced")
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: create("lake", spark, path, SCHEMA, ("id",)), range(4)))
+    assert spark.read.format("delta").load(path).count() == 0

@@ -15,15 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors import registry
+from headrace.connectors import registry, splitting
 from headrace.connectors.base import Cut, Snapshot, Window
-from headrace.connectors.files import Files, listing, shape, source
-from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.files import Files, listing
+from headrace.connectors.files import schema as shape
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, LaneError, PipelineFileError, SchemaError, TargetError
-from headrace.pipeline.file import from_compiled, parse_pipeline
-from headrace.pipeline.nodes import FileSource, HybridSource, OffsetTable
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.loader import from_compiled, parse_pipeline
+from headrace.pipeline.model.nodes import FileSource, HybridSource, OffsetTable
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
 SPARK = pytest.mark.spark
 
@@ -161,7 +163,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
 @SPARK
 def test_splits_are_groups_of_row_groups(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "SPLIT_ROWS", 100)
+    monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
     put(tmp_path / "a.parquet", numbered(0, 250), group=50)
     put(tmp_path / "b.parquet", numbered(250, 320), group=30)
     found = files(tmp_path)
@@ -215,17 +217,35 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
 
 
 @SPARK
+def test_gaps_and_duplicates_of_offsets(spark: SparkSession, tmp_path: Path) -> None:
+    offsets = [*range(10), *range(15, 20), 19, 3_000_000]
+    others = [{"p": 0, "o": 11, "t": "b"}, {"p": None, "o": 7, "t": "a"}]
+    put(tmp_path / "a.parquet", [{"p": 0, "o": offset, "t": "a"} for offset in offsets] + others)
+    found = files(tmp_path / "a.parquet")
+    table = OffsetTable(partition_column="p", offset_column="o", topic_column="t")
+    for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
+        measured = found.measure_offsets(spark, found.look(spark), table, "a", {"0": since})
+        assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
+
+
+@SPARK
 def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     rows = [{"id": n, "p": n % 3, "o": n // 3} for n in range(300)] + [{"id": 1000, "p": None, "o": None}, {"id": 1001, "p": 1, "o": None}]
     put(tmp_path / "a.parquet", rows)
     found = files(tmp_path / "a.parquet", columns="id, p, o")
-    assert found.fence(OffsetTable(partition_column="p", offset_column="o"), "a") == {"0": 100, "1": 100, "2": 100}
+    table = OffsetTable(partition_column="p", offset_column="o")
+    measured = found.measure_offsets(spark, found.look(spark), table, "a", {}).partitions
+    assert measured == {part: PartitionOffsets(0, 100) for part in ("0", "1", "2")}
     snapshot = found.pin(spark, "token")
     splits = found.splits(spark, snapshot, None, Cut("p", "o", {"0": 10, "1": 0}))
     kept = found.read(spark, snapshot, splits, ["id"]).collect()
     assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000, 1001]
     assert sum(split["rows"] for split in splits) == 12
-    assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000, 1001)} == {(4, 0, 9, 0), (4, -1, 300, 0), (4, -1, 301, 0)}
+    assert {tuple(row._gs_pos) for row in kept if row.id in (27, 1000, 1001)} == {
+        (4, 0, 9, 0),
+        (4, -(2**31), 300, 0),
+        (4, -(2**31), 301, 0),
+    }
 
 
 def test_what_is_no_parquet_has_no_columns_and_is_named(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 
+from headrace.connectors import splitting
 from headrace.connectors.base import Cut, Snapshot, Window
-from headrace.connectors.iceberg import IcebergTable, source
+from headrace.connectors.iceberg import IcebergTable
+from headrace.pipeline.config.settings import IcebergSettings, Settings
 from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError
-from headrace.pipeline.nodes import IcebergSource, OffsetTable
-from headrace.pipeline.settings import IcebergSettings, Settings
+from headrace.pipeline.model.nodes import IcebergSource, OffsetTable
 
 pytestmark = pytest.mark.spark
 
@@ -60,7 +61,7 @@ def warehouse(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Warehouse
 
 @pytest.fixture
 def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "SPLIT_ROWS", 100)
+    monkeypatch.setattr(splitting, "SPLIT_ROWS", 100)
 
 
 def ids(table: IcebergTable, spark: Any, snapshot: Snapshot, splits: Any) -> list[list[int]]:

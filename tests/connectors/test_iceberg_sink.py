@@ -22,7 +22,8 @@ from pyspark.sql import SparkSession
 from headrace.connectors.base import OP, POS, SinkContext
 from headrace.connectors.iceberg import IcebergTableSink
 from headrace.connectors.iceberg.catalog import Table as Catalog
-from headrace.connectors.iceberg.state import State
+from headrace.connectors.iceberg.metadata import State
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     DataError,
     FencedError,
@@ -33,9 +34,8 @@ from headrace.pipeline.errors import (
     TargetError,
     TransientError,
 )
-from headrace.pipeline.nodes import IcebergSink
-from headrace.pipeline.records import Counts, Record
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.model.nodes import IcebergSink
+from headrace.pipeline.protocol.epochs import Counts, Record
 
 pytestmark = pytest.mark.spark
 
@@ -256,9 +256,9 @@ _VICTIM = """
 import sys
 sys.path.append("tests/kit")
 from pathlib import Path
-from headrace.connectors.iceberg.state import State
-from headrace.jobs.session import start_session
-from headrace.pipeline.settings import Settings, SparkSettings
+from headrace.connectors.iceberg.metadata import State
+from headrace.jobs.spark.session import start_session
+from headrace.pipeline.config.settings import Settings, SparkSettings
 from tests.connectors.test_iceberg_sink import Gate, Table, plan
 home = Path(sys.argv[1])
 quick = SparkSettings(master="local[2]", driver_memory="1g", jvm_options="-XX:TieredStopAtLevel=1")
@@ -375,6 +375,7 @@ def test_lane_taken_back_and_baseline(table: Any) -> None:
 
 def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t = table()
+    t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
     second.join(Record.joined(other, 1, 0, position(0), "hash", None))

@@ -6,17 +6,20 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka_log import await_marker
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import Limits
 from headrace.connectors.kafka import KafkaStream
-from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.kafka.growth import founding_moments
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.config.settings import KafkaConnection, Settings
 from headrace.pipeline.errors import DataError, HeadraceError, RetentionError, SchemaError, TargetError, TransientError, UserError
-from headrace.pipeline.nodes import KafkaSource
-from headrace.pipeline.settings import KafkaConnection, Settings
+from headrace.pipeline.model.nodes import KafkaSource
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -52,7 +55,8 @@ class Broker:
             producer.produce(topic, json.dumps(value).encode(), partition=0)
         assert producer.flush(30) == 0
         if commit is not None:
-            (producer.commit_transaction if commit else producer.abort_transaction)(30)
+            with await_marker(self.brokers, topic):
+                (producer.commit_transaction if commit else producer.abort_transaction)(30)
         return producer
 
     def delete_before(self, topic: str, offset: int) -> None:
@@ -280,11 +284,17 @@ def test_only_committed_rows_are_read(broker: Broker, topic: Any, stream: Any, s
     assert [row["id"] for row in rows(source, spark)] == [1, 4]
     before = source.latest(source.earliest(), MANY)
     assert before == source.end()
+    assert source.backlog(before) == 2, "rows that wait for an open transaction have arrived"
+    (stall,) = source.stalls(before)
+    assert (stall.partition, stall.last_stable, stall.high_watermark) == ("0", 6, 8)
+    assert stall.since_ms is not None
+    assert abs(time.time() * 1000 - stall.since_ms) < 600_000
     assert source.latest(before, MANY) == before
     pending.commit_transaction(30)
     until(lambda: source.end() != before)
     after = source.latest(before, MANY)
     assert [row["id"] for row in source.read(spark, before, after).collect()] == [5, 6]
+    assert source.stalls(after) == []
 
 
 def test_epoch_takes_a_fair_share(broker: Broker, topic: Any, stream: Any) -> None:
@@ -328,6 +338,122 @@ def test_new_partition_begins_at_its_first_row(broker: Broker, topic: Any, strea
     after = source.latest(before, MANY)
     assert after["offsets"] == {"0": 1, "1": 1}
     assert [row["id"] for row in source.read(spark, before, after).collect()] == [2]
+
+
+def grow(broker: Broker, source: KafkaStream, name: str, partitions: int) -> Broker:
+    """Add partitions to a topic; the producer of the broker that is returned knows them."""
+    from confluent_kafka.cimpl import NewPartitions
+
+    broker.admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
+    until(lambda: len(source.end()["offsets"]) == partitions)
+    return Broker(broker.brokers)
+
+
+def test_known_partitions_are_drained_before_a_new_one_is_read(broker: Broker, topic: Any, stream: Any) -> None:
+    """Rows from before the growth, then the rest of the known partitions, then the new one; a resumed position keeps the barriers."""
+    name = topic(2)
+    source = stream(name)
+    new = int(time.time() * 1000)
+    old = new - 600_000
+    before = source.latest(source.earliest(), MANY)
+    broker.send(name, *({"id": n} for n in range(10)), timestamp=old)
+    broker.send(name, *({"id": n} for n in range(10)), partition=1, timestamp=old)
+    grown = grow(broker, source, name, 3)
+    at = source.latest(before, Limits(rows=6))
+    assert at["offsets"] == {"0": 3, "1": 3}, "a partition without rows does not count yet"
+    assert "growing" not in at
+    grown.send(name, {"id": 100}, partition=2, timestamp=new)
+    grown.send(name, {"id": 101}, timestamp=new)
+    at = source.latest(at, Limits(rows=6))
+    assert at["growing"] == {"partitions": ["2"], "ends": [{"0": 10, "1": 10}, {"0": 11, "1": 10}]}
+    grown.send(name, {"id": 102}, timestamp=new)
+    seen = [at["offsets"]]
+    while (further := stream(name).latest(json.loads(json.dumps(at)), MANY)) != at:
+        at = further
+        seen.append(at["offsets"])
+    assert seen == [{"0": 6, "1": 6}, {"0": 10, "1": 10}, {"0": 11, "1": 10}, {"0": 12, "1": 10, "2": 1}]
+    assert "growing" not in at
+
+
+def test_a_topic_that_grew_twice_while_nothing_ran(broker: Broker, topic: Any, stream: Any) -> None:
+    """Keys that moved to the first new partition, and back to a known one with the second growth, are read in this order."""
+    name = topic(1)
+    source = stream(name)
+    at = source.end()
+    first = int(time.time() * 1000) - 3_600_000
+    second = first + 1_800_000
+    broker.send(name, {"id": 1}, timestamp=first - 1)
+    grown = grow(broker, source, name, 2)
+    grown.send(name, {"id": 1}, partition=1, timestamp=first)
+    grown = grow(grown, source, name, 4)
+    grown.send(name, {"id": 2}, partition=3, timestamp=second)
+    grown.send(name, {"id": 1}, timestamp=second + 1)
+    seen = []
+    while (further := stream(name).latest(json.loads(json.dumps(at)), MANY)) != at:
+        at = further
+        seen.append(at["offsets"])
+    assert seen == [{"0": 1}, {"0": 1, "1": 1}, {"0": 2, "1": 1}, {"0": 2, "1": 1, "3": 1}]
+
+
+@pytest.mark.parametrize("step", [2_000, 1])
+def test_many_partitions_with_few_rows_need_few_barriers(step: int) -> None:
+    moments = founding_moments({part: 1_000_000 + part * step for part in range(200)})
+    assert len(moments) == (16 if step == 2_000 else 0)
+    assert moments == sorted(moments)
+
+
+def test_an_open_transaction_before_a_growth_holds_the_new_partition_back(broker: Broker, topic: Any, stream: Any) -> None:
+    name = topic(1)
+    source = stream(name)
+    before = source.end()
+    pending = broker.transaction(name, {"id": 1}, commit=None)
+    grow(broker, source, name, 2).send(name, {"id": 1}, partition=1)
+    assert source.latest(before, MANY) == before
+    pending.commit_transaction(30)
+    until(lambda: source.end()["offsets"]["0"] == 2)
+    seen = [before]
+    while (further := source.latest(seen[-1], MANY)) != seen[-1]:
+        seen.append(further)
+    assert [at["offsets"] for at in seen] == [{"0": 0}, {"0": 1}, {"0": 2}, {"0": 2, "1": 1}], "its commit is later than the new row"
+
+
+def test_a_topic_that_has_grown_is_read_by_the_times_of_first_rows(broker: Broker, topic: Any, stream: Any) -> None:
+    """No order across partitions is known; borders of epochs at the first row of each later partition separate most moved keys."""
+    name = topic(2)
+    new = int(time.time() * 1000)
+    old = new - 600_000
+    broker.send(name, {"id": 1}, {"id": 2}, timestamp=old)
+    broker.send(name, {"id": 3}, partition=1, timestamp=old)
+    source = stream(name)
+    grown = grow(broker, source, name, 3)
+    grown.send(name, {"id": 3}, partition=2, timestamp=new)
+    grown.send(name, {"id": 3}, timestamp=new)
+    at = source.initial()
+    assert at["growing"] == {"partitions": [], "ends": [{"0": 2, "1": 1, "2": 0}]}
+    at = source.latest(at, MANY)
+    assert at["offsets"] == {"0": 2, "1": 1, "2": 0}
+    assert source.latest(at, MANY)["offsets"] == {"0": 3, "1": 1, "2": 1}
+
+
+def test_times_of_producers_are_no_fence(broker: Broker, topic: Any, stream: Any) -> None:
+    """Rows appended now may carry any time; only times that the broker sets say when a row arrived."""
+    now = int(time.time() * 1000)
+    for kind, fence in (("CreateTime", 0), ("LogAppendTime", 2)):
+        name = topic(1, message_timestamp_type=kind)
+        broker.send(name, {"id": 1}, timestamp=now - 3 * 3_600_000)
+        time.sleep(1.5 if fence else 0)  # more than the time until the fence is worked out
+        since = int(time.time() * 1000)
+        broker.send(name, {"id": 2}, timestamp=now - 3 * 3_600_000)
+        assert stream(name).fence_at(since)["offsets"] == {"0": min(fence, 1)}
+
+
+def test_a_clock_ahead_of_the_brokers_moves_no_fence(broker: Broker, topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table lacks the messages of the last minute, by the brokers' clock."""
+    name = topic(2, message_timestamp_type="LogAppendTime")
+    broker.send(name, {"id": 1}, {"id": 2})
+    real = time.time
+    monkeypatch.setattr("headrace.connectors.kafka.source.time", SimpleNamespace(time=lambda: real() + 90))
+    assert stream(name).fence_at(int((real() + 90 - 60) * 1000))["offsets"] == {"0": 0, "1": 0}
 
 
 def test_new_partition_that_lost_rows_already_is_refused(broker: Broker, topic: Any, stream: Any) -> None:
@@ -471,9 +597,9 @@ def test_missing_topic_names_what_is_near(topic: Any, stream: Any) -> None:
 
 
 def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.connectors.kafka import cluster
+    from headrace.connectors.kafka import admin
 
-    monkeypatch.setattr(cluster, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(admin, "_TIMEOUT", 0.5)
     node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
     source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1 did not answer about topic `t`"):
@@ -485,7 +611,7 @@ def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any
     from confluent_kafka import KafkaError, KafkaException
 
     source = stream(topic(2))
-    expected, real, asked = source.initial(), source._cluster.admin.list_offsets, []
+    expected, real, asked = source.earliest(), source._cluster.admin.list_offsets, []
 
     def moving(*args: Any, **more: Any) -> Any:
         asked.append(args)
@@ -494,7 +620,7 @@ def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any
         return real(*args, **more)
 
     monkeypatch.setattr(source._cluster.admin, "list_offsets", moving)
-    assert source.initial() == expected
+    assert source.earliest() == expected
     assert len(asked) == 3
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from headrace.connectors.kafka.options import client_options, spark_options
+from headrace.connectors.kafka.client_config import client_options, spark_options
+from headrace.pipeline.config.settings import KafkaConnection
 from headrace.pipeline.errors import SettingsError
-from headrace.pipeline.settings import KafkaConnection
 
 
 def connection(protocol: str = "SASL_SSL", **options: str) -> KafkaConnection:

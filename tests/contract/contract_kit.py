@@ -21,9 +21,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, Frame, Sink, SinkContext
 from headrace.connectors.iceberg.catalog import Table
-from headrace.pipeline import nodes
-from headrace.pipeline.records import EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.settings import IcebergSettings, PostgresConnection, Settings
+from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
+from headrace.pipeline.model import nodes
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
 
 KEYED = pa.schema([("id", pa.int64()), ("name", pa.string())])
 POSITION_0 = {"src": {"stream": {"offsets": {"0": 0}}}}

@@ -21,16 +21,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.connectors import registry
+from headrace.connectors import registry, splitting
 from headrace.connectors.base import BoundedSource, Limits, Snapshot, UnboundedSource
-from headrace.connectors.files import source as files_source
-from headrace.connectors.iceberg import source as iceberg_source
 from headrace.connectors.iceberg.catalog import Table
-from headrace.connectors.rowerrors import explain_failure
-from headrace.pipeline import nodes
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import HeadraceError, UserError
-from headrace.pipeline.records import Json
-from headrace.pipeline.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
+from headrace.pipeline.model import nodes
+from headrace.pipeline.protocol.epochs import Json
 from headrace.services import Services
 
 NODE, ORDINAL = "src", 3
@@ -205,7 +203,7 @@ class IcebergWorld(BoundedWorld):
 
     def __init__(self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(spark.newSession(), services)
-        patch.setattr(iceberg_source, "SPLIT_ROWS", PIECE)
+        patch.setattr(splitting, "SPLIT_ROWS", PIECE)
         self.folder = folder
         self.name = f"n.t{secrets.token_hex(4)}"
         self.writer = spark.newSession()
@@ -244,7 +242,7 @@ class FileWorld(BoundedWorld):
 
     def __init__(self, spark: SparkSession, services: Services, folder: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(spark.newSession(), services)
-        patch.setattr(files_source, "SPLIT_ROWS", PIECE)
+        patch.setattr(splitting, "SPLIT_ROWS", PIECE)
         self.folder = folder / f"t{secrets.token_hex(4)}"
         self.folder.mkdir()
         self.name = str(self.folder)

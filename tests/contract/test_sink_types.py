@@ -15,7 +15,7 @@ from pyarrow import types as kinds
 from pyspark.sql import SparkSession
 
 from headrace.pipeline.errors import DataError, SchemaError
-from headrace.pipeline.types import is_nested
+from headrace.pipeline.types.arrow import is_nested
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 

@@ -16,8 +16,8 @@ from source_kit import NODE, ORDINAL, PIECE, ClickHouseWorld, FileWorld, Iceberg
 
 from headrace.connectors import registry
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Snapshot, Window
+from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import LaneError, TargetError
-from headrace.pipeline.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]

@@ -12,10 +12,10 @@ from confluent_kafka import Producer
 from lane_world import World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.file.loader import parse_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 

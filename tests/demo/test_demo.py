@@ -42,9 +42,7 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
     assert "FAIL sink_count of flights_pg" in again.stdout
     assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
-    assert not [
-        process for process in psutil.process_iter(["cmdline"]) if "headrace.orchestration.carry" in (process.info["cmdline"] or [])
-    ]
+    assert not [process for process in psutil.process_iter(["cmdline"]) if "headrace.demo.dagster_run" in (process.info["cmdline"] or [])]
 
     clean = demo(fresh_home, tmp_path, "--clean")
     assert clean.returncode == 0, clean.stdout + clean.stderr
@@ -53,7 +51,7 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
 
 
 def test_clean_keeps_a_home_with_other_pipelines(fresh_home: Path, tmp_path: Path) -> None:
-    from headrace.pipeline.ledger.sqlite import open_sqlite
+    from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 
     ledger = open_sqlite(fresh_home / "ledger.db")
     ledger.release(ledger.acquire("mine", "main", {"host": "here"}, 15.0))

@@ -16,7 +16,7 @@ import typer
 from ruamel.yaml import YAML
 
 from headrace import cli
-from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 from headrace.services.cli import app as services_app
 

@@ -8,7 +8,7 @@ import option_tables
 import pytest
 from pydantic import BaseModel
 
-from headrace.pipeline.nodes import PipelineModel
+from headrace.pipeline.model.nodes import PipelineModel
 
 NODES = {f"{part}/{kind}": model for part in node_pages.UNIONS for kind, model in node_pages.types(part).items()}
 

@@ -18,10 +18,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
 from headrace.connectors.iceberg.catalog import Table
-from headrace.jobs.events import RunResult, Until
-from headrace.jobs.run import run
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.settings import Settings
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -17,9 +17,9 @@ from lane_world import World, until
 from pyspark.sql import SparkSession
 from web import Asked, Service, served
 
-from headrace.jobs.replay import replay
+from headrace.jobs.run.repair import replay
 from headrace.pipeline.errors import RecordError
-from headrace.pipeline.file import load_pipeline
+from headrace.pipeline.file.loader import load_pipeline
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 

@@ -6,8 +6,8 @@ import pytest
 from lane_world import HISTORY, World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.replay import replay
-from headrace.pipeline.file import load_pipeline
+from headrace.jobs.run.repair import replay
+from headrace.pipeline.file.loader import load_pipeline
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 

@@ -9,12 +9,12 @@ import pytest
 from lane_world import World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.events import Until
-from headrace.jobs.replay import adopt, rebuild, replay
-from headrace.jobs.run import run
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.repair import adopt, rebuild, replay
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import LeaseHeldError, RecordError
-from headrace.pipeline.file import PipelineFile, load_pipeline
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
@@ -98,7 +98,7 @@ def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settin
 
 @pytest.mark.whole
 def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
-    from headrace.connectors.ledgers import open_ledger
+    from headrace.connectors.ledger_factory import open_ledger
 
     file = to_the_end(world, settings, spark)
     ledger = open_ledger(settings)

@@ -10,11 +10,10 @@ from Crypto.Hash import keccak
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.functions import bases, taking
-from headrace.jobs.functions.hashes import xxhash
-from headrace.jobs.functions.keccak import keccak256
-from headrace.jobs.functions.tuples import clickhouse_tuples
+from headrace.jobs.functions import base_encoding, taking
+from headrace.jobs.functions.clickhouse_tuple import clickhouse_tuples
+from headrace.jobs.functions.hashes import keccak256, xxhash
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import SchemaError
 
 ROWS = st.lists(st.none() | st.binary(max_size=300), min_size=1, max_size=8)
@@ -71,21 +70,21 @@ def encoded(data: bytes) -> str:
 @example([b"\xff" * 64])
 @example([b"\xff" * 200, b"a"])
 def test_base58_there_and_back(rows: list[bytes]) -> None:
-    found = bases.to_base58(pa.array(rows, pa.binary()))
+    found = base_encoding.to_base58(pa.array(rows, pa.binary()))
     assert found.to_pylist() == [encoded(row) for row in rows]
-    assert bases.from_base58(found).to_pylist() == rows
+    assert base_encoding.from_base58(found).to_pylist() == rows
 
 
 def test_base58_of_nothing_and_of_no_base58() -> None:
-    assert bases.to_base58(pa.array([None, b"a"], pa.binary())).to_pylist() == [None, "2g"]
-    assert bases.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [b"", b"", b"a", b"", b"", b""]
+    assert base_encoding.to_base58(pa.array([None, b"a"], pa.binary())).to_pylist() == [None, "2g"]
+    assert base_encoding.from_base58(pa.array([None, "0", "2g", "é", "l" * 90, ""])).to_pylist() == [b"", b"", b"a", b"", b"", b""]
 
 
 @settings(deadline=None)
 @given(st.integers(-(2**256), 2**256), st.integers(2, 36), st.integers(2, 36))
 def test_bases_there_and_back(number: int, source: int, target: int) -> None:
     def convert(text: str, one: int, other: int) -> str:
-        (found,) = bases.conv_base(pa.array([text]), pa.array([str(one)]), pa.array([str(other)])).to_pylist()
+        (found,) = base_encoding.conv_base(pa.array([text]), pa.array([str(one)]), pa.array([str(other)])).to_pylist()
         return found
 
     written = convert(str(number), 10, source)
@@ -106,7 +105,7 @@ def test_tuples_keep_numbers_as_they_are_written() -> None:
 
 
 def test_arguments_that_no_function_can_take_are_told_with_the_call() -> None:
-    called = taking("to_base58", "to_base58(bytes)", bases.to_base58, "t")
+    called = taking("to_base58", "to_base58(bytes)", base_encoding.to_base58, "t")
     assert called(pa.array([b""])).to_pylist() == [""]
     with pytest.raises(RuntimeError) as caught:
         called(pa.array([1]))

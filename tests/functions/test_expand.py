@@ -9,20 +9,21 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from headrace.pipeline import functions, sql
-from headrace.pipeline.dialects import DIALECTS
+from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import Function, Group, Where, distinct, expand, parsed_names, register, tell_apart
 from headrace.pipeline.functions.registry import _found
-from headrace.pipeline.typed_sql import typed
-from headrace.pipeline.wide import UINT256
-from headrace.pipeline.wide_kinds import type_of_wide
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.dialects.translation import DIALECTS
+from headrace.pipeline.sql.int256.types import type_of_wide
+from headrace.pipeline.sql.types import apply_types
+from headrace.pipeline.types.int256 import UINT256
 
 NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
 
 
 def expanded(select: str) -> str:
-    return sql.with_hidden(f"SELECT {select} FROM t", (), now=NOW, node="n")
+    return statements.with_hidden(f"SELECT {select} FROM t", (), now=NOW, node="n")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,10 @@ def test_mistakes_are_told_with_the_signature(call: str, said: str, hint: str) -
     "call", ["split(a, ',')", "hex(a)", "regexp_extract(a, 'b', 1)", "elt(1, a)", "parse_json(a)", "instr(a, b)", "url_decode(a)"]
 )
 def test_names_of_spark_stay_sparks(call: str) -> None:
-    assert expanded(call).lower() == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=sql.DIALECT).sql(dialect=sql.DIALECT).lower()
+    assert (
+        expanded(call).lower()
+        == sqlglot.parse_one(f"SELECT {call} FROM t", dialect=statements.DIALECT).sql(dialect=statements.DIALECT).lower()
+    )
     assert call.split("(", maxsplit=1)[0].upper() in parsed_names("datafusion")
 
 
@@ -59,7 +63,7 @@ def test_names_that_spark_lacks_mean_the_same_in_every_dialect(dialect: str) -> 
     """Literals of bytes and maps are written otherwise in some."""
     shown = [(one, call) for one in distinct() if one.where is Where.EVERYWHERE for call, _ in one.examples]
     for function, call in [(one, call) for one, call in shown if "X'" not in call and "map(" not in call]:
-        text = sql.with_hidden(sql.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
+        text = statements.with_hidden(statements.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
         assert not re.search(rf"\b{function.name}\(", text, re.IGNORECASE), call
 
 
@@ -93,10 +97,10 @@ def test_nested_arithmetic_is_checked_once() -> None:
 )
 def test_a_document_is_parsed_once_unless_it_is_odd(call: str) -> None:
     """Where Spark shares nothing between two places, as in WHERE and in the branches of CASE."""
-    found = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=sql.DIALECT)
+    found = sqlglot.parse_one(expanded(f"CASE WHEN c THEN {call} END"), dialect=statements.DIALECT)
     for part in list(found.find_all(exp.Coalesce, exp.And, exp.Or)):  # what stands behind the first is asked only if that says nothing
         part.replace(part.this)
-    assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=sql.DIALECT))) == 1
+    assert len(re.findall("GET_JSON_OBJECT|PARSE_JSON|FROM_JSON", found.sql(dialect=statements.DIALECT))) == 1
 
 
 def test_a_column_leaves_it_to_spark_to_share() -> None:
@@ -117,13 +121,13 @@ def test_a_column_called_as_a_clock_is_reached_by_quoting() -> None:
 
 
 def test_output_columns_that_are_wide() -> None:
-    query = sql.parse(
+    query = statements.parse(
         "SELECT u256_add(a, b) AS s, CASE WHEN x THEN i256_neg(a) ELSE to_i256('1') END AS c, (to_u256(a)) AS p, coalesce(w, to_u256(a)) AS k,"
-        " coalesce(w, 'none') AS no, u256_to_string(a) AS text, CASE WHEN x THEN to_u256(a) ELSE to_i256(b) END AS mixed FROM t"
+        " coalesce_meta(NULL, w) AS meta, u256_to_string(a) AS text FROM t"
     )
-    found = typed(query, {"t": {"w": type_of_wide(UINT256)}})
-    wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "mixed": "int256"}
-    assert {name: str(kind) for name, kind in found.wide.items()} == wanted
+    found = apply_types(query, {"t": {"w": type_of_wide(UINT256)}})
+    wanted = {"s": "uint256", "c": "int256", "p": "uint256", "k": "uint256", "meta": "uint256"}
+    assert {name: str(kind) for name, kind in found.numbers.items()} == wanted
 
 
 def test_ids_are_those_of_the_call_and_the_node() -> None:
@@ -133,13 +137,13 @@ def test_ids_are_those_of_the_call_and_the_node() -> None:
 
 
 def test_ids_of_rows_made_of_one_row_follow_from_its_number() -> None:
-    query = sql.parse("SELECT uuid7() AS id FROM t")
+    query = statements.parse("SELECT uuid7() AS id FROM t")
     expand(query, node="n", now=NOW)
     assert "hr_number" not in query.sql()
     select = query.find(exp.Select)
     assert select is not None
     tell_apart(select, [exp.column("hr_number")])
-    assert "CONCAT_WS(':', CAST(hr_number AS STRING))" in query.sql(dialect=sql.DIALECT)
+    assert "CONCAT_WS(':', CAST(hr_number AS STRING))" in query.sql(dialect=statements.DIALECT)
 
 
 def test_a_function_that_is_registered_is_known() -> None:

@@ -11,11 +11,11 @@ import sqlglot
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from headrace.jobs.failures import as_headrace_error
 from headrace.jobs.functions import provide
-from headrace.pipeline import sql
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.functions import Function, Group, Where, distinct, parsed_names
+from headrace.pipeline.sql import statements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,17 +29,17 @@ AT_ONCE = 12
 PLAIN = {"ConstantFolding", "ConvertToLocalRelation", "NullPropagation"}
 
 
-class _DataFusion(sql.DIALECT):
+class _DataFusion(statements.DIALECT):
     """Spark's syntax with the names of the other dialect."""
 
-    class Parser(sql.DIALECT.Parser):
-        FUNCTIONS: ClassVar[dict[str, Any]] = {**sql.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
+    class Parser(statements.DIALECT.Parser):
+        FUNCTIONS: ClassVar[dict[str, Any]] = {**statements.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
 
 
 def _text(function: Function, call: str) -> str:
-    dialect = _DataFusion if function.where is Where.DATAFUSION else sql.DIALECT
+    dialect = _DataFusion if function.where is Where.DATAFUSION else statements.DIALECT
     query = sqlglot.parse_one(f"SELECT CAST({call} AS STRING) AS v FROM one", dialect=dialect)
-    return sql.with_hidden(cast("exp.Query", query), (), now=NOW, node="shown")
+    return statements.with_hidden(cast("exp.Query", query), (), now=NOW, node="shown")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.functions import wide
+from headrace.jobs.functions import int256
 from headrace.pipeline.functions import ERROR, Group, distinct
 
 U_MAX, I_MAX, I_MIN = 2**256 - 1, 2**255 - 1, -(2**255)
@@ -44,7 +44,7 @@ def texts(numbers: list[int]) -> pa.Array:
 def test_arithmetic_is_that_of_integers_or_an_error(
     operation: str, prefix: str, numbers: st.SearchStrategy[int], low: int, high: int
 ) -> None:
-    function = getattr(wide, f"{prefix}_{operation}")
+    function = getattr(int256, f"{prefix}_{operation}")
 
     @settings(deadline=None)
     @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=6))
@@ -69,9 +69,9 @@ def test_arithmetic_is_that_of_integers_or_an_error(
 def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[int, int]]) -> None:
     a, b = texts([max(pair) for pair in pairs]), texts([min(pair) for pair in pairs])
     for operation in ("add", "sub", "mul"):
-        assert wide._quick(operation, a, b, wide.UINT256) is not None
+        assert int256._quick(operation, a, b, int256.UINT256) is not None
         for prefix in ("u256", "i256"):
-            found = getattr(wide, f"{prefix}_{operation}")(a, b).to_pylist()
+            found = getattr(int256, f"{prefix}_{operation}")(a, b).to_pylist()
             assert found == [str(EXPECTED[operation](max(pair), min(pair))) for pair in pairs]
 
 
@@ -79,7 +79,7 @@ def test_short_numbers_take_the_quick_way_and_mean_the_same(pairs: list[tuple[in
 @given(st.lists(SIGNED, min_size=1, max_size=6))
 def test_signs(numbers: list[int]) -> None:
     for name, wanted in (("i256_neg", [-n for n in numbers]), ("i256_abs", [abs(n) for n in numbers])):
-        found = getattr(wide, name)(texts(numbers)).to_pylist()
+        found = getattr(int256, name)(texts(numbers)).to_pylist()
         assert [said for said in found if not said.startswith(ERROR)] == [str(n) for n in wanted if n <= I_MAX]
 
 
@@ -87,7 +87,7 @@ def test_signs(numbers: list[int]) -> None:
 @given(st.lists(UNSIGNED, min_size=1, max_size=6), st.lists(SIGNED, min_size=1, max_size=6))
 def test_bytes_of_both_orders_and_text_come_back(unsigned: list[int], signed: list[int]) -> None:
     for name, numbers, sign in (("to_u256", unsigned, False), ("to_i256", signed, True)):
-        function = getattr(wide, name)
+        function = getattr(int256, name)
         big = pa.array([n.to_bytes(32, "big", signed=sign) for n in numbers], pa.binary())
         turned = pa.array([n.to_bytes(32, "little", signed=sign)[::-1] for n in numbers], pa.binary(32))
         for column in (big, turned, texts(numbers), pa.array([f"{'-' if n < 0 else ''}000{abs(n)}" for n in numbers])):
@@ -96,20 +96,20 @@ def test_bytes_of_both_orders_and_text_come_back(unsigned: list[int], signed: li
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint64(), pa.decimal128(20, 0), pa.large_string()])
 def test_columns_of_any_whole_type_are_taken(kind: pa.DataType) -> None:
-    assert wide.to_i256(pa.array([7, 0], pa.int8()).cast(kind)).to_pylist() == ["7", "0"]
-    assert wide.u256_add(pa.array([7], pa.int8()).cast(kind), pa.array(["1"])).to_pylist() == ["8"]
+    assert int256.to_i256(pa.array([7, 0], pa.int8()).cast(kind)).to_pylist() == ["7", "0"]
+    assert int256.u256_add(pa.array([7], pa.int8()).cast(kind), pa.array(["1"])).to_pylist() == ["8"]
 
 
 def test_null_is_an_error_and_an_error_goes_through() -> None:
-    nothing = wide.u256_add(pa.array([None, "1"], pa.string()), pa.array(["1", None], pa.string()))
+    nothing = int256.u256_add(pa.array([None, "1"], pa.string()), pa.array(["1", None], pa.string()))
     assert nothing.to_pylist() == ["!u256_add does not support null values"] * 2
-    assert wide.u256_mul(nothing, pa.array(["2", "2"])).to_pylist() == nothing.to_pylist()
-    assert wide.to_u256(pa.nulls(1)).to_pylist() == ["!to_u256 does not support null values"]
+    assert int256.u256_mul(nothing, pa.array(["2", "2"])).to_pylist() == nothing.to_pylist()
+    assert int256.to_u256(pa.nulls(1)).to_pylist() == ["!to_u256 does not support null values"]
 
 
 def test_empty_columns_stay_empty() -> None:
     empty = pa.array([], pa.string())
-    assert len(wide.u256_add(empty, empty)) == len(wide.to_u256(empty)) == 0
+    assert len(int256.u256_add(empty, empty)) == len(int256.to_u256(empty)) == 0
 
 
 CASES = [(one, call, said) for one in distinct() if one.group is Group.WIDE and one.arrow for call, said in one.errors]
@@ -123,6 +123,6 @@ def test_errors_of_the_page(function: object, call: str, said: str) -> None:
         pa.nulls(1) if word == "NULL" else pa.array([bytes.fromhex(word[2:-1])]) if word[0] == "X" else pa.array([word.strip("'")])
         for word in words
     ]
-    (found,) = getattr(wide, name)(*columns).to_pylist()
+    (found,) = getattr(int256, name)(*columns).to_pylist()
     assert found.startswith(ERROR)
     assert said in found

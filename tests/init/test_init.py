@@ -20,9 +20,9 @@ from ruamel.yaml import YAML
 from headrace.commands.init import KINDS, Servers, TemplateName, render
 from headrace.commands.plugin import NewKind
 from headrace.orchestration.pipelines import pipeline_files
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.settings import load_settings
+from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,7 +332,8 @@ def _readings(_services: Services, folder: Path, name: str) -> None:
 
 def _sales(_services: Services, folder: Path, name: str) -> None:
     code = (
-        "import sys; from headrace.pipeline.settings import load_settings; from headrace.jobs.session import start_session, stop_session\n"
+        "import sys\nfrom headrace.pipeline.config.settings import load_settings\n"
+        "from headrace.jobs.spark.session import start_session, stop_session\n"
     )
     code += "spark = start_session(load_settings(), ['iceberg'])\n"
     code += "for k, v in {'': 'org.apache.iceberg.spark.SparkCatalog', '.type': 'hadoop', '.warehouse': 'warehouse'}.items():\n"

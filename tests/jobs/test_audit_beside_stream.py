@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs import checks
-from headrace.pipeline.ledger.sqlite import open_sqlite
-from headrace.pipeline.records import Counts, EpochPlan, Phase, Record, SinkKey
+from headrace.jobs.checks import audit
+from headrace.jobs.checks.ledger_proof import Walk
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record, SinkKey, digest
+from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 
 
 class Moving:
@@ -45,7 +46,9 @@ class Lane:
 
     def record(self, epoch):
         key = SinkKey(self.lease.pipeline, "p", "main", "out")
-        return Record(key, epoch, self.lease.generation, Phase.LIVE, None, {"n": epoch - 1}, {"n": epoch}, "h", Counts(), Counts(), 0)
+        joined = Record.joined(key, self.lease.generation, epoch - 1, {"n": epoch - 1}, "h", 0)
+        plan = EpochPlan(epoch, Phase.LIVE, {"n": epoch - 1}, {"n": epoch}, "h", datetime.now(UTC))
+        return joined.next(plan, self.lease.generation, Counts())
 
     @property
     def state(self):
@@ -53,7 +56,7 @@ class Lane:
 
 
 def asked(sink: Any, lane):
-    return checks._exactly_once("out", sink, lane.ledger, lane.state, [])
+    return audit._exactly_once("out", sink, lane.ledger, lane.state, Walk())
 
 
 @pytest.fixture
@@ -79,6 +82,6 @@ def test_the_open_epoch_may_be_held_already(lane):
 
 def test_another_position_is_found(lane):
     sink = Moving(lane, 5, 0)
-    wrong = replace(lane.record(5), end={"n": 77})
+    wrong = replace(lane.record(5), end_digest=digest({"n": 77}))
     lane.record = lambda _: wrong
     assert not asked(sink, lane).passed

@@ -12,11 +12,11 @@ import pytest
 from lane_world import PIPELINE, World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.assembly import Assembly
-from headrace.jobs.check import Findings, check
+from headrace.jobs.checks.preflight import Findings, check
+from headrace.jobs.planning.compiled_pipeline import Assembly
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.loader import parse_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 

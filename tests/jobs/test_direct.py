@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from headrace.connectors.clickhouse import ClickHouseTable
-from headrace.jobs.direct import translate
-from headrace.pipeline.nodes import ClickHouseSource
-from headrace.pipeline.settings import ClickHouseConnection, Settings
+from headrace.jobs.planning.clickhouse_sql import translate
+from headrace.pipeline.config.settings import ClickHouseConnection, Settings
+from headrace.pipeline.model.nodes import ClickHouseSource
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

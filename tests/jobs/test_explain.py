@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.jobs.explain import lookup
-from headrace.jobs.explain.facts import Explanation, Node
+from headrace.jobs.explain import schemas
+from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.mermaid import mermaid
-from headrace.jobs.explain.story import explain
+from headrace.jobs.explain.model import Explanation, Node
 from headrace.jobs.explain.text import text
+from headrace.pipeline.config.settings import ClickHouseConnection, Settings
 from headrace.pipeline.errors import SchemaError, ServiceError
-from headrace.pipeline.file import load_pipeline, parse_pipeline
-from headrace.pipeline.settings import ClickHouseConnection, Settings
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         pytest.fail("a JVM was started")
 
-    monkeypatch.setattr(lookup, "start_session", refuse)
+    monkeypatch.setattr(schemas, "start_session", refuse)
 
 
 @pytest.mark.usefixtures("no_jvm")
@@ -100,7 +100,7 @@ class TestWithoutSpark:
             msg = "no Java was found"
             raise ServiceError(msg)
 
-        monkeypatch.setattr(lookup, "start_session", none)
+        monkeypatch.setattr(schemas, "start_session", none)
         transforms = "{t: {type: sql, sql: 'SELECT id, upper(name) AS up FROM src'}}"
         nodes = told(said(f"{{src: {TOPIC}}}", transforms, "{out: {type: postgres, from: t, table: t}}"), tmp_path)
         assert nodes["t"].unchecked == ("SQL and types: no Java was found",)
@@ -221,8 +221,8 @@ class TestWithSpark:
         shown = text(flights, lineage=True)
         assert max(len(line) for line in shown.splitlines()) <= 80
         for wanted in (
-            "□  buckets: sql\n├─●  flights_pg: postgres",
-            "╰─●  flights_delta: delta flights",
+            "\n  buckets        sql, reads clean\nsinks\n  flights_pg     postgres",
+            "\n  flights_delta  delta flights, reads buckets",
             "exactly once",
             "windows   11 by time_hour, 2013-01-01 to 2013-11-01",
             "key       time_hour, carrier, flight; from flights",
@@ -237,7 +237,7 @@ class TestWithSpark:
         page = (ROOT / "docs" / "explain.md").read_text()
         (drawn,) = re.findall(r"^```mermaid\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
         assert drawn == mermaid(flights)
-        (shown,) = re.findall(r"^```text\n(○.*?)\n```$", page, re.MULTILINE | re.DOTALL)
+        (shown,) = re.findall(r"^```text\n(sources.*?)\n```$", page, re.MULTILINE | re.DOTALL)
         assert f"\n{shown}\n" in text(flights)
 
 

@@ -8,12 +8,12 @@ import clickhouse_connect
 import pytest
 from lane_world import World
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.events import Until
-from headrace.jobs.explain.story import explain
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.text import text
-from headrace.jobs.run import run
-from headrace.pipeline.file import load_pipeline
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.file.loader import load_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headrace.jobs.sql_errors import explained
+from headrace.jobs.spark.analysis_errors import explained
 
 pytestmark = pytest.mark.spark
 

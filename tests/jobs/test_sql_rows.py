@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import FAN_OUT, HIDDEN, OP, POS
-from headrace.jobs.failures import as_headrace_error
-from headrace.pipeline import sql
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError, HeadraceError
+from headrace.pipeline.sql import statements
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ def run(session: SparkSession) -> Run:
     """`run(text, dialect=…)`: the rows of a statement over `t` in their order, with `_gs_op` and `_gs_pos.sub` behind the columns."""
 
     def rows(text: str, dialect: str = "spark") -> list[tuple[Any, ...]]:
-        said = sql.with_hidden(sql.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x")
+        said = statements.with_hidden(statements.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x")
         try:
             table = session.sql(said).toArrow()
         except Exception as error:

@@ -17,19 +17,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import POS_TYPE
-from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
-from headrace.jobs import staging as staging_module
-from headrace.jobs.epoch import EpochWriter
-from headrace.jobs.lane_run import LaneRun
-from headrace.jobs.session import spark_conf
-from headrace.jobs.staging import EpochStages, Graph, LaneStages, StageTask, Staging
+from headrace.jobs.run.epoch_writer import EpochWriter
+from headrace.jobs.run.pipeline_run import LaneRun
+from headrace.jobs.spark.session import spark_conf
+from headrace.jobs.staging import store as staging_module
+from headrace.jobs.staging.store import EpochStages, Graph, LaneStages, StageTask, Staging
+from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.errors import LaneError, RecordError, SettingsError, UserError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.lane import Pending
-from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import Settings, SparkSettings, StagingSettings
-from headrace.pipeline.wide import UINT256
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.protocol.coordinator import Pending
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.types.int256 import UINT256
 
 pytestmark = pytest.mark.spark
 
@@ -269,6 +269,8 @@ def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     later.mkdir(parents=True)
     told: list[int] = []
     faked: Any = run
+    faked.file = SimpleNamespace(path="p.yaml", hash="hash")
+    faked._assemblies = {"hash": SimpleNamespace(sources={})}
     faked._write = lambda *_, **__: {}
     faked.told = SimpleNamespace(committed=lambda _, plan, *__: told.append(plan.number))
     faked.lane = SimpleNamespace(committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,))))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.jobs.testing.run import Outcome
-from headrace.pipeline.cases import Case, load_cases
+from headrace.jobs.testing.runner import Outcome
+from headrace.pipeline.testcases.loader import Case, load_cases
 
 Run = Callable[..., Outcome]
 

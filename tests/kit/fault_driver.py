@@ -19,18 +19,18 @@ from typing import Any
 
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.postgres import PostgresSink
-from headrace.jobs.epoch import EpochWriter
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
-from headrace.jobs.sources import LaneSource
-from headrace.jobs.staging import EpochStages
-from headrace.jobs.stream import Stream
-from headrace.jobs.tables.memory import MemoryTable
-from headrace.jobs.tables.outside import OutsideTable
+from headrace.jobs.dynamic_tables.memory import MemoryTable
+from headrace.jobs.dynamic_tables.postgres import OutsideTable
+from headrace.jobs.run.epoch_writer import EpochWriter
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.stream import Stream
+from headrace.jobs.staging.store import EpochStages
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.ledger import Ledger
-from headrace.pipeline.settings import load_settings
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.ledger import Ledger
 
 POINTS: dict[str, tuple[type, str, str]] = {
     "pinned": (LaneSource, "opening", "after"),

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import OP, POS, POS_TYPE, Frame, Sink, SinkContext
-from headrace.pipeline.records import EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 KEY = SinkKey("uuid-1", "flights", "main", "lake")
@@ -30,6 +30,8 @@ class LakeTable:
     """One table and the sinks that write it; a subclass says which, by `kind` and `node`."""
 
     kind: type[Sink]
+    shared_by: tuple[str, ...] = ()
+    """The sinks of the pipeline file that share the table."""
 
     def __init__(self, spark: SparkSession, key: tuple[str, ...], schema: pa.Schema = SCHEMA) -> None:
         self.spark, self.key, self.schema = spark, key, schema
@@ -40,7 +42,8 @@ class LakeTable:
 
     def sink(self, identity: SinkKey = KEY) -> Any:
         """A fresh sink."""
-        return self.kind(SinkContext(identity, self.node(), Settings(), self.schema, self.spark, {"key": self.key}))
+        node = self.node().model_copy(update={"share": bool(self.shared_by)})
+        return self.kind(SinkContext(identity, node, Settings(), self.schema, self.spark, {"key": self.key, "sinks": self.shared_by}))
 
     def prepared(self, generation: int = 1, identity: SinkKey = KEY) -> Any:
         """The same, which has announced its generation."""

@@ -28,7 +28,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.config.settings import Settings
 from headrace.services import Services
 
 HISTORY = 3_000

@@ -100,6 +100,8 @@ class Folder(EpochSink):
     def load(self):
         return self._read()["notes"].get(self.note_key)
 
+    target_id = "rows"
+
     def rows_now(self):
         return len(self._read()["rows"])
 

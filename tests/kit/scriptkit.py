@@ -8,11 +8,11 @@ import pyarrow as pa
 
 from headrace.connectors.base import OP, POS
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.transforms.script.host import Script
+from headrace.jobs.transforms.output_schema import final_schema, with_hidden
+from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.transform import script_of
-from headrace.jobs.transforms.shape import final_schema, with_hidden
 from headrace.pipeline.errors import Place
-from headrace.pipeline.transforms import ScriptTransform
+from headrace.pipeline.model.transforms import ScriptTransform
 
 Row = dict[str, Any]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import dagster as dg
 from dagster._utils.interrupts import capture_interrupts
 
-import headrace.jobs.checks
-import headrace.jobs.run
+import headrace.jobs.checks.audit
+import headrace.jobs.run.runner
 import headrace.orchestration.spark
-from headrace.jobs.events import RunResult
+from headrace.jobs.run.events import RunResult
 from headrace.orchestration.build import build
 
 pipeline, folder, job_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -25,8 +25,8 @@ def lane(file, settings, *, stop, **_):
     return RunResult(file.name, "", "signal", 1, 1, 1, {}, {}, history_complete=True, caught_up=False)
 
 
-headrace.jobs.run.run = lane
-headrace.jobs.checks.audit = lambda *_, **__: []
+headrace.jobs.run.runner.run = lane
+headrace.jobs.checks.audit.audit = lambda *_, **__: []
 headrace.orchestration.spark.start_session = lambda *_: None
 with capture_interrupts(), dg.DagsterInstance.ephemeral() as instance:
     job = build([pipeline]).resolve_job_def(job_name)

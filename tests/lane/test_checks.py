@@ -12,11 +12,11 @@ import pytest
 from lane_world import World, clickhouse_database, filled_world, postgres_database
 from pyspark.sql import SparkSession
 
-from headrace.jobs.checks import audit
-from headrace.jobs.events import CheckResult, Until
-from headrace.jobs.run import run
+from headrace.jobs.checks.audit import audit
+from headrace.jobs.run.events import CheckResult, Until
+from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import LaneError
-from headrace.pipeline.file import load_pipeline
+from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -123,7 +123,8 @@ def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -
 def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSession) -> None:
     ((text,),) = in_ledger(carried, "SELECT position FROM headrace_ledger_lane")
     position = json.loads(text)
-    position["src"]["began"]["offsets"]["0"] += 1
+    fence = position["src"]["fence"]
+    position["src"]["began"] = fence | {"offsets": fence["offsets"] | {"0": fence["offsets"]["0"] + 1}}
     in_ledger(carried, "UPDATE headrace_ledger_lane SET position = ?", json.dumps(position))
     found = checks(carried, spark)["handoff_gapless", "pg"]
     assert found.passed is False

@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 from web import Asked, served
 
 from headrace.connectors.iceberg.catalog import Table
-from headrace.connectors.rowerrors import explain_failure
-from headrace.jobs.checks import audit
-from headrace.jobs.events import RunResult, Until
-from headrace.jobs.run import run
-from headrace.pipeline.errors import DataError, HeadraceError, LaneError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.settings import IcebergSettings, Settings, SqliteBackend, StateBackend
+from headrace.connectors.row_errors import explain_failure
+from headrace.jobs.checks.audit import audit
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import IcebergSettings, Settings, SqliteBackend, StateBackend
+from headrace.pipeline.errors import DataError, HeadraceError
+from headrace.pipeline.file.loader import parse_pipeline
 
 pytestmark = pytest.mark.spark
 
@@ -150,7 +150,7 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
 def test_a_line_that_is_no_json_is_told_with_its_file_and_its_node(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines are counted before the first epoch is planned. The file is pinned by then: mended, it needs a history of its own."""
+    """The lines are counted before the first epoch is planned. The next run pins the corrected file: no epoch was planned yet."""
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"id": 1}\n{"id": \n')
     text = f"""
@@ -168,15 +168,12 @@ sinks:
         assert not stopped, "Spark's errors say nothing any more once it is stopped"
         return explain_failure(error)
 
-    monkeypatch.setattr("headrace.jobs.lane_run.start_session", lambda *_: spark)
-    monkeypatch.setattr("headrace.jobs.lane_run.stop_session", stopped.append)
-    monkeypatch.setattr("headrace.jobs.failures.explain_failure", explained)
+    monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
+    monkeypatch.setattr("headrace.jobs.run.pipeline_run.stop_session", stopped.append)
+    monkeypatch.setattr("headrace.jobs.spark.errors.explain_failure", explained)
     with pytest.raises(DataError) as caught:
         run(file, settings, until=Until.HISTORY)
     stopped.clear()
     assert str(caught.value).startswith(f"p.yaml:4:3: node 'src': file {lines}, line 2: the line does not fit `schema`")
     lines.write_text('{"id": 1}\n{"id": 2}\n')
-    with pytest.raises(LaneError, match="changed after it was pinned"):
-        run(file, settings, until=Until.HISTORY, spark=spark)
-    again = parse_pipeline(text.replace("name: broken", "name: mended"), "p.yaml")
-    assert run(again, settings, until=Until.HISTORY, spark=spark).counts["out"].rows == 2
+    assert run(file, settings, until=Until.HISTORY, spark=spark).counts["out"].rows == 2

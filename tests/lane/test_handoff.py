@@ -14,11 +14,11 @@ from confluent_kafka.admin import AdminClient
 from lane_world import FROM_TOPIC, HISTORY, World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.events import EpochDone, Event, Until
-from headrace.jobs.run import run
+from headrace.jobs.run.events import EpochDone, Event, Until
+from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import GuaranteeError, PipelineFileError, RetentionError, UserError
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.records import Phase
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.epochs import Phase
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -140,6 +140,20 @@ class Lagging:
             body = json.dumps({"id": key, "at": at.isoformat(), "name": name})
             producer.produce(self.world.name, body, partition=0, timestamp=int((arrived or at).timestamp() * 1000))
         assert producer.flush(30) == 0
+
+
+def test_a_cursor_column_with_whole_seconds_in_the_table(world: World, spark: SparkSession) -> None:
+    """Rows of the second that the cursor lies in are on one side, although their messages have microseconds."""
+    lagging = Lagging(world, key=False, handoff="history_lag: 1h\n    cursor: {column: at, settle: 5s}")
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        client.command("DROP TABLE lagging")
+        client.command("CREATE TABLE lagging (id Int64, at DateTime('UTC'), name String) ENGINE = MergeTree ORDER BY id")
+    start = lagging.now - timedelta(seconds=15)
+    rows = [(number, start + timedelta(milliseconds=10 * number), "n") for number in range(6_000)]
+    lagging.topic(rows)
+    lagging.table([(number, at.replace(microsecond=0), name) for number, at, name in rows])
+    run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark)
+    assert ids(world) == list(range(6_000))
 
 
 def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: SparkSession) -> None:

@@ -1,17 +1,23 @@
-"""Which way history takes, and that the rows are the same by either."""
+"""Which way history takes, and that the rows are the same by either: of several rows of one key the last one wins."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import clickhouse_connect
 import psycopg
+import pyarrow as pa
 import pytest
 from lane_world import World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.assembly import Assembly
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
-from headrace.pipeline.file import load_pipeline
+from headrace.jobs.planning.compiled_pipeline import Assembly
+from headrace.jobs.planning.load_path import Columns, route
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -53,3 +59,70 @@ def test_nested_columns_go_by_rows_and_plain_ones_directly(
     with psycopg.connect(shapes.conninfo) as connection:
         found = connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
     assert found == [row[: len(found[0])] for row in ROWS]
+
+
+OTHER = "one key lies in several splits, and splits that load at the same time keep no order"
+KEYED = """
+name: {name}
+sources:
+  times: {{type: clickhouse, table_name: {database}.by_time, split_rows: 500, primary_key: id}}
+  keys: {{type: clickhouse, table_name: {database}.often, split_rows: 500}}
+transforms:
+  renamed: {{type: sql, sql: "select id as k, v from keys", primary_key: k}}
+sinks:
+  by_time: {{type: postgres, from: times, table: by_time}}
+  often: {{type: postgres, from: renamed, table: often}}
+epoch: {{history_rows: 100000}}
+"""
+
+
+def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSession) -> None:
+    """Several rows for each of 200 keys, counted by `v`. One table is sorted by the key, and one key of it fills several splits."""
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        for table, order, key in (("by_time", "seq", "number % 200"), ("often", "(id, seq)", "if(number % 2 = 0, 7, number % 200)")):
+            client.command(f"CREATE TABLE {table} (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY {order}")
+            client.command(f"INSERT INTO {table} SELECT number, {key}, number FROM numbers(5000)")
+    world.file.write_text(KEYED.format(name=world.name, database=world.database))
+    file = load_pipeline(world.file)
+    assembly = Assembly(file, world.settings(), spark)
+    try:
+        assert {name: way.path for name, way in assembly.routes.items()} == {"by_time": "rows", "often": "direct"}
+        assert assembly.routes["by_time"].why == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+    finally:
+        assembly.close()
+    assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
+    expected = {
+        "by_time": {number % 200: number for number in range(5000)},
+        "often": {7 if number % 2 == 0 else number % 200: number for number in range(5000)},
+    }
+    with psycopg.connect(world.conninfo) as connection:
+        for name, rows in expected.items():
+            assert dict(connection.execute(f"SELECT {'k' if name == 'often' else 'id'}, v FROM {name}".encode()).fetchall()) == rows, name
+
+
+@pytest.mark.parametrize(
+    ("transform", "key", "carried"),
+    [
+        ("select a, b, v from src", "a, b", ("a", "b")),
+        ("select a as k, v from src", "k", ("a",)),
+        ("select cast(a as string) as a, b, v from src", "a, b", ("b",)),
+        ("select coalesce(a, 0) as a, v from src", "a", ()),
+    ],
+)
+def test_what_of_a_key_the_source_has_itself(transform: str, key: str, carried: tuple[str, ...]) -> None:
+    text = "name: p\nsources: {src: {type: clickhouse, table_name: d.t}}\n"
+    text += f'transforms: {{t: {{type: sql, sql: "{transform}"}}}}\n'
+    text += f'sinks: {{out: {{type: postgres, from: t, table: t, primary_key: "{key}"}}}}'
+    file = parse_pipeline(text)
+    have = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("v", pa.int64())])
+    columns = pa.schema([(name, pa.int64()) for name in [*key.split(", "), "v"]])
+    asked: list[Sequence[str]] = []
+
+    def spreads(_: LaneSource, key: Sequence[str]) -> str:
+        asked.append(key)
+        return ""
+
+    seen = Columns({"src": have}, {"src": have, "t": columns, "out": columns}, lambda _: have, spreads)
+    found = route(file, seen, lane_sources(file.model.sources, Settings()), "out")
+    assert (found.path, found.key) == ("direct", carried), found.why
+    assert asked == [carried]

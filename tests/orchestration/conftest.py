@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from dagkit import FLIGHTS, PARTITIONS
 
-from headrace.jobs.events import CheckResult, RunResult, WindowDone
+from headrace.jobs.run.events import CheckResult, RunResult, WindowDone
 from headrace.orchestration.pipelines import Pipeline, load
-from headrace.pipeline.records import Counts
+from headrace.pipeline.protocol.epochs import Counts
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,8 @@ class StandIn:
 
     calls: list[dict[str, Any]] = field(default_factory=list)
     audits: list[Sequence[str] | None] = field(default_factory=list)
+    contents: list[Any] = field(default_factory=list)
+    sessions: list[Any] = field(default_factory=list)
     failing: set[str] = field(default_factory=set)
     not_applicable: set[str] = field(default_factory=set)
     during: Callable[..., None] | None = None
@@ -63,19 +65,21 @@ class StandIn:
         counts = dict.fromkeys(file.model.sinks, Counts(rows=self.rows, inserted=self.rows))
         return RunResult(file.name, "uuid", "done", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
 
-    def audit(self, *_: Any, sinks: Sequence[str] | None = None, **__: Any) -> list[CheckResult]:
+    def audit(self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any) -> list[CheckResult]:
         self.audits.append(sinks)
+        self.contents.append(content)
+        numbers = {"rows": 77, "keys": ["id=5: missing"]}
         return [
-            CheckResult(name, sink, None if name in self.not_applicable else name not in self.failing, "said so", {"rows": 77})
+            CheckResult(name, sink, None if name in self.not_applicable else name not in self.failing, "said so", numbers)
             for sink in sinks or ()
-            for name in ("exactly_once_epochs", "sink_count", "handoff_gapless")
+            for name in ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
         ]
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     found = StandIn()
-    monkeypatch.setattr("headrace.jobs.run.run", found.run)
-    monkeypatch.setattr("headrace.jobs.checks.audit", found.audit)
-    monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *_: None)
+    monkeypatch.setattr("headrace.jobs.run.runner.run", found.run)
+    monkeypatch.setattr("headrace.jobs.checks.audit.audit", found.audit)
+    monkeypatch.setattr("headrace.orchestration.spark.start_session", lambda *asked: found.sessions.append(asked))
     return found

@@ -9,14 +9,14 @@ import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 from dagster import AssetCheckKey
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.events import Until, WindowDone
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.run.events import Until, WindowDone
 from headrace.orchestration.build import build
 from headrace.pipeline.errors import BlockedError, LeaseHeldError, Place
-from headrace.pipeline.records import Counts, EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
 
 MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
-CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless")
+CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
 
 
 @dg.asset(
@@ -156,7 +156,17 @@ class TestSubsets:
         assert result.success
         assert stand_in.calls == []
         assert stand_in.audits == [["flights_pg"]]
-        assert [check.passed for check in result.get_asset_check_evaluations()] == [True] * 3
+        assert [check.passed for check in result.get_asset_check_evaluations()] == [True] * 4
+
+    def test_rows_are_compared_only_where_that_check_is_selected(self, written, stand_in, instance):
+        job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
+        for name in ("sink_count", "content_matches"):
+            keys = {AssetCheckKey(PG, name)}
+            assert job.get_subset(asset_selection=set(), asset_check_selection=keys).execute_in_process(instance=instance).success
+        counted, compared = stand_in.contents
+        assert counted is None
+        assert (compared.full, compared.rows, compared.raises) == (False, None, False)
+        assert len(stand_in.sessions) == 1, "counting rows in Postgres needs no Spark"
 
 
 class TestChecks:
@@ -179,21 +189,31 @@ class TestChecks:
         assert materialize("2013-01-01", "2013-02-01", selection=[PG, LAKE, dg.AssetKey("report")]).success
         assert partitions(instance, dg.AssetKey("report")) == MONTHS[:2]
 
-    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in):
-        stand_in.not_applicable = {"handoff_gapless"}
+    def test_rows_that_differ_stop_what_comes_after_and_name_the_keys(self, materialize, stand_in, instance):
+        stand_in.failing = {"content_matches"}
+        result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
+        assert not result.success
+        assert partitions(instance, dg.AssetKey("report")) == []
+        wrong = [check for check in result.get_asset_check_evaluations() if check.check_name == "content_matches"]
+        assert {(check.passed, check.severity) for check in wrong} == {(False, dg.AssetCheckSeverity.ERROR)}
+        assert wrong[0].metadata["keys"].value == ["id=5: missing"]
+
+    @pytest.mark.parametrize("name", ["handoff_gapless", "content_matches"])
+    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in, name):
+        stand_in.not_applicable = {name}
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
         assert result.success
         said = {
             check.check_name: check for check in result.get_asset_check_evaluations() if check.asset_key == PG and check.partition is None
         }
-        assert not said["handoff_gapless"].passed
-        assert said["handoff_gapless"].severity is dg.AssetCheckSeverity.WARN
-        assert said["handoff_gapless"].metadata["applies"].value is False
+        assert not said[name].passed
+        assert said[name].severity is dg.AssetCheckSeverity.WARN
+        assert said[name].metadata["applies"].value is False
         assert said["sink_count"].metadata["rows"].value == 77
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):
-    monkeypatch.setattr("headrace.orchestration.lane.RETRY_AFTER", 0.0)
+    monkeypatch.setattr("headrace.orchestration.execution.RETRY_AFTER", 0.0)
     failures = iter([LeaseHeldError("held by another run"), None])
 
     def fail_once(**asked):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagkit import FLIGHTS, PARTITIONS, PG
+from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 from dagster.components.testing import create_defs_folder_sandbox
 
 from headrace.orchestration.build import build
@@ -56,7 +56,7 @@ EXPECTED = {
         "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "flights", "runs": False, "partitions": 0},
         "postgres/public/flights": {
             "deps": ["clickhouse/flights/history", "kafka/flights"],
-            "checks": ["exactly_once_epochs", "handoff_gapless", "sink_count"],
+            "checks": ["content_matches", "exactly_once_epochs", "handoff_gapless", "sink_count"],
             "kinds": ["postgres", "spark"],
             "group": "flights",
             "runs": True,
@@ -111,6 +111,14 @@ def test_a_sink_without_a_record_has_no_checks_and_its_own_key(written):
     defs = build([written(FLIGHTS + "  seen: {type: print, from: clean}\n")])
     node = defs.resolve_asset_graph().get(dg.AssetKey(["print", "flights", "seen"]))
     assert not node.check_keys
+
+
+@pytest.mark.parametrize("option", ["on_conflict: nothing", "share: true"])
+def test_a_sink_whose_rows_cannot_be_compared_lacks_that_check(written, option):
+    text = FLIGHTS.replace("table: flights}", f"table: flights, {option}}}")
+    graph = build([written(text)]).resolve_asset_graph()
+    names = {key: {check.name for check in graph.get(key).check_keys} for key in (PG, LAKE)}
+    assert names[LAKE] - names[PG] == {"content_matches"}
 
 
 def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(written):

@@ -12,14 +12,14 @@ import pytest
 from lane_world import World, leftovers
 from pyspark.sql import SparkSession
 
-from headrace.orchestration.home import dagster_home
+from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.materialize import materialize
 from headrace.orchestration.pipelines import load
 from headrace.pipeline.errors import LaneError
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 MONTHS = ["2024-01-01", "2024-02-01", "2024-03-01"]
-CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless")
+CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str
 
 
 def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here: World, spark: SparkSession) -> None:
-    call = [sys.executable, "-m", "headrace.orchestration.carry", str(here.file), MONTHS[0], MONTHS[1]]
+    call = [sys.executable, "-m", "headrace.demo.dagster_run", str(here.file), MONTHS[0], MONTHS[1]]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     here.check(spark)
@@ -57,7 +57,7 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here
 
         with psycopg.connect(here.conninfo) as connection:
             connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-        with pytest.raises(LaneError, match=r"blocking asset check failed .* sink_count") as caught:
+        with pytest.raises(LaneError, match=r"2 blocking asset checks failed .* content_matches,sink_count") as caught:
             materialize(here.file, home(here), first=MONTHS[0])
         assert "\n" not in caught.value.message
         assert evaluations(instance, pipeline.sinks["pg"].key)["sink_count"] == "FAILED"

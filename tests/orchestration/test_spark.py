@@ -8,14 +8,14 @@ from dagster_pyspark import PySparkResource
 
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.spark import LaneSpark
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.config.settings import Settings
 
 
 class Machine:
     """Counts sessions that are started and stopped."""
 
     def __init__(self):
-        self.up, self.started, self.settings = [], [], []
+        self.up, self.started, self.settings, self.dead = [], [], [], []
 
     def start(self, settings, kinds):
         session = object()
@@ -33,6 +33,7 @@ def machine(monkeypatch):
     found = Machine()
     monkeypatch.setattr("headrace.orchestration.spark.start_session", found.start)
     monkeypatch.setattr("headrace.orchestration.spark.stop_session", found.stop)
+    monkeypatch.setattr("headrace.orchestration.spark.jvm_alive", lambda session: session not in found.dead)
     return found
 
 
@@ -83,6 +84,15 @@ def test_one_who_needs_more_extensions_gets_another_session(machine):
     assert first is not second
     assert second is third
     assert machine.started == [{"postgres"}, {"postgres", "delta"}]
+    assert machine.up == [second]
+
+
+def test_a_step_after_the_jvm_has_died_gets_another_session(machine):
+    spark = LaneSpark(spark_config={})
+    first = spark.session(Settings(), {"postgres"})
+    machine.dead.append(first)
+    second = spark.session(Settings(), {"postgres"})
+    assert second is not first
     assert machine.up == [second]
 
 

@@ -18,14 +18,14 @@ import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 
-from headrace.jobs.events import EpochDone, Until
+from headrace.jobs.run.events import EpochDone, Until
 from headrace.orchestration.build import build
-from headrace.orchestration.lane import run_lane
+from headrace.orchestration.execution import run_lane
 from headrace.orchestration.pipelines import load
 from headrace.orchestration.stream import StreamReporter
-from headrace.orchestration.tally import StreamWindows, Tally
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.records import Counts, EpochPlan, Phase
+from headrace.orchestration.stream_progress import StreamWindows, Tally
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
 
 
 def epoch(number, *, backlog=0, rows=10):
@@ -151,9 +151,9 @@ class TestJob:
     def test_checks_are_evaluated_on_the_sinks(self, run_stream):
         _, events = run_stream(lambda listener, **_: listener(epoch(1)))
         checks = [event.event_specific_data for event in events if event.event_type_value == "ASSET_CHECK_EVALUATION"]
-        assert len(checks) == 6
+        assert len(checks) == 8
         assert {(check.asset_key, check.check_name) for check in checks} == {
-            (key, name) for key in (PG, LAKE) for name in ("exactly_once_epochs", "sink_count", "handoff_gapless")
+            (key, name) for key in (PG, LAKE) for name in ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
         }
 
     @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ class TestJob:
             msg = "the server is away"
             raise TransientError(msg)
 
-        monkeypatch.setattr("headrace.jobs.checks.audit", down)
+        monkeypatch.setattr("headrace.jobs.checks.audit.audit", down)
         result, events = run_stream(lambda listener, **_: listener(epoch(1)))
         assert result.success
         assert len(materialized(events, PG)) == 1
@@ -239,7 +239,7 @@ class TestReporter:
     def test_checks_come_after_the_last_report_too_and_not_without_any(self, reported, monkeypatch):
         clock, context, reporter = reported
         checked, said = [], []
-        monkeypatch.setattr("headrace.jobs.checks.audit", lambda *_, **__: checked.append(clock.now) or [])
+        monkeypatch.setattr("headrace.jobs.checks.audit.audit", lambda *_, **__: checked.append(clock.now) or [])
         for second in range(1, 1000):
             clock.now = float(second)
             if second < 70:
@@ -260,7 +260,7 @@ class TestReporter:
             spent.append(30.0)
             return []
 
-        monkeypatch.setattr("headrace.jobs.checks.audit", slow)
+        monkeypatch.setattr("headrace.jobs.checks.audit.audit", slow)
         while clock.now < 6000:
             clock.now += 1.0
             reporter.on_event(epoch(int(clock.now)))

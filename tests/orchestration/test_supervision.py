@@ -10,12 +10,12 @@ import dagster as dg
 import pytest
 from dagkit import FLIGHTS
 
-from headrace.connectors.ledgers import open_ledger
-from headrace.orchestration.books import lane_state
+from headrace.connectors.ledger_factory import open_ledger
 from headrace.orchestration.build import build
 from headrace.orchestration.pipelines import load
+from headrace.orchestration.state import blocked_epoch, lane_state
 from headrace.orchestration.supervision import FIRST_WAIT, LOST_AFTER, MAX_STARTS, Act, Ended, LastRun, Memory, decide
-from headrace.pipeline.records import EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 NOW = 1_000_000.0
 
@@ -42,6 +42,13 @@ class Lane:
             self.ledger.plan(self.lease, plan, {})
             self.ledger.commit(self.lease, number, {})
             self.position = end
+        return self
+
+    def open_epoch(self, error, times):
+        plan = EpochPlan(self.committed + 1, Phase.LIVE, self.position, {"flights": {"n": -1}}, "hash", datetime.now(UTC))
+        self.ledger.plan(self.lease, plan, {})
+        for _ in range(times):
+            self.ledger.failed(self.lease, plan.number, "pg", error)
         return self
 
     def release(self):
@@ -88,6 +95,24 @@ CASES = {
     "failed often, but an epoch was committed since": (
         "idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(2, MAX_STARTS, "run-0"), Act.START, "failure 1 of"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("failures", "act"), [(1, Act.START), (2, Act.START), (3, Act.GIVE_UP)])
+def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, act):
+    state = lane.hold().epochs(3).open_epoch("EngineError: Spark's JVM was ended by signal 9", times=3).release().state
+    blocked = blocked_epoch(lane.pipeline, state)
+    assert "blocked at epoch 4, node 'pg', after 3 equal failures: EngineError: Spark's JVM" in blocked
+    assert f"`headrace run {lane.pipeline.file.path}` goes on with this epoch" in blocked
+    memory = Memory(3, failures - 1, "run-0")
+    found = decide(state, complete=True, last=last(Ended.BADLY, ago=9999), memory=memory, now=NOW, blocked=blocked)
+    assert found.act is act
+    assert (blocked in found.why) is (act is Act.GIVE_UP)
+
+
+@pytest.mark.parametrize(("error", "times"), [("EngineError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)])
+def test_an_epoch_that_may_be_tried_again_is_not_blocked(lane, error, times):
+    assert not blocked_epoch(lane.pipeline, lane.hold().epochs(3).state)
+    assert not blocked_epoch(lane.pipeline, lane.open_epoch(error, times=times).state)
 
 
 @pytest.mark.parametrize("case", CASES)

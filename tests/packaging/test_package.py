@@ -86,10 +86,10 @@ def test_the_installed_command_works_from_another_folder(built: tuple[Path, Path
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert run("python", "-c", "import headrace, headrace.jobs.jars as j; print(headrace.__file__, j.__file__)").count(str(site)) == 2
+    assert run("python", "-c", "import headrace, headrace.jobs.spark.jars as j; print(headrace.__file__, j.__file__)").count(str(site)) == 2
     assert "Run a pipeline" in run("headrace", "--help")
     assert ": good" in run("headrace", "validate", str(site / "headrace" / "demo" / "flights.yaml"))
-    read = "from importlib.resources import files; print((files('headrace.jobs') / 'ivy.xml').read_text())"
+    read = "from importlib.resources import files; print((files('headrace.jobs.spark') / 'ivy.xml').read_text())"
     assert "spark-sql-kafka" in run("python", "-c", read)
 
 
@@ -107,6 +107,6 @@ def test_the_two_lock_files_agree() -> None:
     """`make demo` installs the first, developers both: whatever is in both is the same release."""
     pins = [set(re.findall(r"^[\w.-]+==[^\s;\\]+", (ROOT / name).read_text(), re.MULTILINE)) for name in LOCKS]
     names = [{pin.partition("==")[0] for pin in found} for found in pins]
-    assert "pytest" in names[1] - names[0]
+    assert "pytest-xdist" in names[1] - names[0]
     assert names[0] < names[1]
     assert pins[0] <= pins[1]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
-from headrace.pipeline.file import load_pipeline, parse_pipeline
-from headrace.pipeline.settings import load_settings
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
 GOOD = """\
 version: 1

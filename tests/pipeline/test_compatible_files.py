@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import load_pipeline, parse_pipeline
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
 TOPOLOGY = """\
 sources:

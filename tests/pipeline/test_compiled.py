@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.pipeline.durations import parse_duration, spell_duration
-from headrace.pipeline.file import from_compiled, load_pipeline, parse_pipeline
+from headrace.pipeline.file.loader import from_compiled, load_pipeline, parse_pipeline
+from headrace.pipeline.types.durations import parse_duration, spell_duration
 
 LAGGING = """
 name: lagging

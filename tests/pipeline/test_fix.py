@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.fix import fixed
+from headrace.pipeline.file.autofix import fixed
+from headrace.pipeline.file.loader import parse_pipeline
 
 OLD = """\
 # from the old system
@@ -93,9 +93,9 @@ transforms:
       -- names of people
       SELECT id, name
       FROM orders WHERE name ~ '^[A-Z]'
-  chosen: {type: sql, sql: "SELECT id, id > 5 ? 'a' : 'b' AS c FROM orders"}
+  chosen: {type: sql, sql: "SELECT id, xs[-1] AS c FROM orders WHERE name ~ 'x'"}
   plain: {type: sql, sql: 'SELECT id FROM orders'}
-  said: {type: sql, dialect: duckdb, sql: "SELECT id FROM orders WHERE name ~ 'x'"}
+  said: {type: sql, dialect: postgres, sql: "SELECT id FROM orders WHERE name ~ 'x'"}
 sinks:
   out: {type: print, from: clean} # to look at
   two: {type: blackhole, from: chosen}
@@ -109,11 +109,11 @@ name: orders
 def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
     text, said = fixed(THEIRS, "orders.yaml")
     assert said == [
-        "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres and duckdb would read the same)",
-        "node 'chosen': added `dialect: clickhouse`, since Spark cannot read its SQL",
+        "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
+        "node 'chosen': added `dialect: datafusion`, since Spark cannot read its SQL",
     ]
     added = THEIRS.replace("    sql: |\n", "    dialect: datafusion\n    sql: |\n")
-    assert text == added.replace("chosen: {type: sql, ", "chosen: {type: sql, dialect: clickhouse, ")
+    assert text == added.replace("chosen: {type: sql, ", "chosen: {type: sql, dialect: datafusion, ")
     assert fixed(text, "orders.yaml") == (text, [])
 
 
@@ -123,7 +123,7 @@ def test_a_dialect_is_added_beside_other_spellings() -> None:
     ).replace("from: blocks", "from: some")
     text, said = fixed(old, "feed.yaml")
     assert said[:2] == [
-        "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres and duckdb would read the same)",
+        "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
         "took off `definition:` round the file",
     ]
     assert "some: {type: sql, dialect: datafusion, sql:" in text
@@ -132,7 +132,7 @@ def test_a_dialect_is_added_beside_other_spellings() -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "SELECT xs[1] / 2 AS x FROM orders WHERE name ~ 'x'",  # whole numbers divide in one way here and in another there
+        "SELECT id ^ 2 AS x FROM orders WHERE name ~ 'x'",  # bitwise xor in DataFusion, power in Postgres
         "SELECT id FROM orders WHERE name ~ 'x' AND",
         "SELECT count(*) FROM orders WHERE name ~ 'x'",
     ],

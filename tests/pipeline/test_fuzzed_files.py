@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.file.loader import parse_pipeline
 
 EXAMPLE = (Path(__file__).parents[2] / "examples" / "flights.yaml").read_text()
 SMALL = """\

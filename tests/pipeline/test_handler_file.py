@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.events import Until
-from headrace.jobs.purity import impure_behind, impure_nodes
-from headrace.jobs.run import run
-from headrace.jobs.transforms.handler.target import without_target
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.staging.determinism import impure_behind, impure_nodes
+from headrace.jobs.transforms.http.endpoint import without_target
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
-from headrace.pipeline.file import PipelineFile, from_compiled, parse_pipeline
-from headrace.pipeline.handler import shown_url
-from headrace.pipeline.settings import Settings
-from headrace.pipeline.variables import filled
+from headrace.pipeline.file.loader import PipelineFile, from_compiled, parse_pipeline
+from headrace.pipeline.model.handler import shown_url
+from headrace.pipeline.yaml.interpolation import filled
 
 FILE = """
 version: 1

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pipeline.lineage import NodeLineage, lineage
-from headrace.pipeline.nodes import PipelineModel
-from headrace.pipeline.relations import Derived
+from headrace.pipeline.lineage.columns import NodeLineage, lineage
+from headrace.pipeline.lineage.relations import Derived
+from headrace.pipeline.model.nodes import PipelineModel
 
 SRC = {"id": "BIGINT", "Name": "STRING", "n": "INT", "addr": "STRUCT<city: STRING, zip: STRING>", "tags": "ARRAY<STRING>"}
 OTHER = {"key": "BIGINT", "label": "STRING"}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.explain.words import program_of
-from headrace.jobs.purity import impure_nodes
+from headrace.jobs.explain.descriptions import program_of
+from headrace.jobs.staging.determinism import impure_nodes
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import from_compiled, parse_pipeline
+from headrace.pipeline.file.loader import from_compiled, parse_pipeline
 
 FILE = """\
 version: 1

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.schema import DRAFT, file_schema
+from headrace.pipeline.file.json_schema import DRAFT, file_schema
+from headrace.pipeline.file.loader import parse_pipeline
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,6 +49,7 @@ class Schema(BaseModel):
     exclusiveMinimum: int | None = None  # noqa: N815  the standard's name
     items: Schema | None = None
     minItems: int = 0  # noqa: N815
+    maxItems: int = 2**31  # noqa: N815
     properties: dict[str, Schema] = {}
     required: list[str] = []
     additionalProperties: bool | Schema = True  # noqa: N815
@@ -72,7 +73,9 @@ class Schema(BaseModel):
         if isinstance(value, dict):
             return self._takes_object(value, root)
         if isinstance(value, list):
-            return len(value) >= self.minItems and (self.items is None or all(self.items.takes(item, root) for item in value))
+            return self.minItems <= len(value) <= self.maxItems and (
+                self.items is None or all(self.items.takes(item, root) for item in value)
+            )
         if self.exclusiveMinimum is not None and value <= self.exclusiveMinimum:
             return False
         if self.minimum is not None and value < self.minimum:

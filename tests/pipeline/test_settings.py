@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from headrace.pipeline import settings as module
+from headrace.pipeline.compat.streamling_settings import IGNORED
+from headrace.pipeline.config import settings as module
+from headrace.pipeline.config.settings import load_settings, looked_at
 from headrace.pipeline.errors import SettingsError
-from headrace.pipeline.settings import load_settings, looked_at
-from headrace.pipeline.settings_elsewhere import IGNORED
 
 SERVICES = {"services": {"postgres": {"host": "local", "port": 3, "user": "u", "password": "local-word", "dbname": "d"}}}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlglot import exp
 
-from headrace.pipeline import sql
+from headrace.pipeline.sql import statements
 
 
 @pytest.mark.parametrize(
@@ -20,10 +20,10 @@ def test_quotes_survive(written: str, meant: str) -> None:
     """Parsed once, and again from what the first parse writes: that is how a statement reaches Spark."""
     text = f"select {written} as x from s"
     for _ in range(2):
-        literal = sql.parse(text).selects[0].unalias()
+        literal = statements.parse(text).selects[0].unalias()
         assert isinstance(literal, exp.Literal)
         assert literal.this == meant
-        text = sql.with_hidden(text, ())
+        text = statements.with_hidden(text, ())
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_quotes_survive(written: str, meant: str) -> None:
     ],
 )  # fmt: skip
 def test_what_gives_other_values_in_a_replay_is_known(call: str) -> None:
-    assert len(sql.impure(f"SELECT {call} AS x FROM s")) == 1
-    assert sql.impure(f"SELECT a FROM (SELECT {call} AS a FROM s)") == sql.impure(f"SELECT {call} AS x FROM s")
+    assert len(statements.impure(f"SELECT {call} AS x FROM s")) == 1
+    assert statements.impure(f"SELECT a FROM (SELECT {call} AS a FROM s)") == statements.impure(f"SELECT {call} AS x FROM s")
 
 
 def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
-    assert sql.impure("SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s") == ()
+    assert statements.impure("SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s") == ()
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
     ],
 )
 def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple[str, ...]) -> None:
-    assert sql.unsteady_in_clickhouse(predicate) == found
+    assert statements.unsteady_in_clickhouse(predicate) == found
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple
     ],
 )
 def test_what_lets_other_rows_through_in_spark(predicate: str, found: tuple[str, ...]) -> None:
-    assert sql.unsteady(predicate) == found
+    assert statements.unsteady(predicate) == found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.pipeline import graph
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import from_compiled, parse_pipeline
-from headrace.pipeline.lineage import lineage
+from headrace.pipeline.file.loader import from_compiled, parse_pipeline
+from headrace.pipeline.lineage.columns import lineage
+from headrace.pipeline.model import graph
 
 FILE = """\
 name: wallets

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.types import FILE_TYPES, is_nested, parse_type, postgres_type, spark_type
+from headrace.pipeline.types.arrow import FILE_TYPES, is_nested, parse_type, postgres_type, spark_type
 
 
 @pytest.mark.parametrize(

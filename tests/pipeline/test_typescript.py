@@ -7,8 +7,8 @@ import re
 import pytest
 
 from headrace.pipeline.errors import Place, UserError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.typescript import javascript
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.file.typescript import javascript
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ sinks:
   o: {type: blackhole, from: n}
 """
     (tmp_path / "p.yaml").write_text(text)
-    from headrace.pipeline.file import load_pipeline
+    from headrace.pipeline.file.loader import load_pipeline
 
     with pytest.raises(UserError) as caught:
         load_pipeline(tmp_path / "p.yaml")

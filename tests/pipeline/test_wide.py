@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.pipeline.types import parse_type, postgres_type, spark_type
-from headrace.pipeline.wide import INT256, UINT256, digits, is_wide, pattern, plain_columns, plain_digits, stored
+from headrace.pipeline.types.arrow import parse_type, postgres_type, spark_type
+from headrace.pipeline.types.int256 import INT256, UINT256, digits, is_wide, pattern, plain_columns, plain_digits, stored
 
 
 def matches(text: str, kind: pa.DataType) -> bool:

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from headrace import Plugin, testing
 from headrace.commands.plugin import NewKind, app, render
-from headrace.jobs.java import find_java
+from headrace.jobs.spark.java import find_java
 from headrace.pipeline.errors import PluginError, UserError
 
 FULL = bool(os.environ.get("HEADRACE_TEST_FULL"))
@@ -84,7 +84,7 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
         (tmp_path / letter).mkdir()
     folder: Any = acme_plugin("folder").make
     assert "is not there for another process" in spoilt(tmp_path / "a", load=lambda self: getattr(self, "kept", None), swap=_in_memory)
-    assert "a sink found the record of another one" in spoilt(tmp_path / "b", note_key="same")
+    assert "a sink found the record of another one" in spoilt(tmp_path / "b", note_key="same", target_id=None)
 
     def blind(self: Any, expected: Any, note: Any, rows: Any) -> bool:
         return folder.swap(self, self.load(), note, rows)

@@ -10,10 +10,10 @@ from plugin_kit import install
 from pyspark.sql import SparkSession
 from test_runs import settings
 
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import DataError, HeadraceError, PluginError, TransientError
-from headrace.pipeline.file import load_pipeline
+from headrace.pipeline.file.loader import load_pipeline
 
 FULL = bool(os.environ.get("HEADRACE_TEST_FULL"))
 DAILY = ("bad.crashes", "bad.hidden", "bad.lock", "bad.class", "bad.rows", "bad.send", "bad_f")
@@ -240,7 +240,7 @@ def test_what_a_plugin_says_itself_is_kept(spark: SparkSession, tmp_path: Path) 
 
 @pytest.mark.usefixtures("bad")
 def test_a_failure_that_passes_is_tried_again(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.jobs.lane_run.RETRY_FOR", 0.1)
+    monkeypatch.setattr("headrace.jobs.run.pipeline_run.RETRY_FOR", 0.1)
     error = failure(text_with("bad.away")[0], spark, tmp_path)
     assert isinstance(error, TransientError)
 

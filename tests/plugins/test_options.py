@@ -14,14 +14,14 @@ from plugin_kit import install
 
 import headrace
 from headrace.connectors.registry import plugin_context
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, PluginError
-from headrace.pipeline.file import PipelineFile, from_compiled, load_pipeline, parse_pipeline
-from headrace.pipeline.plugins.found import find, installed, load
-from headrace.pipeline.plugins.host import State
-from headrace.pipeline.schema import file_schema
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.json_schema import file_schema
+from headrace.pipeline.file.loader import PipelineFile, from_compiled, load_pipeline, parse_pipeline
+from headrace.pipeline.plugins.discovery import find, installed, load
+from headrace.pipeline.plugins.runtime import State
 
 FILE = """\
 version: 1
@@ -260,8 +260,8 @@ def test_nothing_of_a_plugin_is_imported_before_it_is_named(acme: Path) -> None:
     code = (
         "import sys\nimport headrace\nheavy = {'pydantic', 'pyspark', 'pyarrow', 'importlib.metadata'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
-        "from headrace.pipeline.file import parse_pipeline\n"
-        "from headrace.pipeline.plugins import found\n"
+        "from headrace.pipeline.file.loader import parse_pipeline\n"
+        "from headrace.pipeline.plugins import discovery as found\n"
         f"parse_pipeline({plain!r}, 'f.yaml')\n"
         "assert 'acme_plugins' not in sys.modules\nassert found._scan.cache_info().currsize == 0\n"
         f"parse_pipeline({FILE!r}, 'f.yaml')\n"

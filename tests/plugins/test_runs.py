@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs.check import check
-from headrace.jobs.events import Until
-from headrace.jobs.explain.story import explain
+from headrace.jobs.checks.preflight import check
+from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.text import text as as_text
-from headrace.jobs.run import run
-from headrace.jobs.testing.run import Bench
-from headrace.pipeline.cases import load_cases
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.testing.runner import Bench
+from headrace.pipeline.config.settings import Settings, SparkSettings, SqliteBackend, StateBackend, load_settings
 from headrace.pipeline.errors import PluginError
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.settings import Settings, SparkSettings, SqliteBackend, StateBackend, load_settings
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.testcases.loader import load_cases
 
 pytestmark = pytest.mark.spark
 
@@ -78,8 +78,10 @@ def test_a_pipeline_of_plugins_alone(spark: SparkSession, tmp_path: Path, monkey
     expected = [{"id": number, "copy": copy, "word": f"W{number}" + "!" * copy} for number in left for copy in (0, 1)]
     held = json.loads(Path("out/target.json").read_text())
     assert sorted(held["rows"], key=lambda row: (row["id"], row["copy"])) == expected
+    claims = held["notes"].pop("headrace-claim/rows")["claims"]
     (note,) = held["notes"].values()
     assert note["record"]["epoch"] == result.last_epoch == 2
+    assert [(claim["key"]["name"], claim["key"]["sink"]) for claim in claims] == [("words", "kept")]
     told = [json.loads(line) for line in Path("lines.jsonl").read_text().splitlines()]
     assert [(row["id"], row["copy"]) for row in told] == [(row["id"], row["copy"]) for row in expected]
     assert {row["_gs_op"] for row in told} == {"i"}
@@ -138,7 +140,9 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
         patch.setattr(folder, "swap", dies_after)
         with pytest.raises(PluginError, match="died behind the atomic act"):
             run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
-    Path("ticking.yaml").write_text(STREAM.replace("acme.ticks, path: ticks", "acme.ticks, path: ./ticks"))
+    Path("ticking.yaml").write_text(
+        STREAM.replace("from: ticks", "from: same").replace("sinks:", "transforms:\n  same: {type: sql, sql: select n from ticks}\nsinks:")
+    )
     Path("ticks").write_text("5")
     run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
     held = json.loads(Path("out/target.json").read_text())

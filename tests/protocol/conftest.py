@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headrace.connectors.postgres.ledger import open_postgres
-from headrace.pipeline.ledger import Ledger, open_sqlite
+from headrace.pipeline.protocol.ledger import Ledger, open_sqlite
 
 
 @pytest.fixture(scope="session")

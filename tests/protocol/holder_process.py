@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.lane import Lane
-from headrace.pipeline.ledger import describe_holder, describe_process, open_sqlite
-from headrace.pipeline.records import Counts, Phase, Record
+from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.epochs import Counts, Phase, Record
+from headrace.pipeline.protocol.ledger import describe_holder, describe_process, open_sqlite
 
 
 class FileSink:
@@ -33,9 +33,18 @@ class FileSink:
     def foreign_record(self):
         return None
 
+    def refuse_rivals(self):
+        pass
+
+    def release_rivals(self):
+        return []
+
     def join(self, record):
         self.put(record)
         return record
+
+    def empty(self) -> None:
+        raise NotImplementedError
 
     def count(self):
         return None

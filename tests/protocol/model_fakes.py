@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from headrace.pipeline.errors import FencedError, RecordError, TransientError
-from headrace.pipeline.ledger.ledger import Ledger
-from headrace.pipeline.ledger.sqlite import SqliteStore
-from headrace.pipeline.records import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.pipeline.protocol.claims import Claim, Owner
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.pipeline.protocol.ledger.sqlite import SqliteStore
+from headrace.pipeline.protocol.ledger.writer import Ledger
 
 Token = tuple[int, str, str, str]
 """What an epoch's rows depend on: number, the compiled SQL, the planned time (`now()`), the splits."""
@@ -26,7 +27,7 @@ class Clock:
     """A clock that moves only when told, and lands late commits as it does."""
 
     def __init__(self) -> None:
-        self.now = 1_000_000.0
+        self.now = 1_700_000_000.0
         self.late: list[tuple[float, Callable[[], None]]] = []
 
     def __call__(self) -> float:
@@ -181,6 +182,9 @@ class ProcessStore:
             raise Crash
         return self._shared.read()
 
+    def trim(self) -> None:
+        self._shared.trim()
+
     def close(self) -> None:
         pass
 
@@ -272,7 +276,22 @@ class FakeSink:
                 return record
         return None
 
+    def claims(self) -> list[Claim]:
+        return [Claim(key, share=False, epoch=record.epoch) for key, record in self.target.records.items()]
+
+    def refuse_rivals(self) -> None:
+        self.probe.step()
+        Owner(self.key, share=False).refuse(self.claims(), self.target.name)
+
+    def release_rivals(self) -> list[Claim]:
+        rivals = Owner(self.key, share=False).rivals(self.claims())
+        for claim in rivals:
+            self.target.records.pop(claim.key)
+            self.target.fence[claim.key] = self.target.fence.get(claim.key, 0) + 1
+        return rivals
+
     def join(self, record: Record) -> Record:
+        Owner(self.key, share=False).refuse(self.claims(), self.target.name)
         seen = self.target.records.get(self.key)
         written = replace(record, baseline=len(self.target.rows))
 
@@ -286,6 +305,13 @@ class FakeSink:
 
         self._atomic(act)
         return written
+
+    def empty(self) -> None:
+        def act() -> None:
+            self._own()
+            self.target.rows = []
+
+        self._atomic(act)
 
     def write(self, plan: EpochPlan, compiled: Json) -> Counts:
         rows = epoch_rows(plan, compiled["sql"])
@@ -316,7 +342,7 @@ class FakeSink:
         pass
 
     def _skipped(self, held: Record, plan: EpochPlan) -> Counts:
-        if (held.start, held.end, held.pipeline_hash) != (plan.start, plan.end, plan.pipeline_hash):
+        if not held.is_of(plan):
             msg = "the sink holds another epoch under this number"
             raise RecordError(msg)
         return held.counts

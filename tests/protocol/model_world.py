@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from model_fakes import Clock, Crash, FakeSink, Interrupt, MemoryStore, Probe, Row, Strand, Target, epoch_rows, process_ledger
 
 from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, LeaseHeldError, RecordError, TransientError
-from headrace.pipeline.lane import Lane, Pending
-from headrace.pipeline.ledger import LaneState, Ledger
-from headrace.pipeline.records import Counts, EpochPlan, Json, Phase, Record, SinkKey
+from headrace.pipeline.protocol.coordinator import Lane, Pending
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Record, SinkKey
+from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger.leases import next_generation
 
 NAME, LANE = "orders", "main"
 TTL, COMMIT_TIMEOUT = 10.0, 30.0
@@ -81,6 +82,10 @@ class World:
         self.adopting: set[str] = set()
         self.before_adoption: dict[str, tuple[list[Row], int]] = {}
         """What a sink answered for, and since when, before an adoption that has begun."""
+        self.joined: set[str] = set()
+        """Targets that have joined once."""
+        self.absent: set[str] = set()
+        """Targets that left the file and missed epochs since."""
         self.snapshots: dict[str, Target] = {}
         self.file = FILES[0]
         self.log: list[str] = []
@@ -90,14 +95,16 @@ class World:
     def open(self, file: Json, interrupt: Interrupt | None = None, repair: frozenset[str] = frozenset()) -> Process:
         """A new process opens the lane with this version of the file. It has no lane where it was refused, or died."""
         known = self.ledger.state(NAME, LANE)
-        process = Process(frozenset(file["sinks"]), generation=known.generation + 1 if known else 1)
-        self.processes.append(process)
         self.clock.sleep(1.0)  # a process takes a moment to start
+        process = Process(frozenset(file["sinks"]), generation=next_generation(known.generation if known else 0, self.clock.now))
+        self.processes.append(process)
         held, harms = self._live_holder(), self.harms
         strict = interrupt is None or interrupt.kind != "pause"
+        returning = frozenset(name for name in file["sinks"] if known and name in known.sinks and known.sinks[name].state == "left")
 
         def work() -> None:
-            process.lane = self._opened(process.probe, file, repair)
+            process.lane = self._opened(process.probe, file, repair | returning)
+            self._bring_back(process.lane, returning - repair)
             assert not (held and strict), "two live processes hold the lane"
             for name in self.broken & process.lane.sinks.keys() & self._members() - self.tampered.keys() - repair:
                 assert harms != self.harms or self._level(name), f"opened over the record of {name}, which was lost or set back"
@@ -112,6 +119,7 @@ class World:
 
         def attempt(lane: Lane) -> None:
             if not lane.busy:
+                self._bring_back(lane, frozenset(self._left_behind()))
                 lane.plan({"src": lane.position["src"] + size}, Phase.HISTORY if splits else Phase.LIVE, splits=splits)
             lane.execute(self._writer(lane))
 
@@ -165,6 +173,28 @@ class World:
         if process.idle:
             self.close(process)
         return name not in self.broken
+
+    def _bring_back(self, lane: Lane, names: frozenset[str]) -> None:
+        """The user replays sinks that were out of the file for some epochs; an appending one without a record is adopted."""
+        for name in names & lane.sinks.keys():
+            if lane.busy or name not in [finding.sink for finding in lane._problems()]:
+                continue
+            harms = self.harms
+            self.broken.add(name)
+            self._answers_from_where_it_joined(name)
+            try:
+                lane.replay(name, self._writer(lane), first=self.tampered.get(name))
+            except RecordError:
+                self.adopting.add(name)
+                lane.adopt(name)
+            if self.harms == harms:
+                self._mended(name)
+
+    def _left_behind(self) -> set[str]:
+        """Sinks that left the file before the last epoch: a file that has them again is rightly refused."""
+        state = self.ledger.state(NAME, LANE)
+        rows = state.sinks.items() if state else ()
+        return {name for name, row in rows if row.state == "left"}
 
     def close(self, process: Process, interrupt: Interrupt | None = None) -> None:
         lane = process.lane
@@ -407,6 +437,8 @@ class World:
         if state is None:
             return
         self._check_ledger(state)
+        records = {name: self._record(name) for name in self._left_behind()}
+        self.absent = {name for name, record in records.items() if record is None or record.epoch < state.committed}
         self._note_unheard_of()
         for name, target in self.targets.items():
             record = target.records.get(SinkKey(state.pipeline, NAME, LANE, name))
@@ -469,10 +501,20 @@ class World:
     def _joins(self, name: str) -> None:
         """A sink joins: it answers for what comes from now on, and what it holds already is taken as it is."""
         state, target = self.state(), self.targets[name]
-        if name in state.sinks and (state.sinks[name].state in ("joining", "left") or name in self.adopting):
+        row, record = state.sinks.get(name), target.records[self._key(name)]
+        # Its process was paused before the join, and the sink left the file meanwhile: it missed what came since, as its record says.
+        overtaken = (
+            row is not None
+            and (row.state, row.epoch) == ("left", record.epoch)
+            and record.generation < state.generation
+            and name not in self.joined
+        )
+        if row is not None and (row.state == "joining" or name in self.adopting or overtaken):
+            assert overtaken or name not in self.absent or name in self.adopting, f"{name} joined without the epochs that it missed"
+            self.joined.add(name)
             if name in self.adopting:
                 self.before_adoption.setdefault(name, (target.base, target.since))
-            target.base, target.since = list(target.rows), target.records[self._key(name)].epoch
+            target.base, target.since = list(target.rows), record.epoch
             self._mended(name)
 
     def _writer(self, lane: Lane) -> Callable[[Pending], dict[str, Counts]]:
@@ -497,8 +539,11 @@ class World:
         if isinstance(error, LeaseHeldError):
             assert held or not self.proofs, f"refused without a holder: {error}"
         elif isinstance(error, RecordError):
-            assert self.broken & (self._members() | process.sinks) or overtaken, f"refused though nothing was wrong: {error}"
-        elif not isinstance(error, TransientError) and not (isinstance(error, LaneError) and (self.broken or overtaken)):
+            wrong = self.broken & (self._members() | process.sinks) or self._left_behind() & process.sinks
+            assert wrong or overtaken, f"refused though nothing was wrong: {error}"
+        elif not isinstance(error, TransientError) and not (
+            isinstance(error, LaneError) and (self.broken or self._left_behind() or overtaken)
+        ):
             assert isinstance(error, FencedError), f"neither a refusal nor a fence: {error!r}"
         if process.lane is not None:
             with suppress(Crash):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from headrace.pipeline.ledger import describe_holder, describe_process
-from headrace.pipeline.ledger.holder import end_jvm
+from headrace.pipeline.protocol.ledger import describe_holder, describe_process
+from headrace.pipeline.protocol.ledger.owner import end_jvm
 
 HERE = socket.gethostname()
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from model_fakes import MemoryStore, Probe, Target
+from model_fakes import FakeSink, MemoryStore, Probe, Target
 from model_world import FILES, World, hash_of
 
 from headrace.pipeline.errors import (
@@ -22,9 +22,10 @@ from headrace.pipeline.errors import (
     RecordError,
     TransientError,
 )
-from headrace.pipeline.lane import Lane
-from headrace.pipeline.ledger import open_sqlite
-from headrace.pipeline.records import Phase
+from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.coordinator.blocking import find_block
+from headrace.pipeline.protocol.epochs import Phase, Record
+from headrace.pipeline.protocol.ledger import open_sqlite
 
 PG, LOG, LAKE = FILES[0], FILES[2], FILES[3]
 
@@ -97,15 +98,83 @@ def test_a_restored_ledger_is_refused(world, tmp_path):
     assert "The ledger is older than the sinks" in str(refused(world))
 
 
-def test_a_restored_ledger_is_refused_even_if_no_epoch_was_written_since(world, tmp_path):
+def test_a_ledger_that_lost_its_last_commits_gives_out_no_generation_twice(world, tmp_path):
     with sqlite3.connect(tmp_path / "backup.db") as backup:
         opened(world, LOG).close()
         world.store._connection.backup(backup)
-        for _ in range(3):
-            opened(world, LOG).close()
+        first = opened(world, LOG)
         backup.backup(world.store._connection)
     world.processes.clear()
-    assert "The ledger is older than the sink" in refused(world, LOG).hint
+    second = opened(world, LOG)
+    assert second.generation > first.generation
+    with pytest.raises(FencedError):
+        first.plan({"src": 5}, Phase.LIVE)
+    with pytest.raises(FencedError):
+        first.sinks["log"].join(Record.joined(world._key("log"), first.generation, 0, {"src": 0}, "", None))
+    run(world, second)
+
+
+def returned(world: World, name: str, between: int = 2) -> None:
+    """A sink leaves the file for some epochs, and is put back."""
+    ran(world, 2, LOG)
+    without = LOG | {"sinks": [other for other in LOG["sinks"] if other != name]}
+    ran(world, between, without)
+
+
+@pytest.mark.parametrize("name", ["log", "keyed"])
+def test_a_sink_that_was_out_of_the_file_for_some_epochs_is_refused_until_it_has_them(world, name):
+    returned(world, name)
+    error = refused(world, LOG)
+    assert "was not in the file during epochs 3 to 4: it holds epoch 2" in error.message
+    assert f"headrace replay FILE --sink {name} --from 3" in error.hint
+    assert f"headrace adopt FILE --sink {name}" in error.hint
+    lane = world._opened(Probe(), LOG, frozenset([name]))
+    assert lane.replay(name, world._writer(lane)) == range(3, 5)
+    run(world, lane)
+    rows = world.targets[name].rows
+    assert [offset for offset, _ in rows] == list(range(10))
+
+
+def test_a_sink_that_was_out_of_the_file_can_be_adopted(world):
+    returned(world, "log")
+    lane = world._opened(Probe(), LOG, frozenset(["log"]))
+    world.adopting.add("log")
+    lane.adopt("log")
+    run(world, lane)
+    assert [offset for offset, _ in world.targets["log"].rows] == [0, 1, 2, 3, 8, 9]
+
+
+def test_a_sink_that_comes_back_without_its_record_is_refused(world):
+    returned(world, "keyed")
+    del world.targets["keyed"].records[world._key("keyed")]
+    error = refused(world, LOG)
+    assert "holds no record" in error.message
+    assert "headrace replay FILE --from 1 --sink keyed" in error.hint
+
+
+def test_a_sink_that_missed_no_epoch_comes_back_without_a_word(world):
+    returned(world, "log", between=0)
+    before = world.targets["log"].records[world._key("log")]
+    ran(world, 1, LOG)
+    after = world.targets["log"].records[world._key("log")]
+    assert (after.epoch, after.totals.rows, after.baseline) == (3, before.totals.rows + 2, before.baseline)
+
+
+def test_a_replay_waits_for_the_open_epoch_of_the_file_without_the_sink(world):
+    returned(world, "keyed", between=1)
+    lane = opened(world, LOG | {"sinks": ["log"]})
+    lane.plan({"src": lane.position["src"] + 1}, Phase.LIVE)
+    log = lane.sinks["log"]
+    assert isinstance(log, FakeSink)
+    work = lane.pending()
+    assert work is not None
+    log.write(work.plan, {"sql": "v1"})
+    lane.close()
+    world.processes.clear()
+    lane = world._opened(Probe(), LOG, frozenset(["keyed"]))
+    with pytest.raises(LaneError, match="without this sink") as error:
+        lane.replay("keyed", world._writer(lane))
+    assert "headrace run FILE" in error.value.hint
 
 
 def test_every_sink_that_disagrees_is_named_at_once(world):
@@ -164,13 +233,18 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     lane.plan({"src": 2}, Phase.LIVE)
     for attempt in range(5):
         assert lane.failed("pg", TransientError("the server is away")) == attempt + 1
+    assert find_block(world.ledger, world.state(), 3, "orders.yaml") is None
     assert lane.failed("pg", DataError("value 17 does not fit")) == 1
     assert lane.failed("pg", DataError("value 18 does not fit")) == 2
-    with pytest.raises(BlockedError, match=r"blocked at epoch 1, node 'pg', 40 rows, after 3 equal failures: DataError: value 19") as error:
-        lane.failed("pg", DataError("value 19 does not fit"), rows=40)
+    with pytest.raises(BlockedError, match=r"blocked at epoch 1, node 'pg', after 3 equal failures: DataError: value 19") as error:
+        lane.failed("pg", DataError("value 19 does not fit"))
     assert "goes on with this epoch" in error.value.hint
+    found = find_block(world.ledger, world.state(), 3, "FILE")
+    assert found is not None
+    assert str(found) == str(error.value)
     lane.execute(world._writer(lane))
     assert lane.failed("pg", DataError("too late")) == 0
+    assert find_block(world.ledger, world.state(), 3, "FILE") is None
 
 
 def test_an_epoch_is_not_committed_without_counts_of_every_sink(world):
@@ -343,7 +417,8 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
 
 def taken(ledger) -> bool:
     with suppress(LeaseHeldError):
-        return ledger.acquire("orders", "main", {}, 30).generation == 2
+        ledger.acquire("orders", "main", {}, 30)
+        return True
     return False
 
 

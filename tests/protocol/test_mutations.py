@@ -15,10 +15,11 @@ from model_fakes import FakeSink, Interrupt
 from model_world import COMMIT_TIMEOUT, FILES, TTL, World
 from test_model import LONG, Machine
 
-from headrace.pipeline.lane import Lane, Pending
-from headrace.pipeline.ledger import Ledger
-from headrace.pipeline.ledger import ledger as ledger_module
-from headrace.pipeline.records import Counts
+from headrace.pipeline.protocol.coordinator import Lane, Pending
+from headrace.pipeline.protocol.coordinator.reconcile import Verdict
+from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.ledger import Ledger
+from headrace.pipeline.protocol.ledger import writer as ledger_module
 
 
 class Anybody(Ledger):
@@ -196,8 +197,8 @@ class NobodySkipped(Lane):
 class ForgetsFailures(Lane):
     """Rule 5: after a failure the sinks are asked again who holds the epoch. Here it is assumed that none does."""
 
-    def failed(self, node, error, rows=None):
-        attempts = super().failed(node, error, rows)
+    def failed(self, node, error):
+        attempts = super().failed(node, error)
         self._doubtful, self._findings = False, {}
         return attempts
 
@@ -208,6 +209,17 @@ class JoinsFirst(Lane):
     def _join(self, name, epoch, position, data=None):
         self._write_join(name, epoch, position)
         super()._join(name, epoch, position, data)
+
+
+class ComesBackAnew(Lane):
+    """Rule 5: a sink that was out of the file for some epochs lacks them. Here it joins as if it were new."""
+
+    def _agree(self):
+        super()._agree()
+        for name in self._newcomers():
+            if name in self._findings and self._state.open_plan is None:
+                self._findings[name] = replace(self._findings[name], verdict=Verdict.LEVEL)
+                self._state = replace(self._state, sinks={sink: row for sink, row in self._state.sinks.items() if sink != name})
 
 
 class StartsAnew(Lane):

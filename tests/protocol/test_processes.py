@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.pipeline.ledger import open_sqlite
+from headrace.pipeline.protocol.ledger import open_sqlite
 
 PROGRAM = Path(__file__).with_name("holder_process.py")
 
@@ -67,11 +67,12 @@ def test_of_many_that_race_for_a_lane_one_gets_it(start):
 
 def test_a_killed_run_is_followed_at_once(start, tmp_path):
     first = start(ttl=3600.0)
+    generation = first.hear("opened")["opened"]
     first.hear("committed")
     first.signal(signal.SIGKILL)
     first.process.wait()
     second = start(ttl=3600.0)
-    assert second.hear("opened", "error") == {"opened": 2}
+    assert second.hear("opened", "error").get("opened", 0) > generation
     second.hear("committed")
     gapless(tmp_path, after=["release", "death"])
 
@@ -79,17 +80,18 @@ def test_a_killed_run_is_followed_at_once(start, tmp_path):
 def test_the_jvm_of_a_killed_run_is_ended_before_anything_else(start):
     first = start(ttl=3600.0, jvm=True)
     jvm = psutil.Process(first.hear("jvm")["jvm"])
-    first.hear("opened")
+    generation = first.hear("opened")["opened"]
     first.signal(signal.SIGKILL)
     first.process.wait()
     assert jvm.is_running()
     assert jvm.status() != psutil.STATUS_ZOMBIE
-    assert start().hear("opened", "error") == {"opened": 2}
+    assert start().hear("opened", "error").get("opened", 0) > generation
     assert not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_stopped_run_is_followed_when_its_lease_expires_and_fenced_when_it_goes_on(start, tmp_path):
     first = start(ttl=2.0)
+    generation = first.hear("opened")["opened"]
     first.hear("committed")
     first.signal(signal.SIGSTOP)
     assert start().hear("opened", "error")["error"] == "LeaseHeldError", "it may only be paused: its lock is still held"
@@ -97,7 +99,7 @@ def test_a_stopped_run_is_followed_when_its_lease_expires_and_fenced_when_it_goe
     while "error" in (said := (second := start()).hear("opened", "error")):
         assert said["error"] == "LeaseHeldError"
         assert time.monotonic() < deadline, "the lease of the stopped run never expired"
-    assert said["opened"] == 2
+    assert said["opened"] > generation
     second.hear("committed")
     first.signal(signal.SIGCONT)
     assert first.hear("error")["error"] == "FencedError"
@@ -107,11 +109,12 @@ def test_a_stopped_run_is_followed_when_its_lease_expires_and_fenced_when_it_goe
 
 def test_a_run_that_is_terminated_while_it_holds_the_lane_leaves_no_lock(start, tmp_path):
     first = start()
+    generation = first.hear("opened")["opened"]
     first.hear("committed")
     os.kill(first.process.pid, signal.SIGTERM)
     first.process.wait()
     second = start()
-    assert second.hear("opened", "error")["opened"] == 2
+    assert second.hear("opened", "error").get("opened", 0) > generation
     assert len(list((tmp_path / "ledger.db.locks").iterdir())) == 1
 
 

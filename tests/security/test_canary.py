@@ -192,7 +192,7 @@ def failing(scene: Scene) -> None:
     assert producer.flush(30) == 0
     code, said = scene.headrace("run, broken row", "-v", "run", "pipeline.yaml", "--until", "caught-up")
     assert (code, "this is no JSON" in said) == (1, True), said
-    call = ("-c", "from headrace.orchestration.build import build; from headrace.orchestration.carry import main; raise SystemExit(main())")
+    call = ("-c", "from headrace.orchestration.build import build; from headrace.demo.dagster_run import main; raise SystemExit(main())")
     code, said = scene.watched.run("dagster, broken row", sys.executable, *call, "pipeline.yaml", "2024-01-01", "2024-02-01")
     assert code == 1, said
     broken = (scene.folder / "pipeline.yaml").read_text().replace("select id, day", "selec id, day").replace("pipeline", "broken")

@@ -9,10 +9,10 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs import archive
-from headrace.jobs.archive import archive_options, ensure_archive
-from headrace.jobs.java import Java, find_java
-from headrace.jobs.session import jvm_process
+from headrace.jobs.spark import cds_archive
+from headrace.jobs.spark.cds_archive import archive_options, ensure_archive
+from headrace.jobs.spark.java import Java, find_java
+from headrace.jobs.spark.session import jvm_process
 
 OTHER = Java(Path("/opt/other/bin/java"), "17.0.1", "setting")
 
@@ -31,12 +31,12 @@ def test_spark_maps_the_archive(spark: SparkSession) -> None:
 def test_another_java_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     assert archive_options(OTHER) == ""
-    assert archive._path(OTHER) != archive._path(find_java())
+    assert cds_archive._path(OTHER) != cds_archive._path(find_java())
 
 
 def test_a_training_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr(archive.sys, "executable", "/bin/false")
+    monkeypatch.setattr(cds_archive.sys, "executable", "/bin/false")
     assert ensure_archive(OTHER) is None
     assert "Spark will start more slowly" in caplog.text
     assert [path.name for path in (tmp_path / "archives").iterdir()] == ["lock"]
@@ -46,5 +46,5 @@ def test_archives_of_environments_that_are_gone_are_removed(tmp_path: Path) -> N
     for name, pyspark in (("gone", tmp_path / "nowhere"), ("there", tmp_path)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"pyspark": str(pyspark)}))
         (tmp_path / f"{name}.jsa").touch()
-    archive._remove_orphans(tmp_path)
+    cds_archive._remove_orphans(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"there.json", "there.jsa"}

@@ -109,7 +109,7 @@ def test_status_and_env_of_running_servers(services: Services):
 
 @pytest.mark.services
 def test_env_leads_to_the_servers(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from headrace.pipeline.settings import load_settings
+    from headrace.pipeline.config.settings import load_settings
 
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))  # no services.json here: only the environment leads there
     for key, value in environment(services, passwords=True).items():

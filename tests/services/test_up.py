@@ -42,7 +42,7 @@ def test_up_twice_is_one_start(services: Services):
 
 
 def test_the_file_is_for_its_owner_alone_and_holds_what_settings_read(services: Services, monkeypatch: pytest.MonkeyPatch):
-    from headrace.pipeline.settings import load_settings
+    from headrace.pipeline.config.settings import load_settings
 
     path = services.home / "services.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -18,24 +18,24 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from headrace import services as local
+from headrace.connectors.postgres.lookup_table import ValueTable, Where
 from headrace.connectors.postgres.session import Address
-from headrace.connectors.postgres.values import ValueTable, Where
-from headrace.jobs.check import check
-from headrace.jobs.events import Event, Notice, Until
+from headrace.jobs.checks.preflight import check
+from headrace.jobs.dynamic_tables.base import distinct_texts, register
+from headrace.jobs.dynamic_tables.postgres import OutsideTable
+from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.formats import Format, render
-from headrace.jobs.explain.story import explain
-from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.replay import replay
-from headrace.jobs.routes import Columns, route
-from headrace.jobs.run import run
-from headrace.jobs.sources import lane_sources
-from headrace.jobs.tables.base import distinct_texts, register
-from headrace.jobs.tables.outside import OutsideTable
+from headrace.jobs.planning.load_path import Columns, route
+from headrace.jobs.run.events import Event, Notice, Until
+from headrace.jobs.run.repair import replay
+from headrace.jobs.run.runner import run
+from headrace.jobs.sources.pipeline_source import lane_sources
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend, TableConnection
 from headrace.pipeline.errors import HeadraceError, RecordError, TargetError, TransientError
-from headrace.pipeline.file import PipelineFile, parse_pipeline
-from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend, TableConnection
-from headrace.pipeline.transforms import DynamicTable
+from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
+from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 

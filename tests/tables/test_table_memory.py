@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pytest
 
-from headrace.jobs.tables.base import checker
-from headrace.jobs.tables.memory import Known, MemoryTable
-from headrace.jobs.tables.sets import TAIL, Segment, ValueSet
-from headrace.jobs.tables.store import ValueStore
+from headrace.jobs.dynamic_tables.base import checker
+from headrace.jobs.dynamic_tables.broadcast import TAIL, Segment, ValueSet
+from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
+from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
 from headrace.pipeline.errors import FencedError, RecordError, TargetError
-from headrace.pipeline.records import EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from headrace.connectors.postgres.lookup_table import ValueTable, Where
 from headrace.connectors.postgres.session import Address
-from headrace.connectors.postgres.values import ValueTable, Where
-from headrace.jobs.tables.outside import CachedTable, OutsideTable
+from headrace.jobs.dynamic_tables.postgres import CachedTable, OutsideTable
+from headrace.pipeline.config.settings import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError
-from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import TableConnection
-from headrace.pipeline.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from casekit import ORDERS, Run, case
 
-from headrace.jobs.testing.run import Bench, Outcome
-from headrace.pipeline.settings import Settings
+from headrace.jobs.testing.runner import Bench, Outcome
+from headrace.pipeline.config.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

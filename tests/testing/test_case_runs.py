@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from casekit import ORDERS, Run
 
-from headrace.jobs.testing.show import failure
+from headrace.jobs.testing.report import failure
 
 pytestmark = pytest.mark.spark
 

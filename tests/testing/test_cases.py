@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from casekit import ORDERS, case, write
 
-from headrace.pipeline.cases import case_files, load_cases
-from headrace.pipeline.cells import Timestamp
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file import parse_pipeline
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.testcases.loader import case_files, load_cases
+from headrace.pipeline.testcases.values import Timestamp
 
 GOOD = """\
   cents_become_an_amount:

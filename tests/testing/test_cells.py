@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.pipeline.cells import Timestamp, as_written, fit, infer
-from headrace.pipeline.wide import INT256, UINT256
+from headrace.pipeline.testcases.values import Timestamp, as_written, fit, infer
+from headrace.pipeline.types.int256 import INT256, UINT256
 
 AT = pa.timestamp("us", tz="UTC")
 LOCAL = pa.timestamp("us")

@@ -1,4 +1,4 @@
-"""`headrace test` and pytest from outside: what is printed, written and returned."""
+"""`headrace test` and pytest as processes: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from casekit import ORDERS, write
 
-from headrace.jobs.java import find_java
+from headrace.jobs.spark.java import find_java
 
 pytestmark = pytest.mark.spark
 
@@ -48,76 +48,78 @@ def headrace(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return start(folder, "headrace", "test", *args)
 
 
-def test_a_run_says_per_test_what_came_of_it(tmp_path: Path) -> None:
+def test_a_run_reports_each_test_and_the_rows_that_differ(tmp_path: Path) -> None:
     write(tmp_path, TESTS)
-    found = headrace(tmp_path, "--junit", "out/report.xml")
-    assert found.returncode == 1, found.stderr
-    assert found.stderr == ""
-    lines = found.stdout.splitlines()
-    assert lines[0] == "orders.test.yaml"
-    words = [line.split()[:2] for line in lines if line.startswith(("  passed", "  FAILED"))]
-    assert words == [["passed", "good_amount"], ["FAILED", "wrong_amount"], ["FAILED", "broken"]]
-    assert "      orders_pg: 2 rows came, 2 expected: 1 different" in lines
-    assert "            amount: expected 2.60, came 2.50" in lines
-    assert lines[-1].startswith("1 passed, 2 failed in ")
-    assert max(map(len, lines)) <= 80
+    result = headrace(tmp_path, "--junitxml", "out/report.xml")
+    assert result.returncode == 1, result.stderr
+    lines = result.stdout.splitlines()
+    words = [line.split()[:2] for line in lines if line.startswith("orders.test.yaml::")]
+    assert words == [
+        [f"orders.test.yaml::{name}", word] for name, word in (("good_amount", "PASSED"), ("wrong_amount", "FAILED"), ("broken", "FAILED"))
+    ]
+    assert "orders_pg: 2 rows came, 2 expected: 1 different" in lines
+    assert "      amount: expected 2.60, came 2.50" in lines
+    assert "2 failed, 1 passed in " in lines[-1]
+    assert "Traceback" not in result.stdout + result.stderr
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
     report = ET.parse(tmp_path / "out" / "report.xml").getroot()
     (suite,) = report
-    assert (report.tag, suite.get("name"), suite.get("tests")) == ("testsuites", "orders.test.yaml", "3")
-    assert (suite.get("failures"), suite.get("errors")) == ("1", "1")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "2", "0")
     assert [case.get("name") for case in suite] == ["good_amount", "wrong_amount", "broken"]
-    assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["error"]]
+    assert [[child.tag for child in case] for case in suite] == [[], ["failure"], ["failure"]]
     assert "amount: expected 2.60, came 2.50" in str(suite[1][0].text)
 
 
-def test_update_writes_what_came_and_says_so(tmp_path: Path) -> None:
+def test_update_replaces_the_expected_rows_and_reports_it(tmp_path: Path) -> None:
     path = write(tmp_path, TESTS)
     before = path.read_text()
-    found = headrace(tmp_path, "--update", "-k", "not broken")
-    assert found.returncode == 1, found.stderr
-    assert "orders.test.yaml:14:7: `orders_pg` now expects 2 rows" in found.stdout
+    result = headrace(tmp_path, "--update", "-k", "not broken")
+    assert result.returncode == 1, result.stderr
+    assert "orders.test.yaml:14:7: `orders_pg` now expects 2 rows" in result.stdout
     assert path.read_text() == before.replace("amount: 2.60} # another", "amount: 2.50} # another")
     again = headrace(tmp_path, "-k", "amount")
     assert again.returncode == 0, again.stdout
-    assert again.stdout.splitlines()[-1].startswith("2 passed in ")
+    assert "2 passed, 1 deselected in " in again.stdout.splitlines()[-1]
 
 
 def test_a_test_that_ended_with_an_error_is_not_updated(tmp_path: Path) -> None:
     path = write(tmp_path, TESTS)
     before = path.read_text()
-    found = headrace(tmp_path, "--update", "-k", "broken", "-v")
-    assert found.returncode == 1
-    assert "not updated: " in found.stdout
+    result = headrace(tmp_path, "--update", "-k", "broken", "-v")
+    assert result.returncode == 1
+    assert "not updated: " in result.stdout
     assert path.read_text() == before
 
 
-def test_a_file_that_is_wrong_does_not_keep_others_from_running(tmp_path: Path) -> None:
+def test_a_wrong_file_does_not_keep_others_from_running(tmp_path: Path) -> None:
     write(tmp_path, TESTS)
     (tmp_path / "bad.test.yaml").write_text("pipeline: orders.yaml\ntests: {a: {expct: {}}, b: 5}\n")
-    found = headrace(tmp_path, "-k", "good", "--junit", "r.xml")
-    assert found.returncode == 1
-    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-    assert [line.split(" ")[1] for line in errors] == ["bad.test.yaml:2:9:", "bad.test.yaml:2:13:", "bad.test.yaml:2:25:"]
-    assert "did you mean `expect`?" in found.stderr
-    assert "  passed  good_amount" in found.stdout
-    assert [suite.get("errors") for suite in ET.parse(tmp_path / "r.xml").getroot()] == ["0", "1"]
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
+    result = headrace(tmp_path, "-k", "good", "--junitxml", "r.xml")
+    assert result.returncode == 1
+    assert [place for place in ("2:9", "2:13", "2:25") if f"bad.test.yaml:{place}: " in result.stdout] == ["2:9", "2:13", "2:25"]
+    assert "did you mean `expect`?" in result.stdout
+    assert "orders.test.yaml::good_amount PASSED" in result.stdout
+    (suite,) = ET.parse(tmp_path / "r.xml").getroot()
+    assert suite.get("errors") == "1"
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "message"),
     [
         (("empty",), 5, "no tests found"),
-        (("-k", "nothing"), 5, "no test is named by -k 'nothing'"),
+        (("-k", "nothing"), 5, "3 deselected"),
         (("nowhere.yaml",), 2, "`nowhere.yaml` is neither a file nor a folder"),
-        (("-k", "a and"), 2, "a part of a name is missing at the end"),
+        (("-k", "a and"), 4, "Wrong expression passed to '-k': a and"),
     ],
 )
-def test_exit_codes_without_a_test(args: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+def test_exit_codes_without_a_test(args: tuple[str, ...], code: int, message: str, tmp_path: Path) -> None:
     write(tmp_path, TESTS)
     (tmp_path / "empty").mkdir()
-    found = headrace(tmp_path, *args)
-    assert found.returncode == code
-    assert said in " ".join((found.stdout + found.stderr).replace("│", " ").split())
+    result = headrace(tmp_path, *args)
+    assert result.returncode == code
+    assert message in " ".join((result.stdout + result.stderr).replace("│", " ").split())
     assert not (tmp_path / ".headrace" / "logs").exists()
 
 

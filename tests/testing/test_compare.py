@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.lake_rows import last_by_key
+from headrace.connectors.lakehouse_rows import last_by_key
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.testing.compare import compare, same
-from headrace.jobs.testing.held import held
-from headrace.pipeline.case_names import chooser
+from headrace.jobs.testing.diff import compare, same
+from headrace.jobs.testing.sink_state import held
 from headrace.pipeline.errors import DataError, GuaranteeError
 
 NAN = float("nan")
@@ -138,38 +137,3 @@ def test_a_null_in_a_key_is_refused() -> None:
 def test_a_sink_that_keeps_nothing_gets_every_operation() -> None:
     steps = changes(("i", 1, 5), ("d", 1, None))
     assert held("s", SimpleNamespace(type="print"), ("id",), steps) == steps
-
-
-@pytest.mark.parametrize(
-    ("expression", "chosen"),
-    [
-        ("amount", ["an_amount", "AMOUNT_2"]),
-        ("not amount", ["broken"]),
-        ("amount and not an_", ["AMOUNT_2"]),
-        ("broken or an_", ["an_amount", "broken"]),
-        ("not (broken or an_)", ["AMOUNT_2"]),
-        ("broken or an_ and zzz", ["broken"]),
-        ("orders.test", ["an_amount", "AMOUNT_2", "broken"]),
-        ("not not broken", ["broken"]),
-    ],
-)
-def test_tests_are_chosen_as_pytest_chooses(expression: str, chosen: list[str]) -> None:
-    takes = chooser(expression)
-    assert [name for name in ("an_amount", "AMOUNT_2", "broken") if takes((name, "orders.test.yaml"))] == chosen
-
-
-@pytest.mark.parametrize(
-    ("expression", "said"),
-    [
-        ("", "a part of a name is missing at the end"),
-        ("a and", "a part of a name is missing at the end"),
-        ("(a", "`)` is missing at the end"),
-        ("a b", "the end, `and` or `or` is expected, found `b` at character 3"),
-        ("and a", "a part of a name is expected, found `and` at character 1"),
-        ("a)", "the end, `and` or `or` is expected, found `)` at character 2"),
-    ],
-)
-def test_an_expression_that_is_none_says_where(expression: str, said: str) -> None:
-    with pytest.raises(ValueError, match=r"expected|missing") as caught:
-        chooser(expression)
-    assert str(caught.value) == said

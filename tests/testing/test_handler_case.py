@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from casekit import ORDERS, Run
 
-from headrace.jobs.testing.show import failure
+from headrace.jobs.testing.report import failure
 
 pytestmark = pytest.mark.spark
 

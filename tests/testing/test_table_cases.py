@@ -7,8 +7,8 @@ import random
 import pytest
 from casekit import Run
 
-from headrace.jobs.testing.run import Outcome
-from headrace.jobs.testing.show import failure
+from headrace.jobs.testing.report import failure
+from headrace.jobs.testing.runner import Outcome
 
 pytestmark = pytest.mark.spark
 

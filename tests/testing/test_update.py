@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from casekit import ORDERS, case, write
 
-from headrace.jobs.testing.compare import compare
-from headrace.jobs.testing.expected import expectation
-from headrace.jobs.testing.run import Outcome
-from headrace.jobs.testing.show import failure
-from headrace.jobs.testing.update import update
-from headrace.pipeline.cases import Case, load_cases
+from headrace.jobs.testing.diff import compare
+from headrace.jobs.testing.expectations import expectation
+from headrace.jobs.testing.report import failure
+from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.update_snapshots import update
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.testcases.loader import Case, load_cases
 
 SCHEMA = pa.schema({"id": pa.int64(), "v": pa.string(), "w": pa.float64()})
 
@@ -193,7 +193,7 @@ def test_nothing_is_written_that_would_not_read_back_as_what_came(tmp_path: Path
     found = case(tmp_path, "  t:\n    expect:\n      priced:\n        rows: []\n")
     before = (tmp_path / "orders.test.yaml").read_text()
     for wrong in (before, before.replace("[]", "[{id: 1, v: a, w: 2}]"), "tests: {}", before.replace("[]", "[{id: x, v: a, w: 1}]")):
-        monkeypatch.setattr("headrace.jobs.testing.update.respelled", lambda *_, new=wrong: new)
+        monkeypatch.setattr("headrace.jobs.testing.update_snapshots.respelled", lambda *_, new=wrong: new)
         with pytest.raises(UserError, match="cannot be rewritten where they stand"):
             update(outcome(found, rows((1, "a", 1.0))))
         assert (tmp_path / "orders.test.yaml").read_text() == before

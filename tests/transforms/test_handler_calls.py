@@ -21,14 +21,14 @@ from web import Asked, served
 from web import Service as Web
 
 from headrace.connectors.base import FAN_OUT
-from headrace.connectors.rowerrors import explain_failure
+from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.transforms.handler import calls
-from headrace.jobs.transforms.handler.breaker import Breaker
-from headrace.jobs.transforms.handler.calls import HandlerTask, Service
-from headrace.jobs.transforms.handler.decode import Decoder
-from headrace.jobs.transforms.handler.figures import Calls, Tally, counter, taken
-from headrace.jobs.waits import Wait, waited_for
+from headrace.jobs.staging.pending_calls import Wait, waited_for
+from headrace.jobs.transforms.http import client as calls
+from headrace.jobs.transforms.http.call_metrics import Calls, Tally, counter, taken
+from headrace.jobs.transforms.http.circuit_breaker import Breaker
+from headrace.jobs.transforms.http.client import HandlerTask, Service
+from headrace.jobs.transforms.http.decode import Decoder
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 if TYPE_CHECKING:

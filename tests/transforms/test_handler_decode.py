@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.jobs.transforms.handler.decode import Answer, AnswerError, Decoder, excerpt
-from headrace.pipeline.wide import INT256, UINT256
+from headrace.jobs.transforms.http.decode import Answer, AnswerError, Decoder, excerpt
+from headrace.pipeline.types.int256 import INT256, UINT256
 
 MOMENT = datetime(2025, 1, 2, 3, 4, 5, 123456)
 CASES: list[tuple[pa.DataType, Any, Any]] = [

@@ -14,15 +14,15 @@ from web import Asked, Service, served
 
 from headrace.connectors.base import POS_TYPE
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.failures import as_headrace_error
-from headrace.jobs.planner import Known, Planner
-from headrace.jobs.sources import Reading
-from headrace.jobs.transforms.handler.figures import taken
+from headrace.jobs.planning.planner import Known, Planner
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.transforms.http.call_metrics import taken
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.records import EpochPlan, Phase
-from headrace.pipeline.settings import Settings
-from headrace.pipeline.wide import UINT256
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.types.int256 import UINT256
 
 pytestmark = pytest.mark.spark
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from casekit import case
 
-from headrace.jobs.check import check
-from headrace.jobs.testing.run import Bench, Outcome
-from headrace.jobs.testing.show import failure
+from headrace.jobs.checks.preflight import check
+from headrace.jobs.testing.report import failure
+from headrace.jobs.testing.runner import Bench, Outcome
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.settings import Settings
+from headrace.pipeline.file.loader import load_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,12 +12,12 @@ import pytest
 from scriptkit import hidden
 
 from headrace.connectors.base import FAN_OUT, POS
+from headrace.jobs.transforms.output_schema import final_schema, with_hidden
 from headrace.jobs.transforms.python.calls import Call, find
 from headrace.jobs.transforms.python.transform import allowed, check_function
-from headrace.jobs.transforms.shape import final_schema, with_hidden
+from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
-from headrace.pipeline.settings import load_settings
-from headrace.pipeline.transforms import PythonTransform
+from headrace.pipeline.model.transforms import PythonTransform
 
 MODULE = """
 import pyarrow as pa

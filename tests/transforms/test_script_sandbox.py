@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from scriptkit import bare, rows, run
 
-from headrace.jobs.transforms.script import vm as vms
-from headrace.jobs.transforms.script.vm import Limits, Vm
+from headrace.jobs.transforms.script import process as vms
+from headrace.jobs.transforms.script.process import Limits, Vm
 from headrace.pipeline.errors import DataError, HeadraceError, UserError
 
 GIVEN = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scriptkit import bare, hidden, run
 
-from headrace.jobs.transforms.script.codec import encoded
+from headrace.jobs.transforms.script.arrow_json import encoded
 from headrace.pipeline.errors import DataError, SchemaError
-from headrace.pipeline.wide import INT256, UINT256
+from headrace.pipeline.types.int256 import INT256, UINT256
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 WHOLE = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**53 - 1, 2**53, 2**53 + 1, -(2**53) - 1, 0, -1]))

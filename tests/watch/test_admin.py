@@ -16,11 +16,11 @@ from rich.console import Console
 
 from headrace.commands import tail as tail_command
 from headrace.commands.tail import Lines, tail
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.watch.admin import Admin, Looks
-from headrace.jobs.watch.samples import Samples
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.monitoring.admin import Admin, Looks
+from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
 from headrace.pipeline.errors import LaneError, UserError
-from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend
 
 FILE = """
 version: 1

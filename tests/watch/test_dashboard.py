@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from headrace.jobs.watch.names import BY_NAME, METRICS, Kind
+from headrace.jobs.monitoring.catalog import BY_NAME, METRICS, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "headrace.json").read_text())

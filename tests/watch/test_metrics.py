@@ -12,20 +12,20 @@ import pytest
 from otlpkit import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.jobs.purity import impure_nodes
-from headrace.jobs.transforms.handler import figures
-from headrace.jobs.watch.eyes import Eyes, NoEyes, _Look, open_eyes
-from headrace.jobs.watch.labels import node_labels
-from headrace.jobs.watch.meters import Meters
-from headrace.jobs.watch.names import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
-from headrace.jobs.watch.observe import Observed, fed
-from headrace.jobs.watch.plugin_meters import offer
+from headrace.jobs.monitoring.catalog import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
+from headrace.jobs.monitoring.instruments import Meters
+from headrace.jobs.monitoring.labels import node_labels
+from headrace.jobs.monitoring.monitor import Eyes, NoEyes, _Look, open_eyes
+from headrace.jobs.monitoring.plugin_metrics import offer
+from headrace.jobs.monitoring.spark_observation import Observed, fed
+from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.transforms.http import call_metrics
+from headrace.pipeline.config.settings import MetricsSettings, Settings
 from headrace.pipeline.errors import TransientError, UserError
-from headrace.pipeline.file import parse_pipeline
-from headrace.pipeline.plugins.found import Found
-from headrace.pipeline.plugins.host import NoMetrics, PluginContext
-from headrace.pipeline.records import Counts, EpochPlan, Phase
-from headrace.pipeline.settings import MetricsSettings, Settings
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.pipeline.plugins.discovery import Found
+from headrace.pipeline.plugins.runtime import NoMetrics, PluginContext
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
 
 FILE = """
 version: 1
@@ -206,7 +206,7 @@ def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.Monke
     file = parse_pipeline(FILE, "shop.yaml")
     assert type(open_eyes(file, Settings(), "")) is NoEyes
     assert type(open_eyes(file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), "")) is NoEyes
-    monkeypatch.setattr("headrace.jobs.watch.eyes.find_spec", lambda _: None)
+    monkeypatch.setattr("headrace.jobs.monitoring.monitor.find_spec", lambda _: None)
     assert type(open_eyes(file, Settings(), "")) is NoEyes
     with pytest.raises(UserError, match="need the package") as raised:
         open_eyes(file, Settings(admin_api_port=0), "")
@@ -259,7 +259,7 @@ def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
 
 
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "taken", lambda: {"ask": figures.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
+    monkeypatch.setattr(call_metrics, "taken", lambda: {"ask": call_metrics.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
     eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
     eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0, "write hole": 0.5}, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs.watch.observe import NodeFigures, Observed, observed
-from headrace.pipeline.telemetry import EventTime
+from headrace.jobs.monitoring.spark_observation import NodeFigures, Observed, observed
+from headrace.pipeline.model.telemetry import EventTime
 
 pytestmark = pytest.mark.spark
 

@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from headrace.jobs.watch.json_values import json_value
-from headrace.jobs.watch.samples import Sample, Samples
+from headrace.jobs.monitoring.json_values import json_value
+from headrace.jobs.monitoring.sample_buffer import Sample, Samples
 
 
 class Clock:

@@ -21,11 +21,11 @@ from rich.console import Console
 
 from headrace.commands import tail as tail_command
 from headrace.commands import watch as watch_command
-from headrace.connectors.ledgers import open_ledger
-from headrace.jobs.events import Until
-from headrace.jobs.run import run
-from headrace.pipeline.file import load_pipeline
-from headrace.pipeline.settings import InspectSettings, MetricsSettings, Settings
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import InspectSettings, MetricsSettings, Settings
+from headrace.pipeline.file.loader import load_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 

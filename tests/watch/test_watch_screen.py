@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 
 from headrace.commands.watch import View, Watcher, age, plain, table
-from headrace.connectors.ledgers import open_ledger
-from headrace.pipeline.ledger import Lease, Ledger
-from headrace.pipeline.records import Counts, EpochPlan, Json, Phase
-from headrace.pipeline.settings import Settings, SqliteBackend, StateBackend
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
+from headrace.pipeline.protocol.ledger import Lease, Ledger
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.pipeline.settings import load_settings
+from headrace.pipeline.config.settings import load_settings
 
 settings = load_settings()  # the servers that Headrace itself would take
 

@@ -7,7 +7,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.pipeline.settings import load_settings
+from headrace.pipeline.config.settings import load_settings
 
 brokers = {"bootstrap.servers": load_settings().kafka_source.brokers}  # those that Headrace itself would take
 admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for

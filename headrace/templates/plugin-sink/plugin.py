@@ -23,6 +23,11 @@ class TableOptions(Options):
 class Table(EpochSink):
     """`swap` is the atomic act: it compares the note, and writes note and rows, in one transaction."""
 
+    @property
+    def target_id(self) -> str:
+        """The table: two pipelines do not write it, unless both sinks set `share`."""
+        return self.options.table
+
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.options.path, isolation_level=None, timeout=30)
         connection.execute("CREATE TABLE IF NOT EXISTS headrace_notes (key TEXT PRIMARY KEY, note TEXT NOT NULL)")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.connectors.rowerrors import task_error
+from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
 from headrace.jobs.transforms.python.calls import Call, check_options, find
-from headrace.jobs.transforms.shape import final_schema, hidden_fields, with_hidden
+from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, UserError
-from headrace.pipeline.records import EpochPlan
-from headrace.pipeline.settings import Settings
-from headrace.pipeline.transforms import PythonTransform
+from headrace.pipeline.model.transforms import PythonTransform
+from headrace.pipeline.protocol.epochs import EpochPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.connectors.rowerrors import task_error
+from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.script.codec import encoded, shape
-from headrace.jobs.transforms.script.host import Script
-from headrace.jobs.transforms.script.vm import Limits, Program
-from headrace.jobs.transforms.shape import final_schema, hidden_fields, with_hidden
+from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
+from headrace.jobs.transforms.script.arrow_json import encoded, shape
+from headrace.jobs.transforms.script.executor import Script
+from headrace.jobs.transforms.script.process import Limits, Program
 from headrace.pipeline.errors import HeadraceError, Place, SchemaError
-from headrace.pipeline.records import EpochPlan
-from headrace.pipeline.transforms import ScriptTransform
-from headrace.pipeline.types import parse_type
-from headrace.pipeline.typescript import javascript
-from headrace.pipeline.wide import stored
+from headrace.pipeline.file.typescript import javascript
+from headrace.pipeline.model.transforms import ScriptTransform
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.types.arrow import parse_type
+from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

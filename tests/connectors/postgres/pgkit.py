@@ -18,9 +18,9 @@ from pydantic import SecretStr
 
 from headrace.connectors.base import Frame, SinkContext
 from headrace.connectors.postgres import PostgresSink
-from headrace.pipeline.nodes import PostgresSink as Node
-from headrace.pipeline.records import EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.settings import PostgresConnection, Settings
+from headrace.pipeline.config.settings import PostgresConnection, Settings
+from headrace.pipeline.model.nodes import PostgresSink as Node
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PLANNED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 from pgkit import SCHEMA, Bench, plan
 
-from headrace.connectors.postgres.driver import write_table
 from headrace.connectors.postgres.sink import PostgresSink
+from headrace.connectors.postgres.small_batches import write_table
 
 EACH = 100
 

@@ -22,9 +22,9 @@ from pyspark.sql import functions as f
 from headrace import services as local
 from headrace.connectors.base import Frame
 from headrace.connectors.postgres import staging
-from headrace.jobs.failures import as_headrace_error
+from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError
-from headrace.pipeline.records import Counts
+from headrace.pipeline.protocol.epochs import Counts
 from headrace.services.base import LocalService
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.faults]
@@ -102,11 +102,11 @@ def test_a_driver_that_slept_through_a_takeover_writes_nothing_more(bench: Bench
 
 
 def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalService, Bench], monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.connectors.postgres import driver
+    from headrace.connectors.postgres import small_batches
 
     server, bench = fragile
     sink = bench.joined(key=())
-    merge = driver.merge
+    merge = small_batches.merge
 
     def dying(*given: Any, **more: Any) -> Counts:
         counts = merge(*given, **more)
@@ -114,7 +114,7 @@ def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalSer
         return counts
 
     frame = bench.frame([("i", 1, "a")], key=())
-    monkeypatch.setattr(driver, "merge", dying)
+    monkeypatch.setattr(small_batches, "merge", dying)
     with pytest.raises(TransientError):
         sink.write(plan(1), frame)
     monkeypatch.undo()

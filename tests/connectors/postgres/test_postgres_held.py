@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pgkit import Bench, plan
 
-from headrace.jobs.testing.held import held
+from headrace.jobs.testing.sink_state import held
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 

@@ -8,7 +8,7 @@ import pytest
 from pgkit import STAGED, Bench, plan
 
 from headrace.pipeline.errors import GuaranteeError
-from headrace.pipeline.records import Counts
+from headrace.pipeline.protocol.epochs import Counts
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 

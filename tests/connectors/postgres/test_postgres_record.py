@@ -9,7 +9,7 @@ import pytest
 from pgkit import SCHEMA, STAGED, Bench, plan
 
 from headrace.pipeline.errors import FencedError, RecordError, TransientError
-from headrace.pipeline.records import Counts, Record
+from headrace.pipeline.protocol.epochs import Counts, Record
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -158,8 +158,8 @@ def test_a_pipeline_that_lost_its_ledger_sees_its_record_and_takes_over(bench: B
 
 
 def test_a_table_that_two_pipelines_write_is_not_counted(bench: Bench) -> None:
-    one = bench.joined()
-    two = bench.joined(name="another sink")
+    one = bench.joined(share=True)
+    two = bench.joined(name="another sink", pipeline="another pipeline", share=True)
     assert one.count() is None
     assert two.count() is None
     assert one.foreign_record() is None

@@ -139,6 +139,37 @@ def test_tables_that_would_lose_something_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("column", "kind", "said"),
+    [
+        ("timestamp(0)", pa.timestamp("us"), r"timestamp\(0\) without time zone, which rounds"),
+        ("timestamptz(3)", pa.timestamp("us", tz="UTC"), r"timestamp\(3\) with time zone, which rounds"),
+        ("time(2)", pa.time64("us"), r"time\(2\) without time zone, which rounds"),
+        ("numeric(10,2)", pa.decimal128(10, 4), r"numeric\(10,2\), which does not hold decimal128"),
+        ("numeric(10,-2)", pa.int64(), r"numeric\(10,-2\), which does not hold int64"),
+        ("name", pa.string(), "name, which cuts string"),
+    ],
+)
+def test_keys_that_the_server_would_change_are_refused(bench: Bench, column: str, kind: pa.DataType, said: str) -> None:
+    made(bench, f"k {column} PRIMARY KEY, v text")
+    with pytest.raises(SchemaError, match=f"column 'k' of {bench.schema}.target is {said}") as caught:
+        bench.sink(key=("k",)).prepare(pa.schema([("k", kind), ("v", pa.string())]), 1)
+    assert caught.value.hint
+
+
+@PATHS
+@pytest.mark.parametrize("column", ["varchar(3)", "char(3)"])
+def test_keys_are_not_cut_at_their_blanks(bench: Bench, column: str, estimate: int) -> None:
+    """The server would store 'abc', and a delete of 'abc ' would not match it."""
+    made(bench, f"k {column} PRIMARY KEY, v text")
+    schema = pa.schema([("k", pa.string()), ("v", pa.string())])
+    sink = bench.joined(schema, key=("k",))
+    sink.write(plan(1), bench.frame([("i", "abc", "x")], schema=schema, key=("k",), estimate=estimate))
+    with pytest.raises(DataError, match="key column 'k' holds 'abc ', which is longer than the 3 characters"):
+        sink.write(plan(2), bench.frame([("i", "abc ", "x")], schema=schema, key=("k",), estimate=estimate))
+    assert bench.rows() == [("abc", "x")]
+
+
+@pytest.mark.parametrize(
     ("node", "key", "said"),
     [
         ({"update_where": {"nope": ">"}}, ("id",), "update_where validation failed for sink 'out': no column 'nope'"),

@@ -1,0 +1,240 @@
+"""Pinning: a copy of a MergeTree table by hard links, which neither inserts nor merges nor TTLs change.
+
+The copy is built under a name of its own and then renamed, so that a table of the final name is always whole: a crash on
+the way leaves a half-made one, which the next attempt drops. Merges and TTLs are switched off before the parts come in,
+because they would rewrite rows (ReplacingMergeTree) or drop them while a backfill of days reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.connectors.clickhouse.client import ACCESS_DENIED, missing, told
+from headrace.connectors.clickhouse.types import quote
+from headrace.pipeline.errors import LaneError, TargetError, UserError
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+log = logging.getLogger(__name__)
+
+PREFIX = "_headrace_"
+_STILL = {
+    "max_bytes_to_merge_at_max_space_in_pool": 1,
+    "max_bytes_to_merge_at_min_space_in_pool": 1,
+    "max_number_of_merges_with_ttl_in_pool": 0,
+}
+"""Table settings under which no background merge is chosen. They outlive a restart, as SYSTEM STOP MERGES does not."""
+_DROP = {"max_table_size_to_drop": "0", "max_partition_size_to_drop": "0"}
+_EXISTS = 57
+_OFFER = "Or set `snapshot: none` at the node: no rights needed, but the rows do not hold still while they are read."
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What system.tables says of a table."""
+
+    database: str
+    name: str
+    uuid: str
+    engine: str
+    sorting_key: str
+    comment: str = ""
+
+    @property
+    def sql(self) -> str:
+        """The table's name for a query."""
+        return f"{quote(self.database)}.{quote(self.name)}"
+
+    @property
+    def merge_tree(self) -> bool:
+        """Has parts on disk, which can be linked."""
+        return self.engine.endswith("MergeTree")
+
+    @property
+    def merges_rows(self) -> bool:
+        """Rows of one sorting key become one: replaced, summed, collapsed. They are read with FINAL."""
+        return self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
+
+
+def look(client: Client, database: str, name: str, node: str) -> Table | None:
+    """The table, None if there is none."""
+    with told(node):
+        found = client.query(
+            "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database = {database:String} AND name = {name:String}",
+            parameters={"database": database, "name": name},
+        ).result_rows
+    return Table(database, name, *found[0]) if found else None
+
+
+def need(client: Client, database: str, name: str, node: str) -> Table:
+    """The table. Raises TargetError, with the names that come closest, if there is none."""
+    table = look(client, database, name, node)
+    if table is None:
+        raise missing(client, database, name, node)
+    return table
+
+
+def clone(client: Client, source: Table, token: str, node: str) -> Table:
+    """The pinned copy for `token`: the same one each time, also from another process.
+
+    Raises TargetError where the engine has no parts or the right to make a table is missing.
+    """
+    if not source.merge_tree:
+        msg = f"`{source.database}.{source.name}` cannot be pinned: its engine is {source.engine}, and only the MergeTree family can be"
+        raise TargetError(msg, hint="Set `snapshot: none` at the node; then the rows do not hold still while they are read.", node=node)
+    name = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", token)
+    if found := look(client, source.database, name, node):
+        return _of(found, source, node)
+    _sweep(client, source.database, f"{name}_tmp_", node)
+    _sync(client, source, node)
+    staged = Table(source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key)
+    _warn_of_mutations(client, source, node)
+    try:
+        _build(client, source, staged, node)
+        _rename(client, staged, name, node)
+    except TargetError as error:
+        drop(client, staged.database, staged.name, node)
+        msg = f"cannot pin `{source.database}.{source.name}`: {error.message}"
+        raise TargetError(msg, hint=_needs(error, source), node=node) from error
+    made = look(client, source.database, name, node)
+    if made is None:
+        msg = f"the pinned copy `{source.database}.{name}` vanished right after it was made"
+        raise LaneError(msg, hint="Something drops tables whose name begins with _headrace_; start again once it does not.", node=node)
+    log.info("pinned table=%s.%s as=%s", source.database, source.name, name)
+    return _of(made, source, node)
+
+
+def _mark(source: Table) -> str:
+    return f"pinned by Headrace from {source.database}.{source.name}"
+
+
+def _of(found: Table, source: Table, node: str) -> Table:
+    """`found`, if it is a copy of `source`. Raises LaneError for one of another table under the same name."""
+    if found.comment != _mark(source):
+        msg = f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its comment says '{found.comment}'"
+        raise LaneError(msg, hint="Drop it if nothing needs it any more, or go back to the table that it was made from.", node=node)
+    return found
+
+
+def _build(client: Client, source: Table, staged: Table, node: str) -> None:
+    """What CREATE TABLE … CLONE AS does, with merges switched off before the first part is there."""
+    from clickhouse_connect.driver.binding import format_str
+
+    with told(node, f"{source.database}.{source.name}", "pin it"):
+        client.command(f"CREATE TABLE {staged.sql} AS {source.sql}")
+        client.command(f"ALTER TABLE {staged.sql} MODIFY COMMENT {format_str(_mark(source))}")
+        client.command(f"ALTER TABLE {staged.sql} MODIFY SETTING {', '.join(f'{key} = {value}' for key, value in _STILL.items())}")
+        client.command(f"ALTER TABLE {staged.sql} ATTACH PARTITION ALL FROM {source.sql}")
+
+
+def _rename(client: Client, staged: Table, name: str, node: str) -> None:
+    """The act that makes the copy whole. Where another process was first, its copy is the one."""
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    with told(node):
+        try:
+            client.command(f"RENAME TABLE {staged.sql} TO {quote(staged.database)}.{quote(name)}")
+        except DatabaseError as error:
+            if error.code != _EXISTS:
+                raise
+            drop(client, staged.database, staged.name, node)
+
+
+def _needs(error: UserError, source: Table) -> str:
+    denied = getattr(error.__cause__, "code", None) == ACCESS_DENIED
+    grant = f"GRANT CREATE TABLE, DROP TABLE, INSERT, ALTER TABLE, SELECT ON {source.database}.* TO the user of clickhouse_source. "
+    return (grant if denied else "") + _OFFER
+
+
+def sync_statement(source: Table) -> str | None:
+    """SQL that waits until this replica has the parts that others have now; None for an engine without replicas."""
+    replicated = source.engine.startswith(("Replicated", "Shared"))
+    return f"SYSTEM SYNC REPLICA {source.sql} LIGHTWEIGHT" if replicated else None
+
+
+def _sync(client: Client, source: Table, node: str) -> None:
+    """Waits for parts that this replica does not have yet. Without the right to wait, a copy may lack rows that are on other replicas."""
+    if (statement := sync_statement(source)) is None:
+        return
+    try:
+        with told(node, f"{source.database}.{source.name}", "wait for its replica"):
+            client.command(statement)
+    except TargetError as error:
+        if getattr(error.__cause__, "code", None) != ACCESS_DENIED:
+            raise
+        log.warning(
+            "no right to SYSTEM SYNC REPLICA: rows that only other replicas have are not pinned table=%s.%s", source.database, source.name
+        )
+
+
+def _warn_of_mutations(client: Client, source: Table, node: str) -> None:
+    with told(node):
+        pending = client.query(
+            "SELECT count() FROM system.mutations WHERE database = {database:String} AND table = {name:String} AND NOT is_done",
+            parameters={"database": source.database, "name": source.name},
+        ).result_rows[0][0]
+    if pending:
+        log.warning(
+            "pinning table=%s.%s with unfinished mutations=%d: parts that they did not reach keep their old rows",
+            *(source.database, source.name, pending),
+        )
+
+
+def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
+    """Drops half-made copies."""
+    for name in _names(client, database, prefix, node):
+        log.info("dropping half-made copy=%s.%s", database, name)
+        drop(client, database, name, node)
+
+
+def _names(client: Client, database: str, prefix: str, node: str) -> list[str]:
+    with told(node):
+        found = client.query(
+            "SELECT name FROM system.tables WHERE database = {database:String} AND startsWith(name, {prefix:String}) ORDER BY name",
+            parameters={"database": database, "prefix": prefix},
+        ).result_rows
+    return [row[0] for row in found]
+
+
+def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[str]) -> list[str]:
+    """Return the copies of `owner` that no position refers to: made by this generation or an earlier one, and not in `keep`.
+
+    A copy of a later generation belongs to a newer process, which may be about to store its position.
+    """
+    made = re.compile(rf"{re.escape(PREFIX + owner)}_(\d+)_")
+    return [name for name in names if name not in keep and (found := made.match(name)) and int(found[1]) <= generation]
+
+
+def sweep(client: Client, database: str, owner: str, generation: int, keep: Collection[str], node: str) -> None:
+    """Drop the orphans of `owner` in a database."""
+    for name in orphans(_names(client, database, f"{PREFIX}{owner}_", node), owner, generation, keep):
+        log.info("dropping a copy that no position refers to: copy=%s.%s", database, name)
+        drop(client, database, name, node)
+
+
+def drop(client: Client, database: str, name: str, node: str) -> None:
+    """Drops a copy, of any size. Never a table that Headrace did not make."""
+    if not name.startswith(PREFIX):
+        msg = f"`{database}.{name}` is not a pinned copy and is not dropped"
+        raise LaneError(msg, hint=f"Copies have names that begin with {PREFIX}.", node=node)
+    with told(node, f"{database}.{name}", "drop it"):
+        client.command(f"DROP TABLE IF EXISTS {quote(database)}.{quote(name)} SYNC", settings=_DROP)
+
+
+def held(client: Client, handle: Json, node: str) -> Table:
+    """The table that a handle names. Raises LaneError when a pinned copy is gone or is another one by now."""
+    if not handle["pinned"]:
+        return need(client, handle["database"], handle["table"], node)
+    found = look(client, handle["database"], handle["table"], node)
+    if found is None or found.uuid != handle["uuid"]:
+        what = "is gone" if found is None else "was made anew"
+        msg = f"the pinned copy `{handle['database']}.{handle['table']}` of `{handle['source']}` {what}"
+        raise LaneError(msg, hint="Its rows cannot be had again exactly. Start the history over under a new state.", node=node)
+    return found

@@ -1,0 +1,178 @@
+# ruff: noqa: S608  SQL is put together from names that the driver quotes and from the server's own texts; values are bound
+"""Finds the splits of a table: one ordered pass over its key gives every border and every count."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import Cut, Outside, Window
+from headrace.connectors.clickhouse.client import told
+from headrace.connectors.clickhouse.key_ranges import INSERTED, Bound, Key, expressions, in_range, in_scope, usable
+from headrace.connectors.clickhouse.snapshot import Table
+from headrace.connectors.clickhouse.types import quote
+from headrace.connectors.splitting import SPLIT_BYTES
+from headrace.pipeline.errors import SchemaError, TargetError
+from headrace.pipeline.model.nodes import ClickHouseSource
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+log = logging.getLogger(__name__)
+
+
+class Planner:
+    """Plans the splits of one table, which should hold still."""
+
+    def __init__(self, client: Client, table: Table, node: ClickHouseSource, name: str) -> None:
+        self._client = client
+        self._table = table
+        self._node = node
+        self._name = name
+        self._rows = node.split_rows
+
+    def splits(self, window: Window | None, cut: Cut | None, *, parted: bool) -> list[Json]:
+        """All splits with exact counts, in the order of the key; rows whose key is NULL or NaN come last, empty ones not at all.
+
+        As many key columns are used as it takes to keep splits below twice `split_rows`, or twice `SPLIT_BYTES` where rows are wide. Rows of
+        one key stay together.
+        `parted`: parts hold still, so a table without a sorting key is split by insert and the place of a row in its part.
+        """
+        each = self._width()
+        self._rows = min(self._node.split_rows, max(1, int(SPLIT_BYTES / each))) if each else self._node.split_rows
+        sorting = self._sorting()
+        common = self._scope(window, cut, sorting)
+        keys = self._keys(sorting, parted=parted)
+        found: list[Json] = []
+        for width in range(min(len(keys), 1), len(keys) + 1):
+            found = self._placed(keys[:width], common) if width else []
+            if all(part["rows"] <= 2 * self._rows for part in found):
+                break
+        found += self._unplaced(keys, common)
+        prefix = "" if window is None else f"{window.key}/"
+        sizes = [{"bytes": round(part["rows"] * each)} if each else {} for part in found]
+        return [
+            {"id": f"{prefix}{place:05d}", "ordinal": place, **part, **size, "scope": common}
+            for place, (part, size) in enumerate(zip(found, sizes, strict=True))
+        ]
+
+    def outside(self, window: Window, cut: Cut | None) -> Outside:
+        """Rows inside filter and cut that have NULL in the window's column, and rows in the window."""
+        bound, column, kind = Bound(), quote(window.column), self._kind(window.column)
+        here = f"ifNull({column} >= {bound.literal(window.start, kind)}, 0)"
+        here += f" AND ifNull({column} < {bound.literal(window.end, kind)}, 0)" if window.end else ""
+        where = self._where(_part((), None, None, 0), self._scope(None, cut, self._sorting()), bound)
+        query = f"SELECT countIf(isNull({column})), countIf({here}), toString(maxIf({column}, {here})) FROM {self._from()} WHERE {where}"
+        with told(self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"):
+            ((nulls, later, last),) = self._client.query(query, parameters=bound.parameters).result_rows
+        return Outside(int(nulls), int(later), last or "")
+
+    def _width(self) -> float:
+        """Mean bytes of a row with all columns, by the server's statistics; 0 where it has none, or does not show them."""
+        if not self._table.merge_tree:
+            return 0.0
+        try:
+            with told(self._name, f"{self._table.database}.{self._table.name}", "see its parts"):
+                rows = self._client.query(
+                    "SELECT sum(data_uncompressed_bytes) / sum(rows) FROM system.parts"
+                    " WHERE active AND database = {database:String} AND table = {name:String}",
+                    parameters={"database": self._table.database, "name": self._table.name},
+                ).result_rows
+        except TargetError as error:
+            log.info("node=%s width=unknown reason=%s", self._name, error.message)
+            return 0.0
+        width = float(rows[0][0] or 0.0) if rows else 0.0
+        return width if math.isfinite(width) else 0.0
+
+    def _sorting(self) -> list[tuple[str, str]]:
+        """The sorting key's expressions with their types."""
+        found = expressions(self._table.sorting_key)
+        if not found:
+            return []
+        with told(self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"):
+            rows = self._client.query(f"DESCRIBE (SELECT {', '.join(found)} FROM {self._table.sql})").result_rows
+        return [(expression, row[1]) for expression, row in zip(found, rows, strict=True)]
+
+    def _keys(self, sorting: Sequence[tuple[str, str]], *, parted: bool) -> tuple[Key, ...]:
+        if keys := usable(sorting):
+            return keys
+        if parted and not self._table.merges_rows:
+            return (Key(INSERTED, "UInt64"), Key("_part_offset", "UInt64"))
+        return ()
+
+    def _scope(self, window: Window | None, cut: Cut | None, sorting: Sequence[tuple[str, str]]) -> Json:
+        """What all splits have in common."""
+        return {
+            "window": None
+            if window is None
+            else {"column": window.column, "kind": self._kind(window.column), "start": window.start, "end": window.end},
+            "start": self._start(sorting) if self._node.start_at is not None else None,
+            "cut": None if cut is None else cut.to_json(),
+        }
+
+    def _start(self, sorting: Sequence[tuple[str, str]]) -> Json:
+        if not sorting:
+            msg = f"`start_at` needs a sorting key, and `{self._table.database}.{self._table.name}` has none"
+            raise SchemaError(msg, hint="Remove `start_at`, or say it as a `filter`.", node=self._name)
+        expression, kind = sorting[0]
+        return {"expression": expression, "kind": kind, "at": self._node.start_at}
+
+    def _kind(self, column: str) -> str:
+        with told(self._name, f"{self._table.database}.{self._table.name}", "see its columns"):
+            rows = self._client.query(
+                "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {name:String} ORDER BY position",
+                parameters={"database": self._table.database, "name": self._table.name},
+            ).result_rows
+        found = {row[0]: row[1] for row in rows}
+        if column not in found:
+            msg = f"`{self._table.database}.{self._table.name}` has no column {column}, which the window is measured by"
+            raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self._name)
+        return found[column]
+
+    def _where(self, part: Json, common: Json, bound: Bound) -> str:
+        text = f"({in_range(part, bound)}) AND ({in_scope(common, bound)})"
+        return f"{text} AND (\n{self._node.filter}\n)" if self._node.filter else text
+
+    def _from(self) -> str:
+        return f"{self._table.sql}{' FINAL' if self._table.merges_rows else ''}"
+
+    def _placed(self, keys: Sequence[Key], common: Json) -> list[Json]:
+        """Ranges of about `split_rows` rows.
+
+        Each row's rank is the place at which the run of its key begins. Runs go to the split that their beginning falls
+        in, so the first key of a split is its border, and its rows are exactly the rows counted.
+        """
+        bound = Bound()
+        every = _part(keys, None, None, 0)
+        names = [key.expression for key in keys]
+        listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate(names))
+        low = ", ".join(Key(f"tupleElement(low, {place})", key.kind).text() for place, key in enumerate(keys, 1))
+        query = (
+            f"SELECT [{low}], found FROM (SELECT argMin(tuple({', '.join(f'_headrace_{place}' for place in range(len(keys)))}), place) AS low,"
+            f" count() AS found, min(place) AS begin FROM (SELECT {listed}, rank() OVER (ORDER BY {', '.join(names)}) - 1 AS place"
+            f" FROM {self._from()} WHERE {self._where(every, common, bound)})"
+            f" GROUP BY intDiv(place, {bound.bind(self._rows, 'UInt64')})) ORDER BY begin"
+        )
+        with told(self._name, f"{self._table.database}.{self._table.name}", "read its key"):
+            rows = self._client.query(query, parameters=bound.parameters).result_rows
+        borders: list[list[str] | None] = [None, *(list(row[0]) for row in rows[1:]), None]
+        return [_part(keys, borders[place], borders[place + 1], row[1]) for place, row in enumerate(rows)]
+
+    def _unplaced(self, keys: Sequence[Key], common: Json) -> list[Json]:
+        """The split of rows without a place in the order; in a table without any keys, of all rows."""
+        if keys and not keys[0].loose:
+            return []
+        bound = Bound()
+        part = _part(keys[:1], None, None, 0) | {"unplaced": bool(keys)}
+        with told(self._name, f"{self._table.database}.{self._table.name}", "count it"):
+            query = f"SELECT count() FROM {self._from()} WHERE {self._where(part, common, bound)}"
+            rows = self._client.query(query, parameters=bound.parameters).result_rows[0][0]
+        return [part | {"rows": rows}] if rows else []
+
+
+def _part(keys: Sequence[Key], low: list[str] | None, high: list[str] | None, rows: int) -> Json:
+    """A split without its name: at or above `low`, below `high`, each None where it is open."""
+    return {"keys": [key.to_json() for key in keys], "low": low, "high": high, "unplaced": False, "rows": rows}

@@ -1,0 +1,43 @@
+"""What a failed Delta commit means."""
+
+from __future__ import annotations
+
+import re
+
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.errors import DataError, TransientError
+
+_SAME_IDENTIFIER = re.compile(r"DELTA_CONCURRENT_TRANSACTION|\bConcurrentTransactionException")
+_CONFLICT = re.compile(
+    r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED"
+    r"|\b(Concurrent(Append|DeleteRead|DeleteDelete|Transaction|Write)|MetadataChanged|ProtocolChanged)Exception"
+)
+_CONSTRAINT = re.compile(r"DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT")
+
+
+def raced(error: Exception) -> bool:
+    """Whether Delta refused a commit because another one with the same transaction identifier came first."""
+    return bool(_SAME_IDENTIFIER.search(_text(error)))
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether Delta refused a commit because of another one of the same moment."""
+    return bool(_CONFLICT.search(_text(error)))
+
+
+def explain(error: Exception, path: str, sink: str) -> Exception:
+    """The error of ours that a failed write means; the error itself where it says enough."""
+    if found := explain_failure(error):
+        return found
+    text, first = _text(error), str(error).split("\n", maxsplit=1)[0]
+    if _CONFLICT.search(text):
+        msg = f"another writer changed the Delta table `{path}` at the same moment: {first}"
+        return TransientError(msg, node=sink)
+    if _CONSTRAINT.search(text):
+        msg = f"the Delta table `{path}` refuses a row: {first}"
+        return DataError(msg, hint="Filter such rows out, or drop the table's constraint.", node=sink)
+    return error
+
+
+def _text(error: Exception) -> str:
+    return f"{getattr(error, '_desc', '')} {error} {getattr(error, '_stackTrace', '')}"

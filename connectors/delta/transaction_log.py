@@ -1,0 +1,173 @@
+"""The log of one Delta table, read through the JVM: versions, transaction ids, and what commits say about themselves.
+
+A sink's record lies in the user metadata of a commit, wrapped::
+
+    {"headrace": 1, "app": "<uuid>/<lane>/<sink>", "txn": …, "derive": true, "record": {…} or null}
+
+`txn` is the version of the transaction identifier `app` that the same commit sets: (generation << 32) + step. It only grows, so
+Delta itself refuses what an older generation still writes, also after a lane was taken back to an earlier epoch. `derive` says that
+the rows are not in `record` but in the commit's own metrics, which do not exist yet when the record is written down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from headrace.pipeline.errors import InternalError, RecordError
+from headrace.pipeline.protocol.epochs import Counts, Json, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FORMAT = 1
+_GENERATION_BITS = 32
+
+
+def first_step(generation: int) -> int:
+    """The transaction version with which a generation fences older ones."""
+    return generation << _GENERATION_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the table holds of a lane and sink: the newest of our commits. `record` is None where it only fenced."""
+
+    version: int
+    txn: int
+    record: Record | None
+
+    @property
+    def generation(self) -> int:
+        """Who committed it."""
+        return self.txn >> _GENERATION_BITS
+
+
+def wrap(app: str, txn: int, record: Record | None, *, derive: bool = False) -> str:
+    """User metadata of a commit."""
+    found = record.to_json() if record is not None else None
+    return json.dumps({"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive, "record": found})
+
+
+def unwrap(version: int, info: Json, app: str | None) -> tuple[str, Held] | None:
+    """Whose commit it is and what it holds; None for a commit that is not ours (or, with `app`, another sink's)."""
+    try:
+        found = json.loads(info.get("userMetadata") or "null")
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or "headrace" not in found or (app is not None and found.get("app") != app):
+        return None
+    if found["headrace"] != _FORMAT:
+        msg = f"version {version} of the Delta table holds a record of format {found['headrace']}, this Headrace knows {_FORMAT}"
+        raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
+    record = Record.from_json(found["record"]) if found["record"] is not None else None
+    if record is not None and found["derive"]:
+        counts = counted(info)
+        record = replace(record, counts=counts, totals=record.totals + counts)
+    return found["app"], Held(version, found["txn"], record)
+
+
+def counted(info: Json) -> Counts:
+    """What a commit did, by its own metrics: those of the tasks whose files are in it."""
+    metrics = {key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()}
+    if info.get("operation") == "MERGE":
+        inserted, updated, deleted = (metrics[f"numTargetRows{what}"] for what in ("Inserted", "Updated", "Deleted"))
+        return Counts(metrics["numSourceRows"], inserted, updated, deleted)
+    return Counts(metrics.get("numOutputRows", 0), metrics.get("numOutputRows", 0), 0, 0)
+
+
+class TableLog:
+    """Opened with a session; reads on every question unless it says otherwise."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        self._jvm: Any = session._jvm  # noqa: SLF001  pyspark has no other door to the log
+        self._session: Any = session._jsparkSession  # noqa: SLF001
+        self.path = path
+
+    def _log(self) -> Any:
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session, self.path)
+
+    def snapshot(self) -> Any:
+        """The newest snapshot, as the JVM's object."""
+        log = self._log()
+        return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
+
+    def exists(self) -> bool:
+        """Whether there is a Delta table at the path."""
+        return int(self.snapshot().version()) >= 0
+
+    def transactions(self, snapshot: Any) -> dict[str, int]:
+        """Versions of all transaction identifiers that a snapshot knows.
+
+        Delta computes the snapshot's state for it, once: the write that follows needs it too, and finds it done by this session, whose
+        configuration makes one job of it.
+        """
+        active = self._jvm.org.apache.spark.sql.SparkSession
+        before = active.getActiveSession()
+        active.setActiveSession(self._session)
+        try:
+            return self._transactions(snapshot)
+        finally:
+            if before.isDefined():
+                active.setActiveSession(before.get())
+
+    def _transactions(self, snapshot: Any) -> dict[str, int]:
+        found: dict[str, int] = {}
+        entries = snapshot.transactions().iterator()
+        while entries.hasNext():
+            entry = entries.next()
+            found[str(entry._1())] = int(entry._2())  # noqa: SLF001  a Scala tuple
+        return found
+
+    def identity(self, snapshot: Any) -> str:
+        """The table's own id: a table made anew at the same path has another. Empty where there is none."""
+        return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
+
+    def commits(self, newest: int, oldest: int = 0) -> Iterator[tuple[int, Json]]:
+        """(version, commit info) from the newest down; ends where the log was cleaned up."""
+        for version in range(newest, oldest - 1, -1):
+            info = self.commit(version)
+            if info is None:
+                return
+            yield version, info
+
+    def commit(self, version: int) -> Json | None:
+        """What a commit says about itself, {} if nothing; None where there is no such version (any more)."""
+        from py4j.protocol import Py4JJavaError
+
+        log = self._log()
+        path = self._jvm.org.apache.spark.sql.delta.util.FileNames.unsafeDeltaFile(log.logPath(), version)
+        try:
+            lines = log.store().readAsIterator(path, log.newDeltaHadoopConf())
+        except Py4JJavaError as error:
+            if "FileNotFoundException" in error.java_exception.getClass().getName():
+                return None
+            raise
+        try:
+            while lines.hasNext():  # the first line, as a rule; adds may be thousands
+                action = json.loads(lines.next())
+                if "commitInfo" in action:
+                    return action["commitInfo"]
+        finally:
+            lines.close()
+        return {}
+
+    def find(self, app: str, newest: int, oldest: int = 0) -> Held | None:
+        """Our newest commit between two versions.
+
+        Raises RecordError where somebody has put the table back to a version before it since.
+        """
+        restored: tuple[int, str] | None = None
+        for version, info in self.commits(newest, oldest):
+            if info.get("operation") == "RESTORE" and restored is None:
+                restored = version, str(info.get("operationParameters", {}).get("version"))
+            found = unwrap(version, info, app)
+            if found is None:
+                continue
+            if restored is not None:
+                msg = f"version {restored[0]} of the Delta table `{self.path}` restored version {restored[1]}, older than what this sink wrote"
+                raise RecordError(msg, hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch before.")
+            return found[1]
+        return None

@@ -1,0 +1,128 @@
+"""Which columns files have: by their own schema (parquet) or the node's (csv, json), and by the folders that they lie in."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from headrace.connectors.base import HIDDEN
+from headrace.connectors.files import reader
+from headrace.connectors.files.listing import File
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.model.nodes import FileSource
+from headrace.pipeline.types.arrow import parse_type, spark_type
+from headrace.pipeline.types.int256 import is_wide
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_WIDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`inner` are the columns that the files hold, in Spark's types; `folders` the declared types of their partition folders."""
+
+    inner: pa.Schema
+    folders: dict[str, str]
+
+    @property
+    def payload(self) -> pa.Schema:
+        """All columns, those of the folders last."""
+        return pa.schema([*self.inner, *[pa.field(name, plain(parse_type(kind))) for name, kind in self.folders.items()]])
+
+    def pack(self) -> str:
+        """`inner` as text, for a handle."""
+        return base64.b64encode(zlib.compress(self.inner.serialize().to_pybytes(), 9)).decode()
+
+
+def unpack(text: str) -> pa.Schema:
+    """The inverse of `Shape.pack`."""
+    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
+
+
+def shape_of(node: FileSource, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> Shape:
+    """The columns of these files; `inner` where it is known already. Raises SchemaError for what cannot be had, DataError for no parquet."""
+    folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
+    if inner is None:
+        found = _of_footer(files[0], name) if node.format == "parquet" else _declared(node, folders, name)
+        inner = pa.schema([field for field in found if field.name not in folders])
+    shape = Shape(inner, folders)
+    seen: set[str] = set()
+    for column in shape.payload.names:
+        if column.lower() in HIDDEN or column.lower() in seen:
+            msg = (
+                f"`{column}` is a name that Headrace keeps for itself" if column.lower() in HIDDEN else f"column `{column}` is there twice"
+            )
+            raise SchemaError(msg, hint="Rename the column in the files, or where `schema` declares it.", node=name)
+        seen.add(column.lower())
+    if node.format == "parquet":
+        _agrees(node, shape, files[0], name)
+    return shape
+
+
+def _of_footer(file: File, name: str) -> pa.Schema:
+    with reader.footer(file, name) as source:
+        return pa.schema([pa.field(field.name, plain(field.type)) for field in source.schema_arrow])
+
+
+def _declared(node: FileSource, folders: dict[str, str], name: str) -> pa.Schema:
+    fields = []
+    for column, kind in node.schema_.items():
+        found = parse_type(kind)
+        if kinds.is_duration(found) or kinds.is_interval(found) or is_wide(found):
+            msg = f"column `{column}`: {node.format} files cannot carry {kind}"
+            raise SchemaError(msg, hint="Declare it as string and convert it in a transform; numbers have up to 38 digits.", node=name)
+        fields.append(pa.field(column, plain(found)))
+    if not set(node.schema_) - set(folders):
+        msg = "`schema` names no column that is in the files themselves"
+        raise SchemaError(msg, hint="Add the files' columns and their types, such as `id: int64`.", node=name)
+    return pa.schema(fields)
+
+
+def _agrees(node: FileSource, shape: Shape, file: File, name: str) -> None:
+    """Raises SchemaError where `schema`, which parquet does not need, says something else than the files."""
+    for column, kind in node.schema_.items():
+        wanted, found = plain(parse_type(kind)), shape.payload.field(column).type if column in shape.payload.names else None
+        if found != wanted:
+            said = f"has no column `{column}`" if found is None else f"holds `{column}` as {found}"
+            msg = f"`schema` declares `{column}: {kind}`, but `{file.path}` {said}"
+            raise SchemaError(msg, hint=f"Correct `schema`, or leave it out. The file has: {', '.join(shape.payload.names)}.", node=name)
+
+
+def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> None:
+    """Raises SchemaError for a parquet file that lacks a column, or holds one in a type that does not fit the first file's."""
+    for field in wanted:
+        at = schema.get_field_index(field.name)
+        found = plain(schema.field(at).type) if at >= 0 else None
+        if found is None or not _fits(found, field.type):
+            said = f"lacks the column `{field.name}`" if found is None else f"holds `{field.name}` as {found}, not as {field.type}"
+            msg = f"`{file.path}` {said}, unlike the first file"
+            raise SchemaError(msg, hint="List the columns that all files have under `columns`, or read the files in parts.", node=name)
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if found == wanted:
+        return True
+    if found in _WIDER and wanted in _WIDER:
+        return _WIDER.index(found) < _WIDER.index(wanted)
+    if kinds.is_decimal(found) and kinds.is_decimal(wanted):
+        return wanted.scale >= found.scale and wanted.precision - wanted.scale >= found.precision - found.scale
+    return found == pa.float32() and wanted == pa.float64()
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """The type as Spark gives it back: unsigned ones are wider, times and oversized decimals are text."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    if isinstance(kind, pa.ExtensionType):
+        kind = kind.storage_type
+    found: StructType = StructType.fromDDL(f"c {spark_type(kind)}")  # type: ignore[assignment]
+    return to_arrow_schema(found).field(0).type

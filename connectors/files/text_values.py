@@ -1,0 +1,55 @@
+"""From the text of a csv field, or of a partition folder, to a value of its declared type: exactly, or an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from headrace.connectors.filters import quoted
+from headrace.connectors.row_errors import row_error
+from headrace.pipeline.types.arrow import parse_type, spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_ISO_DATE = 10  # characters
+_DIGITS = 38
+_UNSIGNED = {pa.uint8(): 2**8, pa.uint16(): 2**16, pa.uint32(): 2**32}
+
+
+def value(node: str, column: str, name: str, declared: str, where: Mapping[str, Column]) -> Column:
+    """The text in `column` as `name`, in the type that the pipeline file declares; null stays null. `where` tells errors of which row."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    raw = F.col(quoted(column))
+    kind = parse_type(declared)
+    if spark_type(kind) == "STRING":
+        return raw.alias(name)
+    final, good = _parsed(raw, kind)
+    what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(raw, 1, 100), F.lit("`"))
+    refused = row_error(node, what, f"Correct the file, or the type of `{name}` in `schema`.", **where)
+    return F.when(raw.isNull() | (final.isNotNull() & good), final).otherwise(refused).alias(name)
+
+
+def _parsed(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:
+    """The value, null where the text is none, and whether it is exactly what the text says."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    final = raw.try_cast(spark_type(kind))
+    if kind in _UNSIGNED:
+        return final, final.between(0, _UNSIGNED[kind] - 1)
+    if kind == pa.uint64():
+        wide = raw.try_cast(f"decimal({_DIGITS},{_DIGITS - 20})")
+        return final, wide.between(F.lit(0), F.lit(str(2**64 - 1)).cast("decimal(20,0)")) & (wide == final)
+    if kinds.is_decimal(kind):
+        return final, final == raw.try_cast(f"decimal({_DIGITS},{_DIGITS - (kind.precision - kind.scale)})")
+    if kinds.is_date(kind) or kinds.is_timestamp(kind):
+        # Spark would also take `12:30` (today) and `2024`; and a date with a time behind it, dropping the time.
+        length = F.length(raw) == _ISO_DATE if kinds.is_date(kind) else F.length(raw) >= _ISO_DATE
+        return final, length & (F.substring(raw, 5, 1) == "-") & (F.substring(raw, 8, 1) == "-")
+    if kinds.is_binary(kind):
+        return F.try_to_binary(raw, F.lit("hex")), F.lit(True)
+    return final, F.lit(True)

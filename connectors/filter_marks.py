@@ -1,0 +1,26 @@
+"""A source's filter in Spark, where rows that fail it are marked and kept. See `pipeline.lineage.retractions`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import POS
+from headrace.pipeline.sql.filter_marking import FAILED, conditions_for_good
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def kept_or_marked(rows: DataFrame, predicate: str) -> DataFrame:
+    """The rows, those that fail the predicate marked. What asks for the operation alone leaves rows out.
+
+    Raises what Spark's analyzer raises for a predicate that it does not understand.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    for condition in conditions_for_good(predicate):
+        rows = rows.where(F.expr(condition))
+    parts = [F.col(f"{POS}.{name}").alias(name) for name in ("source", "part", "off")]
+    mark = F.struct(*parts, F.lit(FAILED).cast("bigint").alias("sub"))
+    passes = F.coalesce(F.expr(predicate), F.lit(False)) & (F.col(f"{POS}.sub") >= 0)
+    return rows.withColumn(POS, F.when(passes, F.col(POS)).otherwise(mark))

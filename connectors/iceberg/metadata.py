@@ -1,0 +1,167 @@
+"""What an Iceberg table keeps of a sink, and the one step that changes it: a compare-and-set of the table's metadata.
+
+A sink's record is a property of the table, `headrace.<uuid>/<lane>/<sink>`, as JSON::
+
+    {"headrace": 1, "generation": …, "snapshot": id of the snapshot that came with the record, "sequence": its number, "record": {…} or null}
+
+Properties outlive the expiry of snapshots, and a rollback of the table: `snapshot` tells whether the rows are still in it. Every change
+goes through `swap`, which hands Iceberg the very metadata that was looked at: it is committed only if nobody, with whatever
+change, came in between, and it is never tried again by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.iceberg.catalog import Table
+from headrace.pipeline.errors import InternalError
+from headrace.pipeline.protocol.epochs import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PREFIX = "headrace."
+MAIN = "main"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the table holds of a lane and sink. `record` is None where it only fenced."""
+
+    generation: int
+    snapshot: int | None
+    sequence: int
+    record: Record | None
+    share: bool = False
+    """Whether the sink lets others write the table too."""
+
+    def text(self) -> str:
+        """The property's value."""
+        found = self.record.to_json() if self.record is not None else None
+        data = {"headrace": _FORMAT, "generation": self.generation, "snapshot": self.snapshot, "sequence": self.sequence, "record": found}
+        return json.dumps(data | ({"share": True} if self.share else {}))
+
+    @classmethod
+    def of(cls, text: str) -> Held:
+        """The inverse of `text`. Raises InternalError for a format that this version does not know."""
+        data = json.loads(text)
+        if data.get("headrace") != _FORMAT:
+            msg = f"an Iceberg table holds a record of format {data.get('headrace')}, this Headrace knows {_FORMAT}"
+            raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
+        record = Record.from_json(data["record"]) if data["record"] is not None else None
+        return cls(data["generation"], data["snapshot"], data["sequence"], record, bool(data.get("share")))
+
+
+class State:
+    """The metadata of a table at one moment, and the way to the next one."""
+
+    def __init__(self, spark: SparkSession, table: Table, app: str) -> None:
+        self._jvm: Any = spark._jvm  # noqa: SLF001  Iceberg's metadata has a Java interface only
+        self.table: Any = table.load(spark)
+        self._operations: Any = self.table.operations()
+        self._base: Any = self._operations.current()
+        self._app = app
+        self._name = table.name
+
+    @property
+    def version(self) -> int:
+        """The table format's version."""
+        return int(self._base.formatVersion())
+
+    @property
+    def newest(self) -> Any:
+        """The newest snapshot of the main branch, None in a table that never had one."""
+        return self._base.currentSnapshot()
+
+    @property
+    def newest_id(self) -> int | None:
+        """Its id."""
+        return int(self.newest.snapshotId()) if self.newest is not None else None
+
+    def properties(self) -> Iterator[tuple[str, Held]]:
+        """All sinks that keep something in this table, by application id."""
+        for entry in self._base.properties().entrySet():
+            name = str(entry.getKey())
+            if name.startswith(PREFIX) and name.count("/") == 2:
+                yield name.removeprefix(PREFIX), Held.of(str(entry.getValue()))
+
+    def held(self) -> Held | None:
+        """What this sink holds, also where the table was rolled back since."""
+        text = self._base.properties().get(PREFIX + self._app)
+        return Held.of(str(text)) if text is not None else None
+
+    def contains(self, held: Held) -> bool:
+        """Whether the rows that came with a record are in the newest snapshot: a rollback takes them away and leaves the record.
+
+        Where snapshots in between were expired, nothing speaks against it.
+        """
+        at = self.newest
+        while at is not None and int(at.snapshotId()) != held.snapshot:
+            parent = at.parentId()
+            if int(at.sequenceNumber()) <= held.sequence or parent is None:
+                return False
+            at = self._base.snapshot(parent)
+            if at is None:
+                return True
+        return at is not None
+
+    def branch(self, name: str) -> Any:
+        """The newest snapshot of a branch, None where there is no such branch."""
+        ref = self._base.ref(name)
+        return self._base.snapshot(ref.snapshotId()) if ref is not None else None
+
+    def branches(self, prefix: str) -> list[str]:
+        """Names of branches that begin so."""
+        return [str(name) for name in self._base.refs().keySet() if str(name).startswith(prefix)]
+
+    def swap(
+        self,
+        *,
+        held: Held | None = None,
+        main: int | None = None,
+        begin: str = "",
+        drop: tuple[str, ...] = (),
+        others: Mapping[str, Held] | None = None,
+        remove: Collection[str] = (),
+    ) -> bool:
+        """Commits, in one act: what this sink holds, the main branch's snapshot, a branch begun at main, branches dropped.
+
+        `others` is what other sinks hold from now on, by application id; `remove` names those that hold nothing any more.
+
+        False, and nothing is changed, where anybody changed the table since this state was looked at.
+        """
+        from py4j.protocol import Py4JJavaError
+
+        iceberg = self._jvm.org.apache.iceberg
+        builder = iceberg.TableMetadata.buildFrom(self._base)
+        if main is not None and main != self.newest_id:
+            builder.setBranchSnapshot(main, MAIN)
+        values = self._jvm.java.util.HashMap()
+        for app, one in {**(others or {}), **({self._app: held} if held is not None else {})}.items():
+            values.put(PREFIX + app, one.text())
+        if values.size():
+            builder.setProperties(values)
+        if remove:
+            gone = self._jvm.java.util.HashSet()
+            for app in remove:
+                gone.add(PREFIX + app)
+            builder.removeProperties(gone)
+        if begin:
+            builder.setRef(begin, iceberg.SnapshotRef.branchBuilder(self.newest_id).build())
+        for name in drop:
+            builder.removeRef(name)
+        try:
+            self._operations.commit(self._base, builder.build())
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "CommitFailedException":
+                return False
+            raise
+        return True
+
+    def start(self) -> None:
+        """Gives a table without a snapshot one without rows: branches begin at a snapshot."""
+        self.table.newFastAppend().commit()

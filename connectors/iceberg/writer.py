@@ -1,0 +1,89 @@
+# ruff: noqa: S608  MERGE is put together from quoted names, whole numbers and days
+"""From a frame to a snapshot on a branch, and what that snapshot did."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.base import OP, Frame
+from headrace.connectors.filters import quoted
+from headrace.connectors.lakehouse_rows import Source
+from headrace.connectors.versions import ENDED
+from headrace.pipeline.protocol.epochs import Counts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+_MERGED = "spark.merge-into.num-target-rows-"
+
+
+def append(rows: DataFrame, columns: StructType, target: str) -> None:
+    """All rows; a column that only the table has is null in them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    brought = {name.lower() for name in rows.columns}
+    others = [F.lit(None).cast(field.dataType).alias(field.name) for field in columns if field.name.lower() not in brought]
+    rows.select("*", *others).writeTo(target).append()
+
+
+def merge(source: Source, target: str, frame: Frame, version: str | None = None) -> None:
+    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
+
+    With a version, a row that is newer than the winner stays.
+    """
+    rows = source.rows
+    view = f"headrace_{uuid.uuid4().hex}"
+    columns = [quoted(name) for name in frame.schema.names]
+    same = [f"t.{quoted(name)} = s.{quoted(name)}" for name in frame.key]
+    # Iceberg skips files by these.
+    near = [
+        f"t.{quoted(name)} BETWEEN {_literal(low)} AND {_literal(high)}" for name, (low, high) in source.bounds.items() if _literal(low)
+    ]
+    matched = " AND ".join([*same, *near])
+    newest = f"t.{quoted(version)}" if version else ""
+    wins = f" AND (s.{ENDED} OR {newest} IS NULL OR {newest} <= s.{quoted(version)})" if version else ""
+    changed = f" AND s.{OP} <> 'd'{wins}" if version else ""
+    rows.createOrReplaceTempView(view)
+    spark = rows.sparkSession
+    try:
+        spark.sql(
+            f"MERGE INTO {target} t USING {view} s ON {matched} WHEN MATCHED AND s.{OP} = 'd'{wins} THEN DELETE"
+            f" WHEN MATCHED{changed} THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)}"
+            f" WHEN NOT MATCHED AND s.{OP} <> 'd' THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(f's.{name}' for name in columns)})"
+        )
+    finally:
+        spark.catalog.dropTempView(view)
+
+
+def _literal(value: Any) -> str:
+    """A whole number or a day as SQL; "" for anything else."""
+    if isinstance(value, datetime | bool):
+        return ""
+    return str(value) if isinstance(value, int) else f"DATE'{value.isoformat()}'" if isinstance(value, date) else ""
+
+
+def counted(staged: Any, begun: int | None, *, keyed: bool) -> Counts:
+    """What the branch's snapshot did, by its own summary. What task retries may have counted twice is checked against its files."""
+    if int(staged.snapshotId()) == begun:
+        return Counts()
+    found = {str(entry.getKey()): str(entry.getValue()) for entry in staged.summary().entrySet()}
+
+    def number(name: str) -> int:
+        return int(found.get(name, "0"))
+
+    added = number("added-records")
+    if not keyed:
+        return Counts(added, added, 0, 0)
+    inserted, updated, deleted, copied = (number(_MERGED + what) for what in ("inserted", "updated", "deleted", "copied"))
+    # A delete file that is written again with more positions counts its old ones as added and as removed.
+    gone = number("added-position-deletes") - number("removed-position-deletes") + number("deleted-records")
+    if _MERGED + "inserted" not in found or inserted + updated + max(copied, 0) != added or updated + deleted + max(copied, 0) != gone:
+        log.warning("iceberg summary=%s disagrees with itself", found)
+        return Counts(added, None, None, None)
+    return Counts(inserted + updated + deleted, inserted, updated, deleted)

@@ -1,0 +1,246 @@
+"""What a topic's cluster says about it: identity, partitions, offsets. Nothing here reads a message."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import stamina
+
+from headrace.connectors.kafka.client_config import client_options
+from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger(__name__)
+
+_COORDINATING = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"})
+_MOVING = frozenset({"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE"})
+_TIMEOUT = 15.0
+
+
+def _is_moving(error: Exception) -> bool:
+    """Whether a partition is being led by another broker than the client knows: a new topic, or one that moves. It asks the next time."""
+    return bool(error.args) and getattr(error.args[0], "name", str)() in _MOVING
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now. A topic made anew under the same name has another `topic_id`."""
+
+    topic_id: str
+    cluster_id: str
+    partitions: tuple[int, ...]
+
+
+class TopicCluster:
+    """One topic of one cluster, seen through an admin client. Connects at the first question."""
+
+    def __init__(self, node: str, topic: str, connection: KafkaConnection) -> None:
+        self.node = node
+        self.topic = topic
+        self._connection = connection
+        self._admin: AdminClient | None = None
+        self._cluster_id = ""
+
+    @property
+    def admin(self) -> AdminClient:
+        """The client; it keeps its connections."""
+        if self._admin is None:
+            from confluent_kafka.admin import AdminClient
+
+            options: dict[str, Any] = {**client_options(self._connection), "logger": log}
+            self._admin = AdminClient(options)
+        return self._admin
+
+    def describe(self, timeout: float = _TIMEOUT) -> Topic:
+        """Identity and partitions. Never makes a topic. Raises TargetError where there is none, TransientError where nobody answers."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        cluster = self.admin.describe_cluster(request_timeout=timeout) if not self._cluster_id else None
+        asked = self.admin.describe_topics(TopicCollection([self.topic]), request_timeout=timeout)[self.topic]
+        try:
+            if cluster is not None:
+                self._cluster_id = str(cluster.result().cluster_id)
+            found = asked.result()
+        except KafkaException as error:
+            raise self.explain(error) from error
+        return Topic(str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions)))
+
+    def knock(self, timeout: float) -> None:
+        """Raises TransientError at once where no broker listens: the client itself would try on until its own time is over."""
+        said = "no address"
+        for broker in self._connection.brokers.split(","):
+            host, _, port = broker.strip().rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+            except (OSError, ValueError) as error:
+                said = getattr(error, "strerror", None) or str(error)
+            else:
+                return
+        msg = f"Kafka at {self._connection.brokers} cannot be reached: {said}"
+        raise TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
+
+    def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The first offset that each partition still holds."""
+        return self._offsets(partitions, "earliest", committed=True)
+
+    def stable_end(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The last stable offset: behind the last row that no open transaction can still take back."""
+        return self._offsets(partitions, "latest", committed=True)
+
+    def high_watermark(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Behind the last row, committed or not."""
+        return self._offsets(partitions, "latest", committed=False)
+
+    def at_time(self, partitions: Iterable[int], moment_ms: int) -> dict[int, int]:
+        """The first offset at or after a time; -1 where a partition has none."""
+        return self._offsets(partitions, moment_ms, committed=True)
+
+    def at_times(self, moments: Mapping[int, int]) -> dict[int, int]:
+        """The same, with a time for each partition."""
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        found = self._listed({part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True)
+        return {part: offset for part, (offset, _) in found.items()}
+
+    def newest_ms(self, partitions: Iterable[int]) -> dict[int, int]:
+        """Return the time of the newest row of each partition, without those that have none."""
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        found = self._listed({part: OffsetSpec.max_timestamp() for part in partitions}, committed=False)
+        return {part: moment for part, (_, moment) in found.items() if moment >= 0}
+
+    def _offsets(self, partitions: Iterable[int], what: str | int, *, committed: bool) -> dict[int, int]:
+        """`what`: earliest, latest, or epoch milliseconds."""
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        named = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
+        spec = OffsetSpec.for_timestamp(what) if isinstance(what, int) else named[what]()
+        return {part: offset for part, (offset, _) in self._listed(dict.fromkeys(partitions, spec), committed=committed).items()}
+
+    def _listed(self, specs: Mapping[int, Any], *, committed: bool) -> dict[int, tuple[int, int]]:
+        """The offset and the time that the brokers answer for each partition."""
+        from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+
+        wanted: dict[Any, Any] = {TopicPartition(self.topic, part): spec for part, spec in specs.items()}
+        if not wanted:
+            return {}
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        found: dict[int, tuple[int, int]] = {}
+        try:
+            for attempt in stamina.retry_context(on=_is_moving, wait_initial=0.05, wait_max=1.0, attempts=None, timeout=_TIMEOUT):
+                with attempt:
+                    asked = self.admin.list_offsets(wanted, isolation_level=level, request_timeout=_TIMEOUT)
+                    answers = {part.partition: answer.result() for part, answer in asked.items()}
+                    found = {part: (answer.offset, answer.timestamp) for part, answer in answers.items()}
+        except KafkaException as error:
+            raise self.explain(error) from error
+        return found
+
+    def retention_ms(self) -> int | None:
+        """How long the topic keeps rows by their time; None where it keeps them for ever, or may not be asked."""
+        found = self._config()
+        kept = int(found.get("retention.ms", -1))
+        return kept if "delete" in found.get("cleanup.policy", "") and kept >= 0 else None
+
+    def has_broker_time(self) -> bool:
+        """Return whether the broker sets the time of every message (LogAppendTime). False as well where that may not be asked."""
+        return self._config().get("message.timestamp.type") == "LogAppendTime"
+
+    def _config(self) -> dict[str, str]:
+        """The topic's configuration; empty where it may not be asked."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # pyright: ignore[reportPrivateImportUsage]
+
+        resource = ConfigResource(ResourceType.TOPIC, self.topic)
+        try:
+            found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+        except KafkaException as error:
+            log.warning("node=%s topic=%s configuration=unknown reason=%s", self.node, self.topic, error.args[0])
+            return {}
+        return {name: str(entry.value) for name, entry in found.items()}
+
+    def longest_transaction_s(self) -> float:
+        """Return how long the brokers let a transaction stay open (transaction.max.timeout.ms); Kafka's default where that may not be asked."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # pyright: ignore[reportPrivateImportUsage]
+
+        default = 15 * 60 * 1000
+        try:
+            broker = min(self.admin.list_topics(self.topic, timeout=_TIMEOUT).brokers)
+            resource = ConfigResource(ResourceType.BROKER, str(broker))
+            found = self.admin.describe_configs([resource], request_timeout=_TIMEOUT)[resource].result()
+        except (KafkaException, ValueError) as error:
+            log.info("node=%s transaction_timeout=unknown reason=%s", self.node, error)
+            return default / 1000
+        entry = found.get("transaction.max.timeout.ms")
+        return int(entry.value if entry is not None else default) / 1000
+
+    def commit(self, group: str, offsets: Mapping[int, int]) -> None:
+        """Sets a group's offsets for lag tools. What goes wrong is logged, not raised: nobody reads them back."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+
+        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(self.topic, part, offset) for part, offset in offsets.items()])
+        try:
+            done = self.admin.alter_consumer_group_offsets([wanted], request_timeout=_TIMEOUT)[group].result()
+            failed = [part for part in done.topic_partitions if part.error is not None]
+            problem = failed[0].error if failed else None
+        except KafkaException as error:
+            problem = error.args[0]
+        if problem is not None:
+            # A coordinator that is still on its way is there by the next epoch, which sets them again.
+            level = logging.INFO if problem.name() in _COORDINATING else logging.WARNING
+            log.log(level, "node=%s group=%s group_offsets=not_set reason=%s", self.node, group, problem)
+
+    def explain(self, error: KafkaException) -> HeadraceError:
+        """The error of ours that a client's error means."""
+        from confluent_kafka import KafkaError
+
+        cause = error.args[0]
+        brokers = self._connection.brokers
+        if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return self._missing()
+        refused = {
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError._AUTHENTICATION,  # noqa: SLF001  librdkafka's local codes have no other name
+        }
+        if cause.code() in refused:
+            msg = f"the brokers at {brokers} refuse access to topic `{self.topic}`: {cause.str()}"
+            return TargetError(
+                msg, hint="Set user and rights in kafka_source.options (sasl.*, ssl.*); DESCRIBE and READ are needed.", node=self.node
+            )
+        msg = f"Kafka at {brokers} did not answer about topic `{self.topic}`: {cause.str()}"
+        return TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
+
+    def _missing(self) -> HeadraceError:
+        from confluent_kafka import KafkaException
+
+        try:
+            names = [name for name in self.admin.list_topics(timeout=_TIMEOUT).topics if not name.startswith("__")]
+        except KafkaException as error:
+            return self.explain(error)
+        near = difflib.get_close_matches(self.topic, names, n=3)
+        meant = (
+            f" Did you mean {' or '.join(f'`{name}`' for name in near)}?"
+            if near
+            else f" It has: {', '.join(sorted(names)[:20]) or 'no topics'}."
+        )
+        msg = f"topic `{self.topic}` does not exist at {self._connection.brokers}.{meant}"
+        return TargetError(
+            msg, hint="Correct `topic` in the pipeline file, or create the topic; Headrace never creates it.", node=self.node
+        )
+
+    def close(self) -> None:
+        """Lets go of the client and its connections."""
+        self._admin = None
+        self._cluster_id = ""

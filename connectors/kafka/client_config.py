@@ -1,0 +1,84 @@
+"""One set of client options for two clients: librdkafka's names are the user's, the JVM's are derived.
+
+The results hold secrets: never log them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.errors import SettingsError
+
+_JVM_ONLY = "kafka."
+_SAME = ("ssl.endpoint.identification.algorithm", "client.id", "client.rack", "ssl.key.password", "metadata.max.age.ms")
+_LOGIN = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def _plain(connection: KafkaConnection) -> dict[str, str]:
+    return {key: value.get_secret_value() for key, value in connection.options.items()}
+
+
+def client_options(connection: KafkaConnection) -> dict[str, str]:
+    """What librdkafka is configured with. Options that start with `kafka.` are the JVM's alone."""
+    own = {key: value for key, value in _plain(connection).items() if not key.startswith(_JVM_ONLY)}
+    return {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.lower()} | own
+
+
+def spark_options(connection: KafkaConnection) -> dict[str, str]:
+    """The same for Spark's Kafka reader. Raises SettingsError for a login that has no counterpart here.
+
+    `kafka.`-prefixed options of the user are passed through and win.
+    """
+    given = _plain(connection)
+    found = {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.upper()}
+    found |= {key: given[key] for key in _SAME if key in given} | _login(given) | _tls(given)
+    if found.get("ssl.endpoint.identification.algorithm") == "none":
+        found["ssl.endpoint.identification.algorithm"] = ""
+    return {f"kafka.{key}": value for key, value in found.items()} | {k: v for k, v in given.items() if k.startswith(_JVM_ONLY)}
+
+
+def _login(given: dict[str, str]) -> dict[str, str]:
+    mechanism = given.get("sasl.mechanism") or given.get("sasl.mechanisms")
+    if mechanism is None or "kafka.sasl.jaas.config" in given:
+        return {"sasl.mechanism": mechanism} if mechanism else {}
+    if mechanism not in _LOGIN:
+        msg = f"kafka_source.options: sasl.mechanism `{mechanism}` cannot be carried over to Spark by itself; known: {', '.join(_LOGIN)}"
+        raise SettingsError(msg, hint="Give the JVM's own settings too: kafka.sasl.mechanism and kafka.sasl.jaas.config.")
+    user, password = (_quoted(given.get(key, "")) for key in ("sasl.username", "sasl.password"))
+    return {"sasl.mechanism": mechanism, "sasl.jaas.config": f"{_LOGIN[mechanism]} required username={user} password={password};"}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _tls(given: dict[str, str]) -> dict[str, str]:
+    """PEM files for both clients: the JVM takes certificate and key as text, since it wants them in one file otherwise."""
+    found: dict[str, str] = {}
+    if path := given.get("ssl.ca.location"):
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}
+    elif pem := given.get("ssl.ca.pem"):
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": pem}
+    chain, key = _pem(given, "ssl.certificate"), _pem(given, "ssl.key")
+    if chain and key:
+        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+    return found
+
+
+def _pem(given: dict[str, str], name: str) -> str | None:
+    if pem := given.get(f"{name}.pem"):
+        return pem
+    path = given.get(f"{name}.location")
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        msg = f"kafka_source.options: {name}.location `{path}` cannot be read: {error.strerror}"
+        raise SettingsError(msg) from error

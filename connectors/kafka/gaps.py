@@ -1,0 +1,79 @@
+"""Whether offsets that a table lacks are messages of the topic: transaction markers and compacted offsets are not."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.kafka.client_config import client_options
+from headrace.pipeline.config.settings import KafkaConnection
+from headrace.pipeline.protocol.table_offsets import Range
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+"""How long all partitions together are looked at."""
+
+
+def first_filled(connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+    """Return the place of the first gap per partition that has committed messages; partitions without one are left out.
+
+    A gap that cannot be looked at in time, or that lies above the last stable offset, counts as one that has messages.
+    """
+    from confluent_kafka import Consumer
+
+    options: dict[str, Any] = {
+        **client_options(connection),
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "fetch.wait.max.ms": 10,
+        "fetch.message.max.bytes": 2**16,
+        "queued.min.messages": 1,
+        "logger": log,
+    }
+    deadline = time.monotonic() + PATIENCE_S
+    consumer = Consumer(options)
+    try:
+        found = {part: _first(consumer, topic, int(part), listed, deadline) for part, listed in gaps.items()}
+    finally:
+        consumer.close()
+    return {part: at for part, at in found.items() if at is not None}
+
+
+def _first(consumer: Consumer, topic: str, partition: int, gaps: Sequence[Range], deadline: float) -> int | None:
+    """The place of the first gap with messages, None where there is none."""
+    empty_to = 0
+    for place, (first, end) in enumerate(gaps):
+        if end <= empty_to:
+            continue
+        following = _next(consumer, topic, partition, first, deadline)
+        if following is None or following < end:
+            return place
+        empty_to = following
+    return None
+
+
+def _next(consumer: Consumer, topic: str, partition: int, offset: int, deadline: float) -> int | None:
+    """The offset of the first message at or after `offset`, or of the log's stable end; None where it cannot be read."""
+    from confluent_kafka import KafkaError, TopicPartition
+
+    consumer.assign([TopicPartition(topic, partition, offset)])
+    while time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        if (error := message.error()) is None:
+            return message.offset()
+        if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  the client's own name for it
+            return message.offset()
+        log.warning("offsets of the topic cannot be read: topic=%s partition=%d offset=%d error=%s", topic, partition, offset, error)
+        return None
+    return None

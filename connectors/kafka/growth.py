@@ -1,0 +1,157 @@
+"""The order of rows across the partitions of a topic that grows.
+
+A topic that gets more partitions sends keys to other partitions, old ones too. Kafka orders rows within a partition only, so
+an epoch that holds two rows of a moved key from two partitions cannot tell which is newer. Borders of epochs can: a position
+carries *barriers*, offsets of every known partition that all of them reach before any of them is read further::
+
+    "growing": {"partitions": ["2"], "ends": [{"0": 40, "1": 38}, {"0": 57, "1": 61}]}
+
+`partitions` are those that are added once all barriers are reached. The barriers are part of the position, so a crash changes
+none of them. There are two: where the known partitions were at the time of the first row of a new one, and where they ended
+after that row was seen. The second one is what holds for sure: a producer that wrote to a new partition wrote its earlier rows
+below it. A stream that starts on a topic which has grown before has one barrier and, as `moments`, the times of those that follow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+
+from headrace.connectors.kafka.admin import TopicCluster
+from headrace.connectors.kafka.peek import Peeker
+from headrace.pipeline.protocol.epochs import Json
+
+log = logging.getLogger(__name__)
+
+APART_MS = 1_000
+"""First rows of partitions that lie closer together are taken for those of one topic that starts."""
+MOST_MOMENTS = 16
+"""Growths before the stream starts that get a barrier of their own. Many partitions with few rows look like many growths."""
+SETTLED_MS = 600_000
+"""After this time all producers know a new partition: twice Kafka's metadata.max.age.ms."""
+
+
+def is_reached(offsets: Mapping[str, int], barrier: Mapping[str, int], high: Mapping[int, int]) -> bool:
+    """Return whether every partition has reached the barrier, or the end of a log that was cut off before it."""
+    return all(offsets[part] >= min(end, high[int(part)]) for part, end in barrier.items())
+
+
+def barriers_left(after: Json, growing: Json, high: Mapping[int, int]) -> list[Json]:
+    """Return the barriers that are still ahead of a position; all that follow one of them are."""
+    ends: Sequence[Json] = growing["ends"]
+    reached = 0
+    while reached < len(ends) and is_reached(after["offsets"], ends[reached], high):
+        reached += 1
+    return list(ends[reached:])
+
+
+def barrier(offsets: Mapping[str, int], at: Mapping[int, int], high: Mapping[int, int]) -> dict[str, int]:
+    """Return offsets for the known partitions, never before where they are; -1 in `at` means the end."""
+    found = {part: at[int(part)] if at[int(part)] >= 0 else high[int(part)] for part in offsets}
+    return {part: max(offset, found[part]) for part, offset in offsets.items()}
+
+
+def founding_moments(first_ms: Mapping[int, int]) -> list[int]:
+    """Return when a topic grew before a stream starts on it, as far as times of first rows show it; of many moments those furthest apart.
+
+    Partitions that a topic gets later have the highest numbers, and their first rows are later than those of the others.
+    """
+    parts = sorted(first_ms)
+    moments: list[tuple[int, int]] = []
+    for place in range(1, len(parts)):
+        since = min(first_ms[part] for part in parts[place:])
+        apart = since - max([min(first_ms[part] for part in parts[:place]), *(moment for _, moment in moments)])
+        if apart >= APART_MS:
+            moments.append((apart, since))
+    return sorted(moment for _, moment in nlargest(MOST_MOMENTS, moments))
+
+
+def first_grown(first_ms: Mapping[int, int]) -> tuple[list[int], int | None]:
+    """Return the new partitions that a topic got first, and the time of the first row of those that it got later.
+
+    Growths that are close together count as one: between them producers may not know the topic's partitions yet.
+    """
+    parts = sorted(first_ms)
+    for place in range(1, len(parts)):
+        since = min(first_ms[part] for part in parts[place:])
+        if since - min(first_ms[part] for part in parts[:place]) >= SETTLED_MS:
+            return parts[:place], since
+    return parts, None
+
+
+class Growth:
+    """The barriers of one topic."""
+
+    def __init__(self, node: str, cluster: TopicCluster, peeker: Peeker) -> None:
+        self._node = node
+        self._cluster = cluster
+        self._peeker = peeker
+
+    def founded(self, position: Json) -> Json:
+        """Return the first position of a stream, with barriers where the times of first rows show that the topic has grown before."""
+        offsets = position["offsets"]
+        if len(offsets) == 1:
+            return position
+        parts = [int(part) for part in offsets]
+        high = self._cluster.high_watermark(parts)
+        first = self._peeker.first({part: offsets[str(part)] for part in parts if high[part] > offsets[str(part)]})
+        times = {part: seen.written_ms for part, seen in first.items() if seen.written_ms is not None}
+        left, moments = self._next_barrier(offsets, founding_moments(times), high)
+        return position | {"growing": _growing([], left, moments)} if left else position
+
+    def follow(self, after: Json, partitions: Sequence[int], ends: Mapping[int, int]) -> tuple[Json, dict[int, int]]:
+        """Return the position to read on from, with barriers or new partitions, and the ends to read up to.
+
+        A new partition counts once it has a row. Its end is read before those of the known ones: rows of a moved key that are older
+        than one of its rows are then below the barrier.
+        """
+        known, growing = after["offsets"], after.get("growing")
+        new = [part for part in partitions if str(part) not in known]
+        if growing is None:
+            filled = [part for part, end in self._cluster.high_watermark(new).items() if end > 0]
+            if not filled:
+                return after, {part: end for part, end in ends.items() if str(part) in known}
+            high = self._cluster.high_watermark(map(int, known))
+            growing = self._grown(known, filled, high)
+            log.warning("node=%s topic=%s new_partitions=%s", self._node, self._cluster.topic, ",".join(growing["partitions"]))
+        else:
+            high = self._cluster.high_watermark(map(int, known))
+        left, moments = barriers_left(after, growing, high), growing.get("moments", [])
+        if not left:
+            left, moments = self._next_barrier(known, moments, high)
+        if left:
+            limited = {int(part): min(ends[int(part)], end) for part, end in left[0].items()}
+            return after | {"growing": _growing(growing["partitions"], left, moments)}, limited
+        offsets = known | dict.fromkeys(growing["partitions"], 0)
+        return self.follow({**after, "offsets": offsets, "growing": None}, partitions, ends)
+
+    def _next_barrier(self, offsets: Mapping[str, int], moments: Sequence[int], high: Mapping[int, int]) -> tuple[list[Json], list[int]]:
+        """Return the barrier of the first of these times that is still ahead, and the times after it."""
+        parts = [int(part) for part in offsets]
+        for place, moment in enumerate(moments):
+            found = barrier(offsets, self._cluster.at_time(parts, moment), high)
+            if not is_reached(offsets, found, high):
+                return [found], list(moments[place + 1 :])
+        return [], []
+
+    def _grown(self, known: Mapping[str, int], new: Sequence[int], high: Mapping[int, int]) -> Json:
+        """The barriers before new partitions: where the known ones were at the time of the first new row, and where they end now.
+
+        Where the topic has grown again later, only the partitions of the first growth are added, and the known ones are read to
+        the time of the second. Rows may have moved back to them by then.
+        """
+        parts = [int(part) for part in known]
+        seen = self._peeker.first(dict.fromkeys(new, 0))
+        times = {part: one.written_ms for part, one in seen.items() if one.written_ms is not None}
+        if not times:
+            return _growing(new, [barrier(known, high, high)], [])
+        first, until = first_grown(times) if len(times) == len(new) else (new, None)
+        begin = barrier(known, self._cluster.at_time(parts, min(times.values())), high)
+        end = barrier(known, high if until is None else self._cluster.at_time(parts, until), high)
+        return _growing(first, [begin, end], [])
+
+
+def _growing(partitions: Sequence[int | str], ends: Sequence[Json], moments: Sequence[int]) -> Json:
+    found: Json = {"partitions": [str(part) for part in sorted(map(int, partitions))], "ends": list(ends)}
+    return found | {"moments": list(moments)} if moments else found

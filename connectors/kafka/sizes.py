@@ -1,0 +1,112 @@
+"""How many bytes ranges of offsets hold, as far as samples of their messages tell. Kafka itself does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.kafka.peek import Peeker
+
+_UNSEEN = 1_024.0
+"""Bytes of a message in a topic of which none could be looked at."""
+_LARGEST = 2**20
+"""Bytes of a message at most, by Kafka's default. Ranges that are small even so are not looked at."""
+_FEW, _MANY = 2, 8
+"""Places of a range that are looked at: where the range is far below the limit, and where it is not."""
+_FAR = 8
+
+Range = tuple[int, int]
+
+
+class _Stretch(NamedTuple):
+    """A part of a range, and the mean bytes per offset in it."""
+
+    start: int
+    end: int
+    each: float
+
+
+class Sizes:
+    """Samples of one topic. Keeps the mean of each partition for stretches in which no message could be looked at."""
+
+    def __init__(self, peeker: Peeker) -> None:
+        self._peeker = peeker
+        self._means: dict[int, float] = {}
+
+    def limit(self, ranges: Mapping[int, Range], most: int) -> tuple[dict[int, int], int]:
+        """Return the ends up to which ranges hold about `most` bytes in all, shared fairly, and the bytes up to there.
+
+        Of every range that is not empty at least one offset is taken, so that large messages are read too.
+        """
+        ranges = {part: span for part, span in ranges.items() if span[1] > span[0]}
+        count = sum(end - start for start, end in ranges.values())
+        if count * _LARGEST <= min(most, DRIVER_BYTES):
+            return {part: end for part, (_, end) in ranges.items()}, round(sum(self._guess(part, *span) for part, span in ranges.items()))
+        stretches = self._sampled(ranges, most)
+        sizes = {part: round(_bytes(found)) for part, found in stretches.items()}
+        shares = fair_shares(sizes, most)
+        ends = {part: _end(found, shares[part]) if shares[part] < sizes[part] else ranges[part][1] for part, found in stretches.items()}
+        return ends, round(sum(_bytes(_until(found, ends[part])) for part, found in stretches.items()))
+
+    def total(self, ranges: Mapping[int, Range], most: int) -> int:
+        """Return about how many bytes ranges hold; `most` decides how closely they are looked at."""
+        filled = {part: span for part, span in ranges.items() if span[1] > span[0]}
+        if sum(end - start for start, end in filled.values()) * _LARGEST <= min(most, DRIVER_BYTES):
+            return round(sum(self._guess(part, *span) for part, span in filled.items()))
+        return round(sum(_bytes(found) for found in self._sampled(filled, most).values()))
+
+    def _guess(self, part: int, start: int, end: int) -> float:
+        return (end - start) * self._means.get(part, _UNSEEN)
+
+    def _sampled(self, ranges: Mapping[int, Range], most: int) -> dict[int, list[_Stretch]]:
+        """Each range in a few stretches; in many where its bytes come near the limit."""
+        found = self._look(ranges, _FEW)
+        if sum(_bytes(stretches) for stretches in found.values()) * _FAR < most:
+            return found
+        return self._look(ranges, _MANY)
+
+    def _look(self, ranges: Mapping[int, Range], places: int) -> dict[int, list[_Stretch]]:
+        found: dict[int, list[_Stretch]] = {part: [] for part in ranges}
+        for place in range(places):
+            spans = {
+                part: (start + (end - start) * place // places, start + (end - start) * (place + 1) // places)
+                for part, (start, end) in ranges.items()
+            }
+            spans = {part: span for part, span in spans.items() if span[1] > span[0]}
+            seen = self._peeker.look({part: span[0] for part, span in spans.items()})
+            for part, (start, end) in spans.items():
+                sizes = [one.size for one in seen.get(part, ()) if one.offset < ranges[part][1]]
+                if sizes:
+                    self._means[part] = sum(sizes) / len(sizes)
+                found[part].append(_Stretch(start, end, max(1.0, self._means.get(part, _UNSEEN))))
+        return found
+
+
+def _bytes(stretches: list[_Stretch]) -> float:
+    return sum((end - start) * each for start, end, each in stretches)
+
+
+def _until(stretches: list[_Stretch], end: int) -> list[_Stretch]:
+    return [one._replace(end=min(one.end, end)) for one in stretches if one.start < end]
+
+
+def _end(stretches: list[_Stretch], share: int) -> int:
+    """The offset up to which stretches hold `share` bytes, at least one after their start."""
+    left = float(share)
+    for start, end, each in stretches:
+        if (end - start) * each > left:
+            return max(stretches[0].start + 1, start + int(left / each))
+        left -= (end - start) * each
+    return stretches[-1].end
+
+
+def fair_shares(backlog: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return shares of at most `most` in all, none above its backlog: what small ones leave goes to the larger ones."""
+    taken = dict.fromkeys(backlog, 0)
+    left = most
+    waiting = sorted(backlog, key=lambda part: backlog[part])
+    for rank, part in enumerate(waiting):
+        taken[part] = min(backlog[part], left // (len(waiting) - rank))
+        left -= taken[part]
+    return taken

@@ -1,0 +1,68 @@
+"""What sinks into tables of files share: whether a table takes the rows, and whether it holds an epoch already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors.filters import quoted
+from headrace.pipeline.errors import RecordError
+from headrace.pipeline.protocol.epochs import EpochPlan, Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
+_REPAIR = "Use `headrace replay --from` or `adopt`."
+
+
+def held_already(record: Record | None, plan: EpochPlan, *, what: str, sink: str) -> Record | None:
+    """The record, if it is of this very epoch, as JSON compares; None if the epoch is the next one.
+
+    Raises RecordError if it cannot follow what the table, `what`, holds.
+    """
+    if record is None:
+        msg = f"{what} holds no record of this sink"
+        raise RecordError(msg, hint=_REPAIR, node=sink)
+    if record.epoch == plan.number and record.is_of(plan):
+        return record
+    if record.epoch != plan.number - 1:
+        other = " from other positions" if record.epoch == plan.number else ""
+        msg = f"{what} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
+        raise RecordError(msg, hint=_REPAIR, node=sink)
+    return None
+
+
+def misfits(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:
+    """What keeps a table from taking rows, in words. `wanted` are the rows' columns and their types, as DDL."""
+    have = {field.name.lower(): field for field in table}
+    wrong: list[str] = []
+    for name, ddl in wanted.items():
+        field = have.get(name.lower())
+        rows = session.sql(f"SELECT CAST(NULL AS {ddl}) AS c").schema[0].dataType
+        if field is None:
+            wrong.append(f"column {quoted(name)} ({rows.simpleString()}) is missing")
+        elif not holds_every_value(field.dataType, rows):
+            wrong.append(f"column {quoted(name)} is {field.dataType.simpleString()}, the rows have {rows.simpleString()}")
+    brought = {name.lower() for name in wanted}
+    wrong += [
+        f"column {quoted(field.name)} is NOT NULL and no row brings it"
+        for field in table
+        if not field.nullable and field.name.lower() not in brought
+    ]
+    return wrong + [f"key column {quoted(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
+
+
+def holds_every_value(table: DataType, rows: DataType) -> bool:
+    """Whether a table's type holds every value of the rows' type."""
+    from pyspark.sql import types as T  # noqa: N812
+
+    if table == rows or table.simpleString() == rows.simpleString():
+        return True
+    mine, its = _WIDENS.get(rows.simpleString()), _WIDENS.get(table.simpleString())
+    if mine and its:
+        return mine <= its
+    if isinstance(table, T.DecimalType) and isinstance(rows, T.DecimalType):
+        return table.scale >= rows.scale and table.precision - table.scale >= rows.precision - rows.scale
+    return isinstance(table, T.DoubleType) and isinstance(rows, T.FloatType)

@@ -1,0 +1,120 @@
+"""What goes into a table of files: the payload, or the last row of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types as kinds
+
+from headrace.connectors.base import OP, POS, Frame
+from headrace.connectors.filters import quoted
+from headrace.connectors.keys import canonical, canonical_frame
+from headrace.connectors.row_errors import row_error
+from headrace.connectors.versions import ENDED, winners, winners_frame
+from headrace.pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+DRIVER_ROWS = 50_000
+"""Epochs up to this size pass through the driver as Arrow: MERGE reads its source twice, and a local one costs nothing the second time."""
+
+_POS_PARTS = ("source", "part", "off", "sub")
+_NO_NULL_KEY = "A row without its key can neither be found nor replaced. Filter such rows out, or choose another primary_key."
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What MERGE takes: one row per key, payload columns and `_gs_op`."""
+
+    rows: DataFrame
+    local: bool
+    """Whether the rows are in the driver, where reading them twice costs nothing."""
+    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Smallest and largest value of key columns, where known: a table's files are skipped by them."""
+
+
+def appended(sink: str, frame: Frame) -> DataFrame:
+    """The payload. A delete fails the epoch: without a key there is no row that it means."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hint = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
+    refused = row_error(sink, "a delete reached a sink without primary_key", hint, position=F.to_json(POS))
+    names = frame.schema.names
+    first = F.when(F.col(OP) == "d", refused).otherwise(F.col(quoted(names[0]))).alias(names[0])
+    return frame.rows.select(first, *[quoted(name) for name in names[1:]])
+
+
+def keyed(sink: str, frame: Frame, session: SparkSession, version: str | None = None) -> Source:
+    """The winner per key, the last row by `_gs_pos` or the one of the highest version, which then has `versions.ENDED` too.
+
+    Raises DataError (or fails the task) for a null in a key, and for a row without its version.
+    """
+    names = [*frame.schema.names, OP]
+    frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
+    known = frame.estimate is not None or frame.likely is not None
+    if known and (few := frame.few(frame.rows.select(*map(quoted, names), POS), DRIVER_ROWS)) is not None:
+        last = last_by_key(sink, few, frame.key, version)
+        schema = frame.rows.select(*map(quoted, names)).schema
+        if version is not None:
+            schema, names = schema.add(ENDED, "boolean"), [*names, ENDED]
+        rows = session.createDataFrame(last.select(names), schema)
+        return Source(rows, local=True, bounds=bounds_of(last, frame.key))
+    return Source(_last_by_key_spark(sink, frame, names, version), local=False)
+
+
+def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:
+    """The same on Arrow: the order of the rows is not kept."""
+    for name in key:
+        if table[name].null_count:
+            msg = f"key column `{name}` is null in {table[name].null_count} rows"
+            raise DataError(msg, hint=_NO_NULL_KEY, node=sink)
+    if table.num_rows <= 1 and version is None:
+        return canonical(table, key)
+    table = canonical(table, key)
+    parts = pa.table(dict(zip(_POS_PARTS, table[POS].combine_chunks().flatten(), strict=True)))
+    table = table.take(pc.call_function("sort_indices", [parts], pc.SortOptions([(name, "ascending") for name in _POS_PARTS])))
+    if version is not None:
+        return winners(table, key, version, sink)
+    ranks = table.select(list(key)).append_column("__rank", pa.array(np.arange(table.num_rows)))
+    last = ranks.group_by(list(key)).aggregate([("__rank", "max")])["__rank_max"]
+    return table if len(last) == table.num_rows else table.take(last)
+
+
+def _last_by_key_spark(sink: str, frame: Frame, names: list[str], version: str | None) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def checked(name: str) -> Column:
+        refused = row_error(sink, f"key column `{name}` is null", _NO_NULL_KEY, position=F.to_json(POS))
+        return F.when(F.col(quoted(name)).isNull(), refused).otherwise(F.col(quoted(name))).alias(name)
+
+    if version is not None:
+        rows = frame.rows.select(*[checked(name) if name in frame.key else quoted(name) for name in names], POS)
+        return winners_frame(rows, frame.key, names, version, sink)
+    keys = [checked(name) for name in frame.key]
+    others = [name for name in names if name not in frame.key]
+    last = F.max_by(F.struct(*map(quoted, others)), F.col(POS)).alias("__last")
+    grouped = frame.rows.groupBy(*keys).agg(last)
+    return grouped.select(*[F.col(quoted(name)) if name in frame.key else F.col(f"__last.{quoted(name)}") for name in names])
+
+
+def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
+    """Return the smallest and the largest value of key columns, where Spark has a literal for them."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in key:
+        kind = table.schema.field(name).type
+        if table.num_rows and _has_literal(kind):
+            ends = pc.call_function("min_max", [table[name]])
+            found[name] = (ends["min"].as_py(), ends["max"].as_py())
+    return found
+
+
+def _has_literal(kind: pa.DataType) -> bool:
+    """Whether Spark takes the type's Python value for what it is."""
+    plain = kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)
+    return plain or (isinstance(kind, pa.TimestampType) and kind.tz is not None)

@@ -1,0 +1,20 @@
+"""Where the ledger lies, by the settings."""
+
+from __future__ import annotations
+
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.protocol.ledger import Ledger
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """The ledger that the settings name; a SQLite file is made if it is missing."""
+    backend = settings.state_backend
+    if backend.backend_type == "postgres":
+        from psycopg.conninfo import make_conninfo
+
+        from headrace.connectors.postgres.ledger import open_postgres
+
+        return open_postgres(make_conninfo(**backend.postgres.conninfo()))
+    from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
+
+    return open_sqlite(backend.sqlite.path)

@@ -1,0 +1,171 @@
+"""The host's watch over a plugin's object: its failures name it, and what it returns is what its contract says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headrace.connectors.base import HIDDEN, BoundedSource, Outside, Sink, Snapshot, UnboundedSource
+from headrace.connectors.plugins.pickling import GUARDED, broken
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.plugins.discovery import Found
+from headrace.pipeline.plugins.runtime import crash
+from headrace.pipeline.protocol.epochs import Counts, Json, Record
+from headrace.pipeline.protocol.table_offsets import TableOffsets
+
+Check = Callable[[Any], str]
+Made = TypeVar("Made")
+
+
+def _is(*kinds: type) -> Check:
+    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    return lambda found: "" if isinstance(found, kinds) else f"{type(found).__name__}, and not {names}"
+
+
+def _position(found: Any) -> str:
+    """An unbounded position: JSON, with offsets by partition."""
+    offsets = found.get("offsets") if isinstance(found, Mapping) else None
+    good = isinstance(offsets, Mapping) and all(isinstance(key, str) and isinstance(at, int) for key, at in offsets.items())
+    return (
+        (_json(found) if good else 'what is no position such as {"offsets": {"0": 12}}') if isinstance(found, Mapping) else _is(dict)(found)
+    )
+
+
+def _json(found: Any) -> str:
+    try:
+        same = json.loads(json.dumps(found)) == found
+    except (TypeError, ValueError) as error:
+        return f"what is no JSON: {error}"
+    return "" if same else "what changes on its way through JSON (keys that are no texts, tuples)"
+
+
+def _frame(found: Any) -> str:
+    columns = getattr(found, "columns", None)
+    if columns is None:
+        return f"{type(found).__name__}, and not a DataFrame"
+    lost = [name for name in HIDDEN if name not in columns]
+    return f"rows without the hidden column {' and '.join(lost)}" if lost else ""
+
+
+def _splits(found: Any) -> str:
+    if not isinstance(found, list | tuple) or not all(isinstance(split, dict) for split in found):
+        return f"{type(found).__name__}, and not a list of maps"
+    return _json(list(found))
+
+
+_CHECKS: Mapping[type, Mapping[str, Check]] = {
+    BoundedSource: {
+        "schema": _is(pa.Schema),
+        "pin": lambda found: _is(Snapshot)(found) or _json(found.handle),
+        "look": _is(Snapshot),
+        "splits": _splits,
+        "read": _frame,
+        "check": lambda _: "",
+        "fence": _is(Mapping),
+        "measure_offsets": _is(TableOffsets),
+        "has_nulls": _is(bool),
+        "outside": _is(Outside),
+        "unpin": lambda _: "",
+        "sweep_pins": lambda _: "",
+        "describe": _is(dict),
+        "close": lambda _: "",
+    },
+    UnboundedSource: {
+        "schema": _is(pa.Schema),
+        "initial": _position,
+        "latest": _position,
+        "read": _frame,
+        "fence_at": _position,
+        "earliest": _position,
+        "first_filled": _is(Mapping),
+        "end": _position,
+        "backlog": _is(int, type(None)),
+        "check_filter": lambda _: "",
+        "check": lambda _: "",
+        "commit": lambda _: "",
+        "describe": _is(dict),
+        "close": lambda _: "",
+    },
+    Sink: {
+        "prepare": lambda _: "",
+        "record": _is(Record, type(None)),
+        "join": _is(Record),
+        "write": _is(Counts),
+        "check": lambda _: "",
+        "foreign_record": _is(Record, type(None)),
+        "claims": _is(Sequence),
+        "release": lambda _: "",
+        "content": lambda _: "",
+        "began": _is(bool),
+        "count": _is(tuple, type(None)),
+        "describe": _is(dict),
+        "close": lambda _: "",
+    },
+}
+
+
+def guarded(make: Callable[[], Made], contract: type[Made], found: Found, node: str, checks: Mapping[str, Check] | None = None) -> Made:
+    """The object that a plugin makes, watched. Raises PluginError where it cannot be made, or is of another kind."""
+    with_blame = blaming(make, found, node, "being made")
+    made = with_blame()
+    if not isinstance(made, contract):
+        what = f"it made {type(made).__name__}, which is no headrace.{contract.__name__}"
+        raise broken(found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}.")
+    names = _CHECKS[contract] if checks is None else checks
+    for name, check in names.items():
+        setattr(made, name, _checked(blaming(getattr(made, name), found, node, f"`{name}`"), check, found, node, name))
+    if "describe" in names:
+        made.describe = _described(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
+    setattr(made, GUARDED, tuple(names))
+    return made
+
+
+def _described(describe: Callable[[], Json], found: Found, node: str) -> Callable[[], Json]:
+    """What a plugin says of its node, over what there is to say of any."""
+    return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
+
+
+def blaming(work: Callable[..., Any], found: Found, node: str, doing: str) -> Callable[..., Any]:
+    """The same, with errors that name the plugin, save those that it raised as Headrace's own and those of rows that failed in Spark."""
+
+    @wraps(work)
+    def run(*args: Any, **more: Any) -> Any:
+        try:
+            return work(*args, **more)
+        except HeadraceError as error:
+            error.node = error.node or node
+            raise
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            if told := explain_failure(error):
+                told.node = told.node or node
+                raise told from error
+            if _of_spark(error):
+                raise
+            raise crash(error, found, doing=doing, node=node) from error
+
+    return run
+
+
+def _of_spark(error: Exception) -> bool:
+    """Whether Spark failed at its work, which may pass, and not at understanding what it was told."""
+    module, name = type(error).__module__, type(error).__name__
+    return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException") and not name.startswith("PySpark")
+
+
+def _checked(work: Callable[..., Any], check: Check, found: Found, node: str, name: str) -> Callable[..., Any]:
+    @wraps(work)
+    def run(*args: Any, **more: Any) -> Any:
+        result = work(*args, **more)
+        if wrong := check(result):
+            what = f"`{name}` returned {wrong}"
+            raise broken(found, what, node)
+        return result
+
+    return run

@@ -1,0 +1,236 @@
+"""The schema `headrace` in the target's database: one row per sink key, its history, and the markers of direct loads.
+
+Every change of a row is a compare-and-set under the generation that `announce` wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from psycopg import sql
+
+from headrace.connectors.postgres.session import Session, trusted
+from headrace.pipeline.errors import FencedError, RecordError
+from headrace.pipeline.protocol.claims import Claim, Owner
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Record, SinkKey
+
+log = logging.getLogger(__name__)
+
+SCHEMA = "headrace"
+KEPT = 100
+"""Epochs of history kept per sink key."""
+
+_TABLES = (
+    "CREATE SCHEMA IF NOT EXISTS headrace",
+    """CREATE TABLE IF NOT EXISTS headrace.records (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL,
+        name text NOT NULL, target text NOT NULL, target_oid bigint, shared boolean,
+        generation bigint NOT NULL, epoch bigint, body jsonb, changed_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (pipeline, lane, sink))""",
+    """CREATE TABLE IF NOT EXISTS headrace.history (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL,
+        generation bigint NOT NULL, body jsonb NOT NULL,
+        PRIMARY KEY (pipeline, lane, sink, epoch))""",
+    """CREATE TABLE IF NOT EXISTS headrace.splits (
+        pipeline text NOT NULL, lane text NOT NULL, sink text NOT NULL, epoch bigint NOT NULL, split text NOT NULL,
+        generation bigint NOT NULL, rows bigint, inserted bigint, updated bigint,
+        PRIMARY KEY (pipeline, lane, sink, epoch, split))""",
+)
+_UPGRADES = ("ALTER TABLE headrace.records ADD COLUMN IF NOT EXISTS shared boolean",)
+_CURRENT = "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('headrace.records') AND attname = 'shared')"
+_THERE = "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(name) WHERE to_regclass('headrace.' || name) IS NOT NULL"
+
+
+def _sql(text: str) -> sql.Composed:
+    """A statement; `{mine}` is the predicate of one sink key ($1 to $3), `{oid}` the table that a row speaks of, as it is now."""
+    mine = sql.SQL("pipeline = $1::text AND lane = $2::text AND sink = $3::text")
+    return trusted(text).format(mine=mine, oid=sql.SQL("to_regclass(target)::oid::bigint"))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The row as it is inside a transaction that has locked it."""
+
+    record: Record
+    marked: bool
+    """Markers of a direct load lie there for the epoch behind the record's."""
+
+
+class RecordStore:
+    """The rows of one sink key. `target` is the quoted name of the table that its records speak of."""
+
+    def __init__(self, key: SinkKey, target: str, node: str, owner: Owner | None = None) -> None:
+        self.key = key
+        self.owner = owner or Owner(key, share=False)
+        self.target = target
+        self.node = node
+
+    @property
+    def _id(self) -> tuple[str, str, str]:
+        return self.key.pipeline, self.key.lane, self.key.sink
+
+    def create(self, session: Session) -> None:
+        """Makes schema and tables where missing; processes that do it at once wait for each other."""
+        if self._there(session) and session.run(_CURRENT)[0][0]:
+            return
+        session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
+        for statement in (*_TABLES, *_UPGRADES):
+            session.run(statement)
+
+    def _there(self, session: Session) -> bool:
+        return session.run(_THERE)[0][0] == 3
+
+    def announce(self, session: Session, generation: int) -> None:
+        """Raises the row's generation. Raises FencedError where a newer one has been here."""
+        raised = session.run(
+            "INSERT INTO headrace.records AS r (pipeline, lane, sink, name, target, generation, shared)"
+            " VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
+            " ON CONFLICT (pipeline, lane, sink) DO UPDATE SET generation = EXCLUDED.generation, name = EXCLUDED.name,"
+            " shared = EXCLUDED.shared, changed_at = now()"
+            " WHERE r.generation <= EXCLUDED.generation RETURNING generation",
+            *self._id,
+            self.key.name,
+            self.target,
+            generation,
+            self.owner.share,
+        )
+        if not raised:
+            self._fenced(session, generation)
+
+    def read(self, session: Session) -> Record | None:
+        """The record; None without one, or where it speaks of a table that is gone or was made anew."""
+        if not self._there(session):
+            return None
+        rows = session.run(_sql("SELECT body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
+        if not rows or rows[0][0] is None:
+            return None
+        body, target, then, now = rows[0]
+        if target != self.target or then != now:
+            log.warning("event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target)
+            return None
+        return Record.from_json(json.loads(body))
+
+    def foreign(self, session: Session) -> Record | None:
+        """The newest record for the same pipeline name, lane, sink and target under another UUID."""
+        if not self._there(session):
+            return None
+        query = (
+            "SELECT body::text FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
+            " AND name = $4::text AND target = $5::text AND target_oid = {oid} AND body IS NOT NULL ORDER BY changed_at DESC LIMIT 1"
+        )
+        rows = session.run(_sql(query), *self._id, self.key.name, self.target)
+        return Record.from_json(json.loads(rows[0][0])) if rows else None
+
+    def shared(self, session: Session) -> bool:
+        """Whether another sink has a record for the same target. This sink under the UUID of a lost ledger is no other one."""
+        if not self._there(session):
+            return False
+        query = (
+            "SELECT 1 FROM headrace.records WHERE NOT ({mine}) AND NOT (name = $5::text AND lane = $2::text AND sink = $3::text)"
+            " AND target = $4::text AND target_oid = {oid} AND body IS NOT NULL LIMIT 1"
+        )
+        return bool(session.run(_sql(query), *self._id, self.target, self.key.name))
+
+    def claims(self, session: Session) -> list[Claim]:
+        """Who has a record for the table that the target's name means now, whatever name their records give it."""
+        if not self._there(session):
+            return []
+        query = (
+            "SELECT pipeline, name, lane, sink, coalesce((to_jsonb(r) ->> 'shared')::boolean, false), epoch FROM headrace.records r"
+            " WHERE target_oid = to_regclass($1::text)::oid::bigint AND body IS NOT NULL ORDER BY changed_at DESC"
+        )
+        return [Claim(SinkKey(*key), share, epoch) for *key, share, epoch in session.run(query, self.target)]
+
+    def release(self, session: Session, claims: Sequence[Claim]) -> None:
+        """Removes the rows of other sinks: whoever still writes by one of them is fenced."""
+        for claim in claims:
+            query = "DELETE FROM headrace.records WHERE {mine} AND target_oid = to_regclass($4::text)::oid::bigint"
+            session.run(_sql(query), claim.key.pipeline, claim.key.lane, claim.key.sink, self.target)
+
+    def lock(self, session: Session, generation: int, *, share: bool = False) -> Held | None:
+        """The row, locked until the transaction ends; None before the sink has joined. Raises FencedError for another generation."""
+        query = (
+            "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline = r.pipeline AND s.lane = r.lane"
+            " AND s.sink = r.sink AND s.epoch = r.epoch + 1) FROM headrace.records r WHERE {mine} FOR "
+        )
+        rows = session.run(_sql(query + ("SHARE OF r" if share else "UPDATE OF r")), *self._id)
+        if not rows or rows[0][0] != generation:
+            self._fenced(session, generation)
+        _, body, marked = rows[0]
+        return Held(Record.from_json(json.loads(body)), marked) if body else None
+
+    def expect(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> Held | Counts:
+        """The locked row when it stands right before `plan`; the counts when it holds `plan` already.
+
+        The latter happens when the connection died at the commit, so that nobody knew. Raises FencedError, or RecordError
+        when the row stands anywhere else.
+        """
+        held = self.lock(session, generation, share=share)
+        record = held.record if held else None
+        if held and record and record.epoch == plan.number - 1:
+            return held
+        if record and record.epoch == plan.number and _speaks_of(record, plan):
+            log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
+            return record.counts
+        msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
+        raise RecordError(msg, node=self.node, hint="Start with `headrace replay --from`, or `adopt` the sink's record.")
+
+    def advance(self, session: Session, held: Held, plan: EpochPlan, generation: int, counts: Counts) -> None:
+        """Sets the row from N-1 to N, writes history, and sweeps old history and markers of older epochs."""
+        record = held.record.next(plan, generation, counts)
+        self._set(session, record, after=held.record.epoch)
+        session.run(_sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"), *self._id, plan.number - KEPT)
+        session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
+
+    def join(self, session: Session, record: Record, baseline: int) -> Record:
+        """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again.
+
+        Claims one table after the other process that does: raises RecordError for a rival's claim. Rows of the same pipeline under another
+        UUID, and of a sink that was renamed, go too: whoever still writes by one of them is fenced.
+        """
+        session.run(
+            "SELECT pg_advisory_xact_lock(hashtext('headrace claim'), to_regclass($1::text)::oid::bigint::bit(32)::int)", self.target
+        )
+        claims = self.claims(session)
+        self.owner.refuse(claims, self.target)
+        held = self.lock(session, record.generation)
+        written = replace(record, baseline=baseline)
+        self._set(session, written, after=held.record.epoch if held else None)
+        session.run(_sql("DELETE FROM headrace.splits WHERE {mine}"), *self._id)
+        self.release(session, self.owner.former(claims))
+        others = "DELETE FROM headrace.records WHERE pipeline <> $1::text AND lane = $2::text AND sink = $3::text"
+        session.run(others + " AND name = $4::text AND target = $5::text", *self._id, self.key.name, self.target)
+        return written
+
+    def _set(self, session: Session, record: Record, *, after: int | None) -> None:
+        """Compare-and-set of the row, and its line of history."""
+        body = json.dumps(record.to_json())
+        update = (
+            "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(), target = $6::text,"
+            " target_oid = to_regclass($6::text)::oid::bigint"
+            " WHERE {mine} AND generation = $7::bigint AND coalesce(epoch, -1) = $8::bigint RETURNING epoch"
+        )
+        values = (record.epoch, body, self.target, record.generation, -1 if after is None else after)
+        if not session.run(_sql(update), *self._id, *values):
+            self._fenced(session, record.generation)
+        history = (
+            "INSERT INTO headrace.history (pipeline, lane, sink, epoch, generation, body)"
+            " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::bigint, $6::text::jsonb)"
+            " ON CONFLICT (pipeline, lane, sink, epoch) DO UPDATE SET generation = EXCLUDED.generation, body = EXCLUDED.body"
+        )
+        session.run(history, *self._id, record.epoch, record.generation, body)
+
+    def _fenced(self, session: Session, generation: int) -> NoReturn:
+        rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
+        newer = rows[0][0] if rows else "none"
+        msg = f"generation {generation} is not the one that holds {self.target}: the row there says {newer}"
+        raise FencedError(msg, node=self.node, hint="Another run has taken the lane over; this one stops.")
+
+
+def _speaks_of(record: Record, plan: EpochPlan) -> bool:
+    """Whether a record is the one that `plan` leaves."""
+    return (record.planned_at, record.pipeline_hash) == (plan.planned_at, plan.pipeline_hash)

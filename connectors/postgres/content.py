@@ -1,0 +1,152 @@
+"""What a Postgres table holds now, as Arrow: record and rows of one snapshot, for the content audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from headrace.connectors.postgres.commit_store import RecordStore
+from headrace.connectors.postgres.session import Address, LoadSession, translated, trusted
+from headrace.pipeline.types.arrow import postgres_type
+
+pc: Any = pyarrow.compute
+"""Its functions are made at import, so type checkers do not see them."""
+
+_READ_AS: Mapping[str, str] = {
+    "SMALLINT": "bigint",
+    "INTEGER": "bigint",
+    "BIGINT": "bigint",
+    "NUMERIC": "text",
+    "REAL": "double precision",
+    "DOUBLE PRECISION": "double precision",
+    "BOOLEAN": "boolean",
+    "TEXT": "text",
+    "BYTEA": "bytea",
+    "DATE": "date",
+    "TIMESTAMP WITH TIME ZONE": "timestamptz",
+    "TIMESTAMP WITHOUT TIME ZONE": "timestamp",
+}
+"""How a column is read back, by the type that its rows have in Postgres. Others (nested values, times of day) are not compared."""
+_PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_boolean,
+    pa.types.is_floating,
+)
+"""Types whose text in Arrow is one that Postgres reads."""
+
+
+def readable(schema: pa.Schema) -> list[str]:
+    """The columns that can be read back and compared."""
+    return [field.name for field in schema if _kind(field) in _READ_AS and not _is_wide(field)]
+
+
+def _kind(field: pa.Field) -> str:
+    return postgres_type(field.type).split("(")[0].strip().upper()
+
+
+def _is_wide(field: pa.Field) -> bool:
+    from headrace.pipeline.types.int256 import is_wide
+
+    return is_wide(field.type)
+
+
+class Reader:
+    """Record and rows of one snapshot, over one read-only transaction. `close` ends it."""
+
+    def __init__(self, address: Address, store: RecordStore, table: sql.Identifier, schema: pa.Schema, key: Sequence[str]) -> None:
+        from adbc_driver_postgresql import dbapi
+
+        self._node, self._table, self._schema, self._key = address.node, table, schema, tuple(key)
+        self._closing = ExitStack()
+        with self._closing, translated(address.node):
+            connection = self._closing.enter_context(dbapi.connect(make_conninfo(**address.parameters())))
+            self._cursor = self._closing.enter_context(connection.cursor())
+            self._session = LoadSession(connection)
+            self._session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            self._session.run("SET LOCAL TimeZone = 'UTC'")
+            self.record = store.read(self._session)
+            self._closing = self._closing.pop_all()
+
+    def has_more_than(self, limit: int) -> bool:
+        """Return whether the table has more rows than `limit`. The rows after it are not counted."""
+        query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(self._table, sql.Literal(limit + 1))
+        with translated(self._node):
+            return int(self._session.run(query)[0][0]) > limit
+
+    def read(self, path: Path, most: int) -> pa.Table | None:
+        """Return all rows; where they have more than `most` bytes, write them to a parquet file instead and return None."""
+        import pyarrow.parquet as pq
+
+        with translated(self._node):
+            reader = self._select(sql.SQL(""))
+            few: list[pa.RecordBatch] = []
+            size = 0
+            for batch in reader:
+                few.append(batch)
+                size += batch.nbytes
+                if size > most:
+                    break
+            else:
+                return pa.Table.from_batches(few, reader.schema)
+            with pq.ParquetWriter(path, reader.schema) as writer:
+                for batch in chain(few, reader):
+                    writer.write_batch(batch)
+        return None
+
+    def lookup(self, keys: pa.Table) -> pa.Table | None:
+        """Return the rows of these keys; None where the type of a key cannot be passed to the server."""
+        listed = [array_text(keys[name]) for name in self._key]
+        if None in listed or not self._key:
+            return None
+        lists, conditions, names = [], [], []
+        for place, (name, text) in enumerate(zip(self._key, listed, strict=True)):
+            kind = trusted(postgres_type(self._schema.field(name).type))
+            lists.append(sql.SQL("{}::text::{}[]").format(sql.Literal(text), kind))
+            alias = sql.Identifier(f"k{place}")
+            names.append(alias)
+            conditions.append(sql.SQL("t.{} = k.{}").format(sql.Identifier(name), alias))
+        joined = sql.SQL(" JOIN unnest({}) AS k ({}) ON {}").format(
+            sql.SQL(", ").join(lists), sql.SQL(", ").join(names), sql.SQL(" AND ").join(conditions)
+        )
+        with translated(self._node):
+            return self._select(joined).read_all()
+
+    def close(self) -> None:
+        """End the transaction and the connection."""
+        self._closing.close()
+
+    def _select(self, joined: sql.Composable) -> pa.RecordBatchReader:
+        columns = [
+            sql.SQL("t.{0}::{1} AS {0}").format(sql.Identifier(name), trusted(_READ_AS[_kind(self._schema.field(name))]))
+            for name in readable(self._schema)
+        ]
+        query = sql.SQL("SELECT {} FROM {} AS t{}").format(sql.SQL(", ").join(columns), self._table, joined)
+        self._cursor.execute(query.as_string(None))
+        return self._cursor.fetch_record_batch()
+
+
+def array_text(values: pa.ChunkedArray) -> str | None:
+    """Return values as the text of a Postgres array; None for types whose text Arrow does not have."""
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+    elif any(plain(kind) for plain in _PLAIN):
+        escaped = pc.cast(values, pa.string())
+    else:
+        return None
+    mark, nothing = (pa.scalar(text, pa.large_string()) for text in ('"', ""))
+    quoted = pc.binary_join_element_wise(mark, pc.cast(escaped, pa.large_string()), mark, nothing)
+    items = pa.chunked_array([quoted]).combine_chunks() if isinstance(quoted, pa.Array) else quoted.combine_chunks()
+    listed = pa.LargeListArray.from_arrays(pa.array([0, len(items)], pa.int64()), items)
+    return "{" + pc.binary_join(listed, pa.scalar(",", pa.large_string()))[0].as_py() + "}"

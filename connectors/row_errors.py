@@ -1,0 +1,134 @@
+"""Rows that cannot be taken: an expression that fails the task where the row is met, and the way back to a message for people.
+
+Nothing is collected and nothing is read twice: the marker travels inside Spark's own exception.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
+
+from headrace.pipeline import errors
+from headrace.pipeline.errors import ROW_ERROR, DataError, HeadraceError, RetentionError
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+_DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+
+
+def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) -> Column:
+    """An expression of any type that fails the task. `what` says what is wrong; `facts` (text, numbers) say where.
+
+    Only rows that reach it pay for it. `explain_failure` turns the failure into a DataError.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    said = F.lit(what) if isinstance(what, str) else what
+    fields = [F.lit(node).alias("node"), said.alias("what"), F.lit(hint).alias("hint"), F.struct(*[v.alias(k) for k, v in facts.items()])]
+    return F.raise_error(F.concat(F.lit(ROW_ERROR), F.to_json(F.struct(*fields[:3], fields[3].alias("facts")))))
+
+
+def task_error(error: HeadraceError) -> RuntimeError:
+    """What a Python task raises so that `explain_failure` finds the error, of the same class, with its hint and node."""
+    found = {"node": error.node, "what": error.message, "hint": error.hint, "kind": type(error).__name__}
+    return RuntimeError(ROW_ERROR + json.dumps(found))
+
+
+def explain_failure(error: BaseException) -> HeadraceError | None:
+    """The error that a failed Spark action means to people, None if it is not about rows or offsets.
+
+    DataError for a row that `row_error` refused, the error that a task raised by `task_error`, RetentionError where Kafka lost
+    offsets while they were read.
+    """
+    for text in _texts(error):
+        if (at := text.find(ROW_ERROR)) >= 0:
+            found, _ = json.JSONDecoder().raw_decode(text, at + len(ROW_ERROR))
+            return _data_error(found)
+        if "OffsetOutOfRangeException" in text or "Some data may have been lost" in text:
+            msg = "Kafka no longer holds offsets that this epoch was planned with"
+            hint = "Retention or delete-records passed the stream's position while it was read. Lengthen retention.ms; then replay."
+            return RetentionError(msg, hint=hint)
+    return None
+
+
+def _data_error(found: Json) -> HeadraceError:
+    if kind := found.get("kind"):
+        return getattr(errors, kind, DataError)(found["what"], hint=found["hint"], node=found["node"])
+    facts = dict(found.get("facts", {}))
+    payload, columns = facts.pop("payload", None), facts.pop("columns", None)
+    where = ", ".join(f"{name} {value}" for name, value in facts.items())
+    reason = _reason(payload, json.loads(columns)) if payload is not None and columns is not None else ""
+    tail = f": {reason}" if reason else ""
+    shown = f"\n  payload: {payload[:300]}{'…' if len(payload) > 300 else ''}" if payload is not None else ""
+    return DataError(
+        f"{where}: {found['what']}{tail}{shown}" if where else f"{found['what']}{tail}{shown}",
+        hint=found.get("hint", ""),
+        node=found["node"],
+    )
+
+
+def _reason(payload: str, columns: dict[str, str]) -> str:
+    """What is wrong with one JSON payload, as well as one can say; `columns` are the declared types."""
+    try:
+        value = json.loads(payload)
+    except ValueError as error:
+        return str(error)
+    if not isinstance(value, dict):
+        return f"one object per message is expected, found {_kind(value)}"
+    for name, kind in columns.items():
+        if name in value and value[name] is not None and not _fits(value[name], kind):
+            return f"column `{name}` is {kind}, found {_kind(value[name])} {json.dumps(value[name])[:80]}"
+    return ""
+
+
+def _fits(value: object, kind: str) -> bool:
+    """Whether a JSON value can be a column of a type, as the pipeline file writes it."""
+    if kind in ("string", "utf8"):
+        return True
+    if kind == "binary" or kind.startswith(("date", "time")):
+        return isinstance(value, str)
+    if kind == "boolean" or isinstance(value, bool):
+        return kind == "boolean" and isinstance(value, bool)
+    if kind.startswith("decimal"):
+        return isinstance(value, int | float | str) and _has_room(str(value), kind)
+    if kind.startswith(("i", "u")):
+        return (isinstance(value, int) and _in_range(value, kind)) or (isinstance(value, str) and kind.endswith("256"))
+    return isinstance(value, int | float)
+
+
+def _has_room(text: str, kind: str) -> bool:
+    precision, scale = _DECIMAL_ARGUMENTS.findall(kind)[0] if "(" in kind else ("38", "9")
+    try:
+        return abs(Decimal(text)) < Decimal(10) ** (int(precision) - int(scale or 0))
+    except InvalidOperation:
+        return False
+
+
+def _in_range(value: int, kind: str) -> bool:
+    bits = int(kind.lstrip("uint"))
+    return 0 <= value < 2**bits if kind.startswith("u") else -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
+
+
+def _kind(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _texts(error: BaseException) -> Iterator[str]:
+    """Everything that the exception and its causes say, in Python and in the JVM."""
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield str(at)
+        yield str(getattr(at, "_stackTrace", "") or "")
+        java = getattr(at, "java_exception", None)
+        while java is not None:
+            yield str(java.toString())
+            java = java.getCause()
+        at = at.__cause__ or at.__context__

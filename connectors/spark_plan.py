@@ -1,0 +1,51 @@
+"""What Spark's analyzer made of a frame. pyspark shows none of it, so it is asked in the JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.statements import is_moment, may_name_moments
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TIMES = ("date", "timestamp", "timestamp_ntz")
+
+
+def expressions(frame: DataFrame) -> Iterator[Any]:
+    """Every expression of the plan as the JVM holds it, each before those within it."""
+    plans: list[Any] = [cast("Any", frame)._jdf.queryExecution().analyzed()]  # noqa: SLF001  there is no other way to it
+    while plans:
+        plan = plans.pop()
+        plans += inner(plan.children())
+        found = inner(plan.expressions())
+        while found:
+            one = found.pop()
+            yield one
+            found += inner(one.children())
+
+
+def inner(held: Any) -> list[Any]:
+    """A sequence of the JVM as a list."""
+    return [held.apply(place) for place in range(held.size())]
+
+
+def check_moments(frame: DataFrame, text: str, node: str, known: Collection[str] = ()) -> None:
+    """Raises SchemaError where a text such as `'today'` of the SQL `text` is made a time by what stands beside it.
+
+    Spark reads the clock for it, anew each time an epoch is computed. Those that are `known` are looked after elsewhere.
+    """
+    if not may_name_moments(text):
+        return
+    for cast_ in expressions(frame):
+        if cast_.nodeName().lower() not in ("cast", "try_cast") or cast_.dataType().typeName() not in _TIMES:
+            continue
+        (value,) = inner(cast_.children())
+        word = value.toString().strip() if value.nodeName() == "Literal" else ""
+        if is_moment(word) and word not in known:
+            kind = cast_.dataType().typeName().upper()
+            msg = f"'{word}' becomes a time by what stands beside it, and another one each time that an epoch is computed"
+            hint = f"In a sql transform CAST('{word}' AS {kind}), now() and current_date() tell the epoch's time. A source has none."
+            raise SchemaError(msg, hint=hint, node=node)

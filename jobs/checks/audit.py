@@ -1,0 +1,233 @@
+"""The asset checks: what the ledger says, held against what the real systems say.
+
+Each answers for one sink. None, never green, where it cannot know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, Sink, SinkContext
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.checks.ledger_proof import Walk
+from headrace.jobs.checks.ledger_proof import walk as walk_epochs
+from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.run.events import CheckResult
+from headrace.jobs.run.status import history_complete
+from headrace.jobs.spark.session import start_session, stop_session
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import LaneError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json, Phase, Record, SinkKey, digest
+from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger.interventions import skipped_epochs, skipped_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LANE = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """How much `content_matches` reads for one sink.
+
+    At most `rows` of its sources, by default those of the setting `audit.sample_rows`, and as many of its target; with `seconds`
+    samples of growing size for about so long; with `full` all rows.
+    """
+
+    rows: int | None = None
+    full: bool = False
+    raises: bool = True
+    """Whether an internal error is raised. Else it is logged, and the check is not applicable."""
+    seconds: float | None = None
+
+
+def audit(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    sinks: Sequence[str] | None = None,
+    spark: SparkSession | None = None,
+    all_epochs: bool = False,
+    content: Content | None = None,
+) -> list[CheckResult]:
+    """Runs every check of the named sinks (all if None) against the real systems; `content_matches` if `content` says how.
+
+    Takes no lease, so it may run beside a stream. All it writes is how far it has verified the ledger's epochs: the next audit
+    reads those after that point. `all_epochs` reads every epoch that has a row. Raises LaneError for a pipeline that never ran.
+    """
+    ledger = open_ledger(settings)
+    state = ledger.state(file.name, LANE)
+    if state is None or not state.position:
+        msg = f"pipeline `{file.name}` has no epochs in this ledger yet"
+        raise LaneError(msg, hint="Start it first: headrace run FILE.")
+    names = [name for name in file.model.sinks if sinks is None or name in sinks]
+    own = None
+    if spark is None and (content is not None or any(file.model.sinks[name].type in ("delta", "iceberg") for name in names)):
+        spark = own = start_session(settings, node_types(file))
+    try:
+        walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)
+        found = [result for name in names for result in _sink_checks(file, settings, ledger, state, name, walk, spark)]
+        if content is not None and spark is not None:
+            found += _content(file, settings, ledger, state, names, spark, content)
+        return found
+    finally:
+        ledger.close()
+        if own is not None:
+            stop_session(own)
+
+
+def _content(
+    file: PipelineFile, settings: Settings, ledger: Ledger, state: LaneState, names: Sequence[str], spark: SparkSession, content: Content
+) -> list[CheckResult]:
+    from headrace.jobs.checks.content.audit import ContentAudit
+
+    rows = None if content.full else content.rows or settings.audit.sample_rows
+    audit = ContentAudit(file, settings, ledger, state, spark, rows, raises=content.raises)
+    try:
+        exact = [name for name in names if _is_exact(file, name)]
+        return [audit.check(name) if content.seconds is None else audit.check_within(name, content.seconds) for name in exact]
+    finally:
+        audit.close()
+
+
+def _is_exact(file: PipelineFile, name: str) -> bool:
+    return registry.sink_class(file.model.sinks[name]).capabilities.delivery is Delivery.EXACTLY_ONCE
+
+
+def _sink_checks(
+    file: PipelineFile, settings: Settings, ledger: Ledger, state: LaneState, name: str, walk: Walk, spark: SparkSession | None
+) -> Iterator[CheckResult]:
+    import pyarrow as pa
+
+    node = file.model.sinks[name]
+    if registry.sink_class(node).capabilities.delivery is not Delivery.EXACTLY_ONCE:
+        for check in ("exactly_once_epochs", "sink_count", "handoff_gapless"):
+            yield CheckResult(check, name, None, f"not applicable: a {node.type} sink keeps no record")
+        return
+    key = SinkKey(state.pipeline, file.name, LANE, name)
+    sink = registry.open_sink(SinkContext(key, node, settings, pa.schema([]), spark, {"key": graph.key_of(file.model, name)}))
+    try:
+        yield _exactly_once(name, sink, ledger, state, walk)
+        yield _count(name, sink)
+        yield _handoff(file, state, name)
+    finally:
+        sink.close()
+
+
+def _restarts(ledger: Ledger, state: LaneState) -> set[int]:
+    """Epochs that may start elsewhere than the one before ended, because the lane was taken there."""
+    return {event["data"].get("epoch") for event in ledger.events(state.name, state.lane) if event["kind"] in ("rewound", "reset")}
+
+
+def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: LaneState, walk: Walk) -> CheckResult:
+    record = sink.record()
+    problems = list(walk.problems)
+    problems += [
+        f"epoch {event['data']['epoch']} was skipped at this sink on {event['at'][:10]}, so it lacks {skipped_ranges(event)}"
+        for event in skipped_epochs(ledger.events(state.name, LANE), name)
+    ]
+    if record is None:
+        problems.append("the sink holds no record of this pipeline")
+    else:
+        before, state = state.committed, ledger.state(state.name, LANE) or state
+        problems += _record_problems(record, state, _allowed(ledger, state, record, before))
+    numbers: Json = {
+        "ledger_epochs": state.committed,
+        "record_epoch": record.epoch if record else None,
+        "record_generation": record.generation if record else None,
+        "generation": state.generation,
+        "open_epoch": state.open_plan.number if state.open_plan else None,
+        "problems": len(problems),
+        "epochs_read": walk.read,
+        "epochs_rolled_up": walk.rolled_up,
+    }
+    said = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    return CheckResult("exactly_once_epochs", name, not problems, said, numbers)
+
+
+def _allowed(ledger: Ledger, state: LaneState, record: Record, before: int) -> dict[int, Json]:
+    """Where epochs end that the sink may hold: the last one, the open one, and those that a running lane committed meanwhile.
+
+    `before` was the last one before the record was read, `state` is from after it: no sink is touched before its plan is here.
+    """
+    allowed = {state.committed: dict(state.ended)}
+    if state.open_plan is not None:
+        allowed[state.open_plan.number] = dict(state.open_plan.end)
+    if before <= record.epoch < state.committed:
+        allowed |= {row.plan.number: dict(row.plan.end) for row in ledger.epochs(state.name, LANE, record.epoch, record.epoch)}
+    return allowed
+
+
+def _record_problems(record: Record, state: LaneState, allowed: Mapping[int, Json]) -> Iterator[str]:
+    if record.epoch not in allowed:
+        yield f"the sink's record is at epoch {record.epoch}, the ledger at {state.committed}"
+    elif record.end_digest != digest(allowed[record.epoch]):
+        yield f"epoch {record.epoch} ends at another position in the sink's record than in the ledger"
+    if record.generation > state.generation:
+        yield f"the sink's record has generation {record.generation}, the ledger only {state.generation}"
+
+
+def _count(name: str, sink: Sink) -> CheckResult:
+    found = sink.count()
+    record, rows = found or (None, 0)
+    if record is None:
+        return CheckResult("sink_count", name, None, "not applicable: the sink cannot tell its own rows from others")
+    totals, baseline = record.totals, record.baseline
+    if baseline is None or totals.inserted is None or totals.deleted is None:
+        return CheckResult("sink_count", name, None, "not applicable: the sink does not know what it changed", {"rows": rows})
+    expected = baseline + totals.inserted - totals.deleted
+    numbers: Json = {
+        "rows": rows,
+        "expected": expected,
+        "baseline": baseline,
+        "inserted": totals.inserted,
+        "updated": totals.updated,
+        "deleted": totals.deleted,
+        "lost": max(0, expected - rows),
+        "doubled": max(0, rows - expected),
+        "epoch": record.epoch,
+    }
+    said = f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
+    if rows != expected:
+        word = "missing" if rows < expected else "too many"
+        said = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {word}"
+    return CheckResult("sink_count", name, rows == expected, said, numbers)
+
+
+def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
+    hybrids = [source for source in graph.upstream_sources(file.model, name) if file.model.sources[source].type == "hybrid"]
+    if not hybrids:
+        return CheckResult("handoff_gapless", name, None, "not applicable: no hybrid source")
+    if not history_complete(file, state):
+        done = positions.windows_done(file.model, state.position)
+        return CheckResult(
+            "handoff_gapless", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
+        )
+    problems: list[str] = []
+    numbers: Json = {}
+    for source in hybrids:
+        here = state.position[source]
+        fence, now = (positions.offsets(here.get(part)) for part in ("fence", "stream"))
+        first = positions.offsets(here.get("began", here.get("fence")))
+        numbers[f"{source}_fence"] = sum(fence.values())
+        numbers[f"{source}_offset"] = sum(now.values()) if now else None
+        for part, offset in fence.items():
+            if now and now.get(part, -1) < offset:
+                problems.append(f"{source} partition {part}: the stream is at {now.get(part)}, before the fence {offset}")
+            if now and first.get(part, offset) != offset:
+                problems.append(f"{source} partition {part}: history holds up to {offset}, the stream began at {first.get(part)}")
+    phase = Phase.CATCHING_UP if positions.catching_up(state.position[source] for source in hybrids) else Phase.LIVE
+    numbers["phase"] = str(phase)
+    said = (
+        "; ".join(problems)
+        if problems
+        else "the stream began exactly where history ends" + ("" if phase is Phase.LIVE else "; still catching up")
+    )
+    return CheckResult("handoff_gapless", name, not problems, said, numbers)

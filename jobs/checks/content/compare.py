@@ -1,0 +1,122 @@
+"""Two sets of rows compared by one digest for each bucket, and the keys that differ in the buckets that do not match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+BUCKETS = 64
+SHOWN = 10
+_PLAIN = ("map", "array", "struct", "variant")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What two sets of rows differ in. `keys` are at most `SHOWN` of them, in words."""
+
+    expected: int
+    found: int
+    buckets: int
+    differing: int = 0
+    keys: tuple[str, ...] = ()
+
+
+def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]) -> Difference:
+    """Compare the `columns` of two frames, by key or, without one, as multisets of rows."""
+    wanted = {field.name: field.dataType for field in expected.schema}
+    mine, theirs = normal(expected, columns, wanted), normal(found, columns, wanted)
+    by = list(key or columns)
+    ours, others = _digests(mine, columns, by), _digests(theirs, columns, by)
+    differing = sorted(bucket for bucket in ours.keys() | others.keys() if ours.get(bucket) != others.get(bucket))
+    rows = sum(count for count, _ in ours.values()), sum(count for count, _ in others.values())
+    if not differing:
+        return Difference(*rows, 0)
+    total, keys = _named(mine, theirs, columns, by, differing, keyed=bool(key))
+    return Difference(*rows, len(differing), total, keys)
+
+
+def normal(rows: DataFrame, columns: Sequence[str], types: Mapping[str, Any], keep: Sequence[str] = ()) -> DataFrame:
+    """Return the columns in these types, with one zero, and nested values as text. `keep` are columns that stay as they are."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def column(name: str) -> Column:
+        kind = types[name]
+        found = F.col(f"`{name}`").cast(kind)
+        if kind.typeName() in ("float", "double"):
+            return F.when(found == 0, F.lit(0.0).cast(kind)).otherwise(found).alias(name)
+        return (found.cast("string") if kind.typeName() in _PLAIN else found).alias(name)
+
+    return rows.select(*(column(name) for name in columns), *keep)
+
+
+def _bucket(by: Sequence[str]) -> Column:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.pmod(F.xxhash64(*(F.col(f"`{name}`") for name in by)), F.lit(BUCKETS)).cast("int")
+
+
+def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict[int, tuple[int, Any]]:
+    """(rows, digest) of each bucket. The digest does not depend on the order; a null is a value of its own."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    parts = [part for name in columns for part in (F.col(f"`{name}`"), F.col(f"`{name}`").isNull())]
+    digest = F.sum(F.xxhash64(*parts).cast("decimal(38,0)"))
+    found = rows.groupBy(_bucket(by).alias("bucket")).agg(F.count("*").alias("rows"), digest.alias("digest")).collect()
+    return {row["bucket"]: (row["rows"], row["digest"]) for row in found}
+
+
+def _named(
+    mine: DataFrame, theirs: DataFrame, columns: Sequence[str], by: Sequence[str], buckets: Sequence[int], *, keyed: bool
+) -> tuple[int, tuple[str, ...]]:
+    """How many keys differ in these buckets, and some of them in words."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    names = {name: f"k{place}" for place, name in enumerate(by)}
+
+    def grouped(rows: DataFrame, side: str) -> DataFrame:
+        inside = rows.where(_bucket(by).isin(list(buckets)))
+        values = F.struct(*(F.col(f"`{name}`").alias(f"v{place}") for place, name in enumerate(columns)))
+        listed = F.collect_list(values) if keyed else F.count("*")
+        return inside.groupBy(*(F.col(f"`{name}`").alias(alias) for name, alias in names.items())).agg(listed.alias(side))
+
+    one, other = grouped(mine, "expected"), grouped(theirs, "found")
+    condition = [one[alias].eqNullSafe(other[alias]) for alias in names.values()]
+    keys = [F.coalesce(one[alias], other[alias]).alias(alias) for alias in names.values()]
+    joined = one.join(other, condition, "full_outer").select(*keys, "expected", "found")
+    differing = joined.where(~F.col("expected").eqNullSafe(F.col("found"))).persist()
+    try:
+        total = differing.count()
+        shown = differing.orderBy(*names.values()).limit(SHOWN).collect()
+    finally:
+        differing.unpersist(blocking=False)
+    words = []
+    for row in shown:
+        key = {name: row[alias] for name, alias in names.items()}
+        expected, found = ([()] * (side or 0) if not keyed else side or [] for side in (row["expected"], row["found"]))
+        words.append(describe_difference(key, expected, found, columns, keyed=keyed))
+    return total, tuple(words)
+
+
+def describe_difference(
+    key: Mapping[str, Any], expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], columns: Sequence[str], *, keyed: bool
+) -> str:
+    """Return `id=5: missing`, `id=5: name, amount differ`. Values outside the key are not shown."""
+    spelled = ", ".join(f"{name}={value}" for name, value in key.items())
+    if not keyed:
+        return f"{spelled}: {len(found)} times, expected {len(expected)}"
+    if not expected:
+        return f"{spelled}: extra"
+    if not found:
+        return f"{spelled}: missing"
+    if len(found) != len(expected):
+        return f"{spelled}: {len(found)} rows, expected {len(expected)}"
+    wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], found[0][place])]
+    return f"{spelled}: {', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''}"
+
+
+def _differs(one: Any, other: Any) -> bool:
+    return one != other and not (one != one and other != other)  # noqa: PLR0124  two NaN are one value

@@ -1,0 +1,183 @@
+"""The rows that a sink must hold, computed from a source's rows by a window function and not by the order of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.base import OP, POS
+from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, Input, stream_filter
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.transforms.retractions import Boundary, without_marked
+from headrace.pipeline.lineage.columns import lineage
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql.system_columns import HIDDEN, ORDINALS_PER_NODE
+from headrace.pipeline.types.arrow import spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_LAST = "_hr_last"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """`rows` have the sink's payload. `decided` are the keys whose state is known, those without a row included; None: all keys are."""
+
+    rows: DataFrame
+    decided: DataFrame | None
+    keys: DataFrame | None = None
+    """All keys that have an order, those of deleted rows included."""
+    cached: DataFrame | None = None
+    """To be given back once the comparison is done."""
+    unclear: int = 0
+    """Keys left out because their rows lie in different partitions of a topic."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the sink."""
+        return self.rows.columns
+
+
+def passes_key(planner: Planner, sink: str) -> str | None:
+    """The one source whose key comes to the sink unchanged, one row for one row: there the last row can be chosen before any SQL runs."""
+    model = planner.file.model
+    sources, key = graph.upstream_sources(model, sink), graph.key_of(model, sink)
+    if len(sources) != 1 or not key or graph.key_of(model, sources[0]) != key:
+        return None
+    name: str = model.sinks[sink].from_
+    while name not in model.sources:
+        node: Any = model.transforms[name]
+        inputs = graph.inputs_of(model, name)
+        if node.type != "sql" or len(inputs) != 1 or _fans_out(node, name):
+            return None
+        name = inputs[0]
+    schemas = {node: {field.name: spark_type(field.type) for field in planner.source_schemas[node]} for node in planner.source_schemas}
+    told = lineage(model, schemas)[sink]
+    copied = {column: [(one.node, one.column) for one in told.columns[column].origins] for column in key if column in told.columns}
+    same = all(copied.get(column) == [(sources[0], column)] and not told.columns[column].steps for column in key)
+    return sources[0] if same else None
+
+
+def expected_by_key(planner: Planner, sink: str, source: str, found: Input, plan: EpochPlan) -> Expected:
+    """The last row of each key of the source, and what the pipeline's SQL makes of it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    key = graph.key_of(planner.file.model, sink)
+    last, unclear = _last(union_of(found), key, getattr(planner.file.model.sinks[sink], "version_column", None))
+    last = last.persist()
+    keys = last.select(*[f"`{name}`" for name in key])
+    decided = None if found.complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+    return Expected(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
+
+
+def expected_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> Expected:
+    """The last row of each key after the SQL, or all rows at a sink without a key."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    model = planner.file.model
+    key, node = graph.key_of(model, sink), model.sinks[sink]
+    if not key:
+        return Expected(rows_at_sink(planner, sink, inputs, plan), None)
+    last, unclear = _last(rows_after_sql(planner, sink, inputs, plan), key, getattr(node, "version_column", None))
+    last = last.persist()
+    complete = all(one.complete for one in inputs)
+    decided = None if complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
+    keys = last.select(*[f"`{name}`" for name in key])
+    return Expected(last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear)
+
+
+def rows_by_sql(planner: Planner, sink: str, source: str, last: DataFrame, plan: EpochPlan) -> DataFrame:
+    """Return what the pipeline's SQL makes of the last rows of a source."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    model = planner.file.model
+    names = [f"`{name}`" for name in planner.source_schemas[source].names]
+    live = last.where(F.col(OP) != "d")
+    if predicate := stream_filter(model.sources[source]):
+        live = live.where((F.col(TIER) != STREAM) | F.expr(f"({predicate}\n)"))
+    frames = planner.nodes({source: Reading(live.select(*names, OP, POS), None)}, plan)
+    return without_marked(frames[model.sinks[sink].from_]).where(F.col(OP) != "d").drop(*HIDDEN)
+
+
+def rows_after_sql(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+    """Return all rows that come to a sink with a key, with what orders them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    tier = F.when(F.col(f"{POS}.source") % ORDINALS_PER_NODE == ORDINALS_PER_NODE - 1, STREAM).otherwise(1)
+    return _at_boundary(planner, sink, inputs, plan).withColumn(TIER, tier).withColumn(WINDOW, F.lit(0))
+
+
+def rows_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+    """Return the rows that a sink without a key must hold."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return _at_boundary(planner, sink, inputs, plan).where(F.col(OP) != "d").drop(*HIDDEN)
+
+
+def _at_boundary(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+    model = planner.file.model
+    readings = {one.name: Reading(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.frames}
+    return Boundary(model, planner.retractions, planner.keys).rows(sink, planner.nodes(readings, plan)[model.sinks[sink].from_])
+
+
+def reads_the_clock(planner: Planner, sink: str, plan: EpochPlan) -> bool:
+    """Whether a value depends on when an epoch was planned: then the statement differs between two times."""
+    before = _texts(planner, sink, plan)
+    return before != _texts(planner, sink, replace(plan, planned_at=plan.planned_at + timedelta(days=400, seconds=1)))
+
+
+def _texts(planner: Planner, sink: str, plan: EpochPlan) -> dict[str, str]:
+    planner.nodes({}, plan)
+    behind = _behind(planner, sink)
+    return {name: text for name, text in planner.texts.items() if name in behind}
+
+
+def _behind(planner: Planner, name: str) -> set[str]:
+    model = planner.file.model
+    return {name}.union(*(_behind(planner, upstream) for upstream in graph.inputs_of(model, name)))
+
+
+def union_of(found: Input) -> DataFrame:
+    """Return the rows of an input in one frame."""
+    return reduce(lambda one, other: one.unionByName(other), found.frames)
+
+
+def _last(rows: DataFrame, key: tuple[str, ...], version: str | None) -> tuple[DataFrame, int]:
+    """One row for each key: of the highest version where there is one, of the latest place otherwise. Keys without an order are left out."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [F.col(f"`{name}`") for name in key]
+    place: list[Column] = [
+        F.col(TIER),
+        F.col(f"{POS}.source"),
+        F.col(WINDOW),
+        F.col(f"{POS}.part"),
+        F.col(f"{POS}.off"),
+        F.col(f"{POS}.sub"),
+    ]
+    by_key = Window.partitionBy(*columns)
+    versions = []
+    if version:  # a delete without a version ends the rows before it
+        ended = F.max(F.when((F.col(OP) == "d") & F.col(f"`{version}`").isNull(), F.struct(*place))).over(by_key)
+        rows = rows.withColumn("_hr_ended", ended).where(F.col("_hr_ended").isNull() | (F.struct(*place) >= F.col("_hr_ended")))
+        rows, versions = rows.drop("_hr_ended"), [F.col(f"`{version}`").desc_nulls_last()]
+    parts = F.size(F.collect_set(F.when(F.col(TIER) == STREAM, F.struct(f"{POS}.source", f"{POS}.part"))).over(by_key))
+    ranked = rows.withColumn(_LAST, F.row_number().over(by_key.orderBy(*versions, *(one.desc() for one in place))))
+    ranked = ranked.withColumn("_hr_parts", F.lit(1) if version else parts).where(F.col(_LAST) == 1)
+    unclear = ranked.where(F.col("_hr_parts") > 1).count() if not version else 0
+    return ranked.where(F.col("_hr_parts") <= 1).drop(_LAST, "_hr_parts"), unclear
+
+
+def _fans_out(node: Any, name: str) -> bool:
+    from headrace.pipeline.sql import statements
+
+    return statements.multiplies(node.sql, node=name, dialect=node.dialect) or any(
+        times > 1 for times in statements.table_uses(node.sql, node=name, dialect=node.dialect).values()
+    )

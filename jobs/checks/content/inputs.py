@@ -1,0 +1,228 @@
+"""The rows of a source as of a position, read by other pieces than the epochs that carried them.
+
+History is cut into splits again, over whole windows. The stream is read in one range. Filters of the stream are left out: a row that a
+filter drops still ends the row before it. The columns `TIER` and `WINDOW` order what `_gs_pos` does not: topic rows before the fence,
+history, stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.base import OP, POS, Snapshot, Window
+from headrace.connectors.spark_types import spark_schema
+from headrace.jobs.checks.content.scope import Scope
+from headrace.jobs.sources.backfill import pieces_of
+from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+TIER, WINDOW = "_hr_tier", "_hr_window"
+BEFORE, HISTORY, STREAM = 0, 1, 2
+_SIZED = 256 << 20
+"""The size of a range of messages matters up to so many bytes."""
+
+
+@dataclass(slots=True)
+class Input:
+    """Rows of one source. `complete`: every row that can decide a key is among them; else only keys with a stream row are decided."""
+
+    name: str
+    frames: list[DataFrame] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+    """Bytes of the rows, about, as far as the source knows."""
+    complete: bool = True
+    limits: list[str] = field(default_factory=list)
+
+    def miss(self, why: str) -> None:
+        """Note rows that are not among these."""
+        self.complete = False
+        self.limits.append(f"{self.name}: {why}")
+
+
+def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool) -> dict[str, LaneSource]:
+    """The model's sources; at a keyed sink without the filters of their streams, which `stream_filter` names.
+
+    `contents` returns what the ledger keeps under a reference.
+    """
+    nodes: dict[str, Any] = {}
+    sources: dict[str, Any] = {**model.sources}
+    for name, node in sources.items():
+        nodes[name] = node
+        if keyed and getattr(node, "unbounded_source", None) is not None:
+            nodes[name] = node.model_copy(update={"unbounded_source": node.unbounded_source.model_copy(update={"filter": None})})
+        elif keyed and node.type == "kafka":
+            nodes[name] = node.model_copy(update={"filter": None})
+    found = lane_sources(nodes, settings)
+    for source in found.values():
+        source.contents = contents
+    return found
+
+
+def stream_filter(node: Any) -> str | None:
+    """The predicate that a source's stream rows must meet."""
+    return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.has_stream(node) else None
+
+
+class Inputs:
+    """Reads sources for one scope. `budget` bounds the rows; None: no bound."""
+
+    def __init__(
+        self, spark: SparkSession, model: PipelineModel, sources: dict[str, LaneSource], scope: Scope, *, keyed: bool, budget: int | None
+    ) -> None:
+        self._spark = spark
+        self._model = model
+        self._sources = sources
+        self._scope = scope
+        self._keyed = keyed
+        self._left = budget
+
+    def read(self, name: str, schema: pa.Schema) -> Input:
+        """The rows of one source, the stream first: its newest rows decide most."""
+        found = Input(name)
+        source, end = self._sources[name], positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {}))
+        if source.unbounded is not None and "stream" in end:
+            self._stream(found, source, end, schema)
+        if source.bounded:
+            try:
+                self._history(found, source, end, schema)
+            except HeadraceError as error:
+                found.miss(f"history cannot be read again: {error.message}")
+        return found
+
+    # --- stream
+
+    def _stream(self, found: Input, source: LaneSource, end: Json, schema: pa.Schema) -> None:
+        assert source.unbounded is not None  # noqa: S101
+        start = self._stream_start(source, end)
+        earliest = source.unbounded.earliest()
+        known, ends = positions.offsets(earliest), positions.offsets(end["stream"])
+        begin = {part: positions.offsets(start).get(part, known.get(part, 0)) for part in ends}
+        readable = {part: min(max(at, known.get(part, at)), ends[part]) for part, at in begin.items()}
+        if readable != begin:
+            found.miss("the topic no longer holds the first rows of the stream")
+        if self._left is not None and (total := _distance(readable, ends)) > self._left:
+            found.miss(f"only the newest {self._left:,} of {total:,} offsets of the stream were read")
+            share = self._left // max(1, len(ends))
+            readable = {part: max(at, ends[part] - share) for part, at in readable.items()}
+        self._take(found, _distance(readable, ends))
+        here = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
+        found.size += source.unbounded.size(here["stream"], end["stream"], _SIZED) or 0
+        unbegun = "stream" not in self._scope.first.start[source.name]
+        if unbegun and not self._keyed and here.get("cursor") and not here.keys() & {"overlap", "catch_up"}:
+            found.miss("it is unknown where the overlap of history and stream ends")
+        reading = source.read_stream(self._spark, here, end) if not self._keyed else None
+        frame = reading.frame if reading else source.unbounded.read(self._spark, here["stream"], end["stream"])
+        found.frames.append(_ordered(frame, schema, STREAM, 0))
+        if self._keyed and found.complete and _covers_topic(source, self._model):
+            before = {part: known.get(part, 0) for part in begin}
+            if self._left is None or _distance(before, begin) <= self._left:
+                self._take(found, _distance(before, begin))
+                rows = source.unbounded.read(self._spark, {**end["stream"], "offsets": before}, {**end["stream"], "offsets": begin})
+                found.frames.append(_ordered(rows, schema, BEFORE, 0))
+
+    def _stream_start(self, source: LaneSource, end: Json) -> Json:
+        first = dict(self._scope.first.start[source.name])
+        if "stream" in first:
+            return first["stream"]
+        return end.get("began") or end.get("fence") or end["stream"]
+
+    # --- history
+
+    def _history(self, found: Input, source: LaneSource, end: Json, schema: pa.Schema) -> None:
+        if self._is_too_much(found, [splits for _, _, splits in self._carried(source)]):  # without asking a large source for its splits
+            return
+        pieces = self._pieces(source, end)
+        total = _rows_in(splits for _, _, splits in pieces)
+        if self._is_too_much(found, [splits for _, _, splits in pieces]):
+            return
+        self._take(found, total)
+        found.size += sum(split.get("bytes", 0) for _, _, splits in pieces for split in splits)
+        for window, phase, splits in pieces:
+            if splits:
+                frame = self._read(source, end, phase, splits, schema)
+                found.frames.append(_ordered(frame, schema, HISTORY, window))
+
+    def _is_too_much(self, found: Input, splits: Sequence[Sequence[Json]]) -> bool:
+        """Whether splits have more rows than the sample may read, which is noted."""
+        rows = _rows_in(splits)
+        if self._left is None or rows <= self._left:
+            return False
+        found.miss(f"history has {rows:,} rows, more than the sample may read")
+        return True
+
+    def _read(self, source: LaneSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> DataFrame:
+        if not self._keyed:
+            return source.read_history(self._spark, end, phase, splits, schema).frame
+        handle = source.pins(end)[phase]
+        return source.bounded[phase].read(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names)
+
+    def _pieces(self, source: LaneSource, end: Json) -> list[tuple[int, int, list[Json]]]:
+        """(window, phase, splits): of whole windows where all of them are in, else as the epochs had them."""
+        keys = positions.windows_of(self._model)
+        done = [positions.window_done(self._model, end, key) for key in keys]
+        if self._scope.first.number > 1 or not all(done):
+            return self._carried(source)
+        return [
+            (place, phase, self._splits(source, end, phase, self._window(key)))
+            for phase in range(len(source.bounded))
+            for place, key in enumerate(keys)
+        ]
+
+    def _carried(self, source: LaneSource) -> list[tuple[int, int, list[Json]]]:
+        """(window, phase, splits) as the epochs had them."""
+        keys = positions.windows_of(self._model)
+        return [
+            (keys.index(plan.window or "") if (plan.window or "") in keys else 0, phase, list(splits))
+            for plan in self._scope.plans
+            for phase, splits in pieces_of(plan.splits, source.name).items()
+        ]
+
+    def _splits(self, source: LaneSource, end: Json, phase: int, window: Window | None) -> list[Json]:
+        """At a keyed sink without the cut at the fence: the stream's rows are later ones of the same keys."""
+        if not self._keyed:
+            return source.splits(self._spark, end, phase, window)
+        handle = source.pins(end)[phase]
+        return list(source.bounded[phase].splits(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), window, None))
+
+    def _window(self, key: str) -> Window | None:
+        bounds = positions.window_bounds(self._model, key)
+        return Window(key, self._model.partitions.column, *bounds) if bounds and self._model.partitions else None
+
+    def _take(self, found: Input, rows: int) -> None:
+        found.rows += rows
+        if self._left is not None:
+            self._left = max(0, self._left - rows)
+
+
+def _covers_topic(source: LaneSource, model: PipelineModel) -> bool:
+    """Whether history is to hold everything that the topic had before the fence: nothing in the file leaves rows out."""
+    node: Any = source.node
+    parts = getattr(node, "bounded_sources", ())
+    whole = not model.partitions and not any(getattr(part, "filter", None) or getattr(part, "start_at", None) for part in parts)
+    return bool(getattr(node, "offset_table", None)) and whole
+
+
+def _ordered(frame: DataFrame, schema: pa.Schema, tier: int, window: int) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    payload = [F.col(f"`{one.name}`").cast(one.dataType).alias(one.name) for one in spark_schema(schema)]
+    return frame.select(*payload, OP, POS, F.lit(tier).alias(TIER), F.lit(window).alias(WINDOW))
+
+
+def _rows_in(pieces: Iterable[Sequence[Json]]) -> int:
+    return sum(split.get("rows", 0) for splits in pieces for split in splits)
+
+
+def _distance(here: dict[str, int], there: dict[str, int]) -> int:
+    return sum(max(0, offset - here.get(part, 0)) for part, offset in there.items())

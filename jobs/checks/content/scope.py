@@ -1,0 +1,88 @@
+"""What a content audit can compare at a sink: by which file, from which epoch on, and why not at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.jobs.staging.determinism import impure_behind
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Record
+from headrace.pipeline.protocol.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The epochs that are compared.
+
+    `first` is the plan of the first of them, `whole` says that the sink held no row of this pipeline or another before it. `plans` are
+    those with splits of history.
+    """
+
+    first: EpochPlan
+    last: EpochPlan
+    whole: bool
+    plans: tuple[EpochPlan, ...]
+    limits: tuple[str, ...] = ()
+
+
+def refusal(model: PipelineModel, sink: str) -> str:
+    """Why the rows of a sink cannot be computed again; empty where they can."""
+    node: Any = model.sinks[sink]
+    if node.delivery == "at_least_once":
+        return "the sink is at-least-once by its file"
+    if graph.tables(model):
+        return f"the values of the dynamic table `{next(iter(graph.tables(model)))}` depend on the epoch"
+    if impure := impure_behind(model, sink):
+        return f"the rows of `{impure[0]}` cannot be computed again"
+    if getattr(node, "on_conflict", "update") == "nothing" or getattr(node, "update_where", None):
+        return "`on_conflict: nothing` and `update_where` let other rows than the last one stay"
+    if getattr(node, "share", False):
+        return "other pipelines write the target too"
+    unpinned = [
+        name
+        for name in graph.upstream_sources(model, sink)
+        for part in getattr(model.sources[name], "bounded_sources", (model.sources[name],))
+        if getattr(part, "snapshot", "clone") == "none"
+    ]
+    return f"the history of `{unpinned[0]}` is not pinned (`snapshot: none`)" if unpinned else ""
+
+
+def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: Record, joined: int) -> Scope | str:
+    """The epochs up to the record's that the same file carried, or why there are none to compare."""
+    first: EpochPlan | None = None
+    last: EpochPlan | None = None
+    plans: list[EpochPlan] = []
+    compiled: dict[str, str] = {}
+    number = 0
+    for row in ledger.epochs(name, lane, 1, record.epoch):
+        number = number or row.plan.number
+        if row.plan.number <= joined:
+            continue
+        plan = row.plan
+        if plan.pipeline_hash not in compiled:
+            compiled[plan.pipeline_hash] = _rows_by(ledger.compiled(plan.pipeline_hash), sink)
+        if last is not None and compiled[plan.pipeline_hash] != compiled[last.pipeline_hash]:
+            first, plans = None, []
+        first, last = first or plan, plan
+        plans += [plan] if plan.splits else []
+    if first is None or last is None or last.number != record.epoch:
+        return "the sink holds no epoch yet" if record.epoch == joined else f"the ledger does not hold epoch {record.epoch}"
+    limits = [] if first.number == 1 else [f"epochs before {first.number} are not compared"]
+    whole = first.number == 1 and joined == 0 and record.baseline == 0
+    if first.number == 1 and not whole:
+        limits.append("the target held rows before the first epoch")
+    return Scope(first, last, whole, tuple(plans), tuple(limits))
+
+
+def sink_reads(model: PipelineModel, name: str, node: str) -> bool:
+    """Whether rows of `node` reach the node `name`."""
+    return name == node or any(sink_reads(model, upstream, node) for upstream in graph.inputs_of(model, name))
+
+
+def _rows_by(body: Json, sink: str) -> str:
+    """The parts of a compiled file that decide which rows come to a sink."""
+    wanted = {name: body[name] for name in ("sources", "transforms") if name in body}
+    return json.dumps([wanted, body.get("sinks", {}).get(sink)], sort_keys=True)

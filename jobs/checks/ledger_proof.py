@@ -1,0 +1,140 @@
+"""The ledger's own proof: epochs follow on each other in number, position and hash chain, and none reads rows twice.
+
+An audit that finds nothing wrong leaves the point that it came to in the ledger; the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from headrace.pipeline.errors import TransientError
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Position
+from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger.chain import START
+from headrace.pipeline.protocol.ledger.model import RolledUp, StoredEpoch, Verified
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+
+
+@dataclass(slots=True)
+class Walk:
+    """What a walk over the epochs has seen. `last`, `end` and `link` are those of the newest epoch so far."""
+
+    problems: list[str] = field(default_factory=list)
+    last: int = 0
+    end: Position | None = None
+    link: str = START
+    read: int = 0
+    """Rows of epochs that were read."""
+    rolled_up: int = 0
+    """Epochs that have no row of their own any more."""
+
+
+class _NeedsAll(Exception):  # noqa: N818  no error
+    """The verified point is of no use; every row has to be read. Its arguments are problems that are known already."""
+
+
+def walk(ledger: Ledger, state: LaneState, restarts: Collection[int], *, all_epochs: bool = False) -> Walk:
+    """Checks the epochs from the verified point on, or from the first with `all_epochs`, and moves the point.
+
+    `restarts` are epochs that may start at another position than the one before ended at.
+    """
+    found = Walk()
+    for _ in range(_TRIES):
+        ranges = ledger.rolled_up(state.name, state.lane)
+        try:
+            found = _walked(ledger, state, ranges, restarts, None if all_epochs else ledger.verified(state.name, state.lane))
+        except _NeedsAll as known:
+            found = _walked(ledger, state, ranges, restarts, None)
+            found.problems[:0] = known.args
+        # A running lane may have rolled up rows that were about to be read.
+        if not found.problems or ledger.rolled_up(state.name, state.lane) == ranges:
+            break
+    if not found.problems and found.last:
+        try:
+            ledger.set_verified(state.pipeline, state.lane, Verified(found.last, found.link))
+        except TransientError as error:
+            log.info("event=verified_point_not_stored pipeline=%s error=%s", state.name, error.message)
+    return found
+
+
+def _walked(ledger: Ledger, state: LaneState, ranges: list[RolledUp], restarts: Collection[int], point: Verified | None) -> Walk:
+    seen = Walk(last=_rebuilt_at(ledger, state))
+    for one in ranges:
+        _add_range(seen, one, restarts)
+    rows = _rows(ledger, state, seen, point if point is not None and point.number > seen.last else None)
+    splits: set[tuple[str, str | None, int, str]] = set()
+    for row in rows:
+        if point is not None and row.plan["splits"]:
+            raise _NeedsAll  # whether an earlier epoch has read them is known from its row only
+        _add_row(seen, row, restarts)
+        for piece in row.plan["splits"]:
+            mark = (piece["source"], row.window, piece["phase"], positions.fingerprint([piece["split"]]))
+            if mark in splits and not restarts:
+                seen.problems.append(f"epoch {row.number} reads a split of window {row.window or 'all'} that an earlier epoch has read")
+            splits.add(mark)
+    if seen.last < state.committed:
+        seen.problems.append(f"the ledger says {state.committed} epochs, and holds {seen.last}")
+    return seen
+
+
+def _rebuilt_at(ledger: Ledger, state: LaneState) -> int:
+    """The epoch up to which a rebuilt ledger knows the lane from the sinks' records only; 0 for one that was not rebuilt."""
+    rebuilt = [event["data"].get("committed", 0) for event in ledger.events(state.name, state.lane) if event["kind"] == "rebuilt"]
+    return rebuilt[-1] if rebuilt else 0
+
+
+def _rows(ledger: Ledger, state: LaneState, seen: Walk, point: Verified | None) -> Iterator[StoredEpoch]:
+    """The rows to check: all, or those after the verified point. Raises _NeedsAll where the point or rows before it have changed."""
+    if point is None:
+        yield from ledger.stored(state.name, state.lane, seen.last, seen.link)
+        return
+    if ledger.count_epochs(state.name, state.lane, point.number) != point.number - seen.last:
+        raise _NeedsAll
+    rows = ledger.stored(state.name, state.lane, point.number - 1)
+    first = next(rows, None)
+    if first is None or first.number != point.number:
+        raise _NeedsAll
+    if first.link != point.link:
+        msg = f"epoch {point.number} is not the one that an earlier audit verified"
+        raise _NeedsAll(msg)
+    seen.last, seen.end, seen.link = first.number, first.plan["end"], first.link
+    yield from rows
+
+
+def _add_range(seen: Walk, one: RolledUp, restarts: Collection[int]) -> None:
+    _joins(seen, one.first, one.start, restarts)
+    if one.link_before != seen.link:
+        seen.problems.append(f"the summary of epochs {one.first} to {one.last} does not continue the ledger's hash chain")
+    seen.rolled_up += one.last - one.first + 1
+    seen.last, seen.end, seen.link = one.last, one.end, one.link
+
+
+def _add_row(seen: Walk, row: StoredEpoch, restarts: Collection[int]) -> None:
+    _joins(seen, row.number, row.plan["start"], restarts)
+    if not row.linked:
+        seen.problems.append(f"epoch {row.number} or the one before was changed after its commit: the ledger's hash chain breaks there")
+    seen.read += 1
+    seen.last, seen.end, seen.link = row.number, row.plan["end"], row.link
+
+
+def _joins(seen: Walk, number: int, start: Position, restarts: Collection[int]) -> None:
+    if number != seen.last + 1:
+        seen.problems.append(f"epochs {seen.last + 1} to {number - 1} are missing from the ledger")
+    elif seen.end is not None and start != seen.end and number not in restarts:
+        between = _skipped(seen.end, start)
+        seen.problems.append(f"epoch {number} starts at another position than epoch {number - 1} ended at{between}")
+
+
+def _skipped(end: Position, start: Position) -> str:
+    """Which offsets lie between two epochs that do not join."""
+    found = []
+    for source, position in start.items():
+        had, has = (positions.offsets(one.get("stream")) for one in (end.get(source, {}), position))
+        found += [f"{source} partition {part}: {had.get(part)} to {offset}" for part, offset in has.items() if had.get(part) != offset]
+    return f" ({', '.join(found)})" if found else ""

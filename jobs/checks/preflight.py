@@ -1,0 +1,283 @@
+"""What only systems and Spark's analyzer know of a pipeline file: schemas, SQL, filters, topics, targets. No row is read or written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors import registry
+from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.dynamic_tables.factory import value_tables
+from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.planning.planner import Known, Planner
+from headrace.jobs.planning.version_columns import version_problems
+from headrace.jobs.run.file_check import check_file
+from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.sources.side_outputs import check_side_outputs
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.transforms.retractions import retractions_of, shared_problems
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, TransientError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.graph import key_of
+from headrace.pipeline.model.plugins import PluginSink, PluginSource
+from headrace.pipeline.model.telemetry import event_time_problem
+from headrace.pipeline.protocol.epochs import SinkKey
+from headrace.pipeline.validation.warnings import missing_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+PATIENCE_S = 12.0
+"""How long all systems together may take to answer."""
+
+Session = Callable[[], "SparkSession"]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a look at a sound file brought. `unchecked` says by node what could not be looked at, and why."""
+
+    errors: list[UserError] = field(default_factory=list)
+    warnings: list[UserError] = field(default_factory=list)
+    unchecked: dict[str, str] = field(default_factory=dict)
+    schemas: dict[str, pa.Schema] = field(default_factory=dict)
+    """The payload of every node that is known."""
+
+
+def needs_spark(file: PipelineFile) -> bool:
+    """Whether something in a file can only be checked by Spark: transforms, filters, or what a connector has no other means for."""
+    filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
+    plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSource | PluginSink)]
+    lone = all(node.plugin.make.capabilities.without_spark for node in plugins)  # pyright: ignore[reportFunctionMemberAccess]
+    return bool(file.model.transforms) or any(filtered) or not lone or not all(map(registry.without_spark, node_types(file)))
+
+
+def _stream(source: Any) -> Any:
+    return getattr(source, "unbounded_source", None)
+
+
+def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
+    """Looks at everything that can be reached; what cannot is in `unchecked`. `session` is called if `needs_spark`.
+
+    Raises InternalError for a fault of Headrace itself; whatever the user can mend is in the findings.
+    """
+    findings = Findings(warnings=list(file.warnings))
+    if settings.enforce_primary_keys:
+        keyless = [str(problem) for problem in missing_keys(file.model, file.place)]
+        findings.errors += [warning for warning in findings.warnings if str(warning) in keyless]
+        findings.warnings = [warning for warning in findings.warnings if str(warning) not in keyless]
+    try:
+        check_side_outputs(settings)
+    except UserError as error:
+        findings.errors.append(error)
+    spark = session() if needs_spark(file) else None
+    sources = lane_sources(file.model.sources, settings)
+    try:
+        _check_sources(file, sources, spark, findings)
+        _check_scripts(file, settings, findings)
+        _check_sql(file, settings, spark, findings)
+        _check_event_times(file, findings)
+        _check_tables(file, settings, findings)
+        _check_sinks(file, settings, spark, findings)
+        _check_lane(file, settings, findings)
+    finally:
+        for source in sources.values():
+            source.close()
+    return findings
+
+
+def _check_sources(file: PipelineFile, sources: Mapping[str, LaneSource], spark: Any, findings: Findings) -> None:
+    asked: dict[tuple[str, int], Callable[[], Any]] = {}
+    for name, source in sources.items():
+        if source.unbounded is not None:
+            found = _told(file, name, partial(_stream_schema, source.unbounded, spark), findings)
+            findings.schemas |= {name: found} if found is not None else {}
+            asked[name, -1] = source.unbounded.check
+        for rank, part in enumerate(source.bounded):
+            asked[name, rank] = _phase(file, source, part, rank, spark)
+    for (name, rank), answer in _all_at_once(asked).items():
+        found = _told(file, name, answer, findings)
+        if rank >= 0 and sources[name].unbounded is None and found is not None:
+            findings.schemas[name] = found
+
+
+def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
+    found = stream.schema()
+    stream.check_filter(spark)
+    return found
+
+
+def _phase(file: PipelineFile, source: LaneSource, part: BoundedSource, rank: int, spark: Any) -> Callable[[], pa.Schema]:
+    def ask() -> pa.Schema:
+        found = part.schema(spark)
+        if source.unbounded is not None:
+            source.covers(part, found)
+        part.check(spark, list(_columns_of_history(file, source, rank)))
+        return found
+
+    return ask
+
+
+def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> Iterator[str]:
+    """Columns that the file names outside of SQL, which a table of history must have."""
+    if file.model.partitions:
+        yield file.model.partitions.column
+    if cursor := getattr(source.node, "cursor", None):
+        yield cursor.column
+    table = getattr(source.node, "offset_table", None)
+    if table is not None and rank == len(source.bounded) - 1 and table.table_name in (None, source.node.bounded_sources[-1].table_name):
+        yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
+
+
+def _check_scripts(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+    """Scripts and functions load or do not, whatever is known of the columns that they are given; secrets of handlers are there or not."""
+    from headrace.jobs.transforms.http.endpoint import without_target
+    from headrace.jobs.transforms.preflight import loads
+    from headrace.jobs.transforms.registry import KEYS
+
+    findings.errors += without_target(file, settings)
+    for name, node in file.model.transforms.items():
+        try:
+            loads(name, node, settings, file.lines_of(name, "script"))
+        except UserError as error:
+            error.place = error.place or file.place_of(name, KEYS.get(node.type, ""))
+            findings.errors.append(error)
+
+
+def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
+    if spark is None:
+        findings.errors += shared_problems(file, retractions_of(file.model))
+        for name, sink in file.model.sinks.items():
+            findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
+            findings.errors += version_problems(file, name, findings.schemas[name]) if name in findings.schemas else ()
+        return
+    known = {name: Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
+    try:
+        findings.schemas |= Planner(file, spark, known, settings).schemas
+    except UserError as error:
+        told = {str(one) for one in findings.errors}
+        findings.errors += [one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in told]
+    for name in graph.in_order(file.model):
+        if name not in findings.schemas and not findings.errors:
+            findings.unchecked[name] = "it reads what is not known"
+
+
+def _check_tables(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+    """Dynamic tables in Postgres that are there already, and their columns."""
+    asked: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
+    for (name, _), answer in _all_at_once(asked).items():
+        _told(file, name, answer, findings)
+
+
+def _check_event_times(file: PipelineFile, findings: Findings) -> None:
+    for name, node in file.model.nodes().items():
+        if name not in findings.schemas or node.telemetry is None or node.telemetry.event_time is None:
+            continue
+        columns = {column.name: column.type for column in findings.schemas[name]}
+        if problem := event_time_problem(node.telemetry.event_time, columns):
+            problem.node, problem.place = name, file.place_of(name, "telemetry", "event_time", "column")
+            findings.errors.append(problem)
+
+
+def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
+    asked: dict[tuple[str, int], Callable[[], Any]] = {}
+    for name, node in file.model.sinks.items():
+        if name in findings.schemas:
+            asked[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
+    for (name, _), answer in _all_at_once(asked).items():
+        _told(file, name, answer, findings)
+
+
+def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any) -> Callable[[], None]:
+    context = SinkContext(SinkKey("", file.name, "main", name), node, settings, schema, spark, {"key": key_of(file.model, name)})
+
+    def ask() -> None:
+        sink = registry.open_sink(context)
+        try:
+            sink.check()
+        finally:
+            sink.close()
+
+    return ask
+
+
+def _check_lane(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+    """Whether a pipeline that has begun can follow the file. A ledger that is not there yet is not made."""
+    backend = settings.state_backend
+    if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():
+        return
+
+    def ask() -> None:
+        ledger = open_ledger(settings)
+        try:
+            if (state := ledger.state(file.name)) is not None and state.position:
+                check_file(file, state, ledger)
+        finally:
+            ledger.close()
+
+    try:
+        _all_at_once({("ledger", 0): ask})["ledger", 0]()
+    except PipelineFileError as error:
+        findings.errors += error.problems
+    except TransientError as error:
+        findings.unchecked["ledger"] = error.message
+
+
+def _told(file: PipelineFile, name: str, ask: Callable[[], Any], findings: Findings) -> Any:
+    """What `ask` returns; its error goes to the findings, with the node's place."""
+    try:
+        return ask()
+    except Exception as error:
+        told: HeadraceError = as_headrace_error(error, node=name)
+        if isinstance(told, InternalError):
+            raise
+        if isinstance(told, TransientError):
+            findings.unchecked[name] = told.message
+            return None
+        told.node, told.place = told.node or name, told.place or file.place_of(name)
+        problem = told if isinstance(told, UserError) else UserError(told.message, hint=told.hint, node=name, place=told.place)
+        if str(problem) not in {str(other) for other in findings.errors}:
+            findings.errors.append(problem)
+        return None
+
+
+def _all_at_once(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
+    """The answers, as functions that return or raise them. Who does not answer in time is a TransientError."""
+    answers: dict[tuple[str, int], Callable[[], Any]] = {}
+    everybody = threading.Event()
+
+    def put(key: tuple[str, int], ask: Callable[[], Any]) -> None:
+        try:
+            found = ask()
+            answers[key] = lambda: found
+        except BaseException as error:  # noqa: BLE001  raised in the thread that reads the answer
+            answers[key] = _raiser(error)
+        if len(answers) == len(asked):
+            everybody.set()
+
+    for key, ask in asked.items():
+        # Daemons: a driver that waits for a server must not keep the command from ending.
+        threading.Thread(target=put, args=(key, ask), name=f"check {key[0]}", daemon=True).start()
+    if asked:
+        everybody.wait(PATIENCE_S)
+    late = TransientError(f"no answer within {PATIENCE_S:.0f} s")
+    return {key: answers.get(key) or _raiser(late) for key in asked}
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def ask() -> Any:
+        raise error
+
+    return ask
+
+
+def all_node_types(files: Iterable[PipelineFile]) -> frozenset[str]:
+    """The node types of several files, for one session that serves them all."""
+    return frozenset(kind for file in files for kind in node_types(file))

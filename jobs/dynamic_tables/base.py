@@ -1,0 +1,132 @@
+"""The contracts of dynamic tables, and the SQL function over them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.spark_plan import expressions, inner
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql.dynamic_tables import FUNCTION
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+pc: Any = pyarrow.compute  # its functions are made at import, which pyright cannot see
+
+
+class Lookup(ABC):
+    """What a worker asks. Picklable; opened on the worker when it is first asked."""
+
+    @abstractmethod
+    def held(self, values: list[str]) -> list[bool]:
+        """For each of these different texts whether the table holds it. Raises a HeadraceError where it cannot be asked."""
+
+
+class Table(ABC):
+    """One dynamic table of one lane, as the driver sees it. Filled and asked by the thread that makes an epoch's frames."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Opens it and proves that it can be filled and asked. Raises UserError or TransientError, naming the node."""
+
+    def wants(self, plan: EpochPlan) -> bool:
+        """Whether the values of this epoch are still to be added; not in a replay, which asks what was there."""
+        del plan
+        return True
+
+    def holds(self, plan: EpochPlan) -> bool:
+        """Whether an earlier attempt at this very epoch is known to have added its values."""
+        del plan
+        return False
+
+    @abstractmethod
+    def fill(self, plan: EpochPlan, values: pa.Array) -> None:
+        """Adds the different texts of an epoch, durably. Doing it again changes nothing."""
+
+    @abstractmethod
+    def lookup(self, plan: EpochPlan) -> Lookup:
+        """What the rows of this epoch ask, its own values among what is held. The same object as long as nothing has changed."""
+
+    def close(self) -> None:  # noqa: B027  not everything opens something
+        """Lets go of what was opened."""
+
+
+class Empty(Lookup):
+    """Holds nothing: what SQL is analysed with."""
+
+    def held(self, values: list[str]) -> list[bool]:
+        """See `Lookup`."""
+        return [False] * len(values)
+
+
+def register(spark: SparkSession, lookups: Mapping[str, Lookup]) -> None:
+    """Makes `dynamic_table_check('table', value)` mean these tables for SQL that the session analyses from now on."""
+    from pyspark.sql.functions import arrow_udf
+    from pyspark.sql.types import BooleanType
+
+    # Dropped first, since Spark warns of a function that takes another's place.
+    spark.sql(f"DROP TEMPORARY FUNCTION IF EXISTS {FUNCTION}")
+    spark.udf.register(FUNCTION, arrow_udf(checker(lookups), BooleanType()))  # type: ignore[arg-type]
+
+
+def checker(lookups: Mapping[str, Lookup]) -> Callable[[pa.Array, pa.Array], pa.Array]:
+    """The function over Arrow: null for null, any element of a list."""
+    known = dict(lookups)
+
+    def dynamic_table_check(table: pa.Array, value: pa.Array) -> pa.Array:
+        if not len(value):
+            return pa.array([], pa.bool_())
+        lookup = known[table[0].as_py()]
+        if pa.types.is_list(value.type) or pa.types.is_large_list(value.type):
+            return _any(lookup, value)
+        return _each(lookup, value)
+
+    return dynamic_table_check
+
+
+def _each(lookup: Lookup, values: pa.Array) -> pa.Array:
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), pa.bool_())
+    coded = values.dictionary_encode()
+    return pa.array(lookup.held(coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
+
+
+def _any(lookup: Lookup, lists: pa.Array) -> pa.Array:
+    """Elements that are null are passed over: a list holds no value by them."""
+    found = pc.fill_null(_each(lookup, pc.list_flatten(lists)), fill_value=False)
+    rows = pc.list_parent_indices(lists).filter(found)
+    hits = pc.is_in(pa.array(range(len(lists)), rows.type), value_set=rows)
+    return pc.if_else(lists.is_null(), pa.scalar(None, pa.bool_()), hits)
+
+
+def check_arguments(frame: DataFrame, node: str) -> None:
+    """Raises SchemaError where a call in an analysed frame is given something else than a text or a list of texts."""
+    for found in expressions(frame):
+        if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
+            kind: str = inner(found.children())[1].dataType().catalogString()
+            if kind not in ("string", "array<string>", "void", "array<void>"):
+                msg = f"{FUNCTION} takes a text or a list of texts, and is given {kind}"
+                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)
+
+
+def distinct_texts(frame: DataFrame, node: str) -> pa.Array:
+    """The different texts of a frame's only column. Raises what went wrong in Spark as a HeadraceError that names the node."""
+    try:
+        named = frame.toDF("value")  # an expression's own name may hold dots, by which no column is found
+        column = named.where(named["value"].isNotNull()).distinct().toArrow().column(0)
+    except Exception as error:
+        raise as_headrace_error(error, node=node) from error
+    return pa.concat_arrays(column.cast(pa.string()).chunks) if column.num_chunks else texts([])
+
+
+def texts(values: Sequence[str]) -> pa.Array:
+    """Texts as Arrow."""
+    return pa.array(values, pa.string())

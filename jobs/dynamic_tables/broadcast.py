@@ -1,0 +1,97 @@
+"""Values held by Spark's workers: sent once in segments, what is new in small ones behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.jobs.dynamic_tables.base import Lookup
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+    from pyspark.sql import SparkSession
+
+TAIL = 4096
+"""Values that travel with every query; above, they are sent once and stay with the workers."""
+_GROWTH = 4
+"""A segment is at least this many times as large as the next: a value is sent again a few times in all, and few are searched."""
+
+
+class Segment:
+    """Some values. A worker makes its set of them when it is first asked, and keeps it."""
+
+    def __init__(self, values: pa.Array) -> None:
+        self.values = values
+        self._set: frozenset[str] | None = None
+
+    def __reduce__(self) -> tuple[type[Segment], tuple[pa.Array]]:
+        return Segment, (self.values,)
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The values as a set."""
+        if self._set is None:
+            self._set = frozenset(self.values.to_pylist())
+        return self._set
+
+
+class SetLookup(Lookup):
+    """Asks segments that the worker holds."""
+
+    def __init__(self, sent: tuple[Broadcast[Segment], ...], tail: Segment) -> None:
+        self._sent = sent
+        self._tail = tail
+
+    def held(self, values: list[str]) -> list[bool]:
+        """See `Lookup`."""
+        sets = [segment for segment in (*(sent.value.texts for sent in self._sent), self._tail.texts) if segment]
+        if len(sets) == 1:
+            (only,) = sets
+            return [value in only for value in values]
+        return [any(value in segment for segment in sets) for value in values]
+
+
+class ValueSet:
+    """The driver's side: values only ever come, each once, until it is cleared."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._sent: list[tuple[Broadcast[Segment], pa.Array]] = []
+        self._tail = pa.array([], pa.string())
+        self._given: SetLookup | None = None
+        self._retired: list[Broadcast[Segment]] = []
+
+    def add(self, values: pa.Array) -> None:
+        """Adds values that are not in it."""
+        if not len(values):
+            return
+        self._given = None
+        self._tail = pa.concat_arrays([self._tail, values.cast(pa.string())])
+        if len(self._tail) > TAIL:
+            self._send()
+
+    def clear(self) -> None:
+        """Forgets all values."""
+        self._retired += [sent for sent, _ in self._sent]
+        self._sent, self._tail, self._given = [], pa.array([], pa.string()), None
+
+    @property
+    def lookup(self) -> SetLookup:
+        """What asks the values that are in it now."""
+        if self._given is None:
+            # Queries of the epoch before may have asked these; none is under way once the next epoch's frames are made.
+            for retired in self._retired:
+                retired.unpersist()
+            self._retired = []
+            self._given = SetLookup(tuple(sent for sent, _ in self._sent), Segment(self._tail))
+        return self._given
+
+    def _send(self) -> None:
+        values = self._tail
+        while self._sent and len(self._sent[-1][1]) < _GROWTH * len(values):
+            retired, more = self._sent.pop()
+            self._retired.append(retired)
+            values = pa.concat_arrays([more, values])
+        self._sent.append((self._spark.sparkContext.broadcast(Segment(values)), values))
+        self._tail = pa.array([], pa.string())

@@ -1,0 +1,72 @@
+"""The dynamic tables of a pipeline, opened for one lane or for a check."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.connectors.postgres.lookup_table import ValueTable, Where
+from headrace.connectors.postgres.session import Address
+from headrace.jobs.dynamic_tables.base import Table
+from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
+from headrace.jobs.dynamic_tables.postgres import CachedTable, OutsideTable
+from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.transforms import DynamicTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EVENT = "table"
+"""The kind of the ledger's events that say a table in memory has held its first epoch."""
+
+
+def open_tables(
+    model: PipelineModel, settings: Settings, spark: SparkSession, *, pipeline: str, lane: str, known: Known
+) -> dict[str, Table]:
+    """All tables, each proved. Raises RecordError, SchemaError, TargetError or TransientError, naming the node."""
+    found: dict[str, Table] = {}
+    path = store_path(settings, pipeline, lane)
+    try:
+        for name, node in graph.tables(model).items():
+            found[name] = (
+                MemoryTable(name, node.backend_entity_name, ValueStore(path, known.generation), spark, known)
+                if node.in_memory
+                else _outside(name, node, settings, spark, pipeline, known.committed)
+            )
+            found[name].prepare()
+    except BaseException:
+        for table in found.values():
+            table.close()
+        raise
+    return found
+
+
+def store_path(settings: Settings, pipeline: str, lane: str) -> Path:
+    """Where the values of a lane's tables in memory lie."""
+    return (settings.dynamic_table_backend.path or settings.home / "tables") / pipeline / f"{lane}.db"
+
+
+def value_tables(model: PipelineModel, settings: Settings, pipeline: str = "") -> Iterator[tuple[str, ValueTable]]:
+    """The tables in Postgres, unopened."""
+    for name, node in graph.tables(model).items():
+        if not node.in_memory:
+            yield name, _value_table(name, node, settings, pipeline)
+
+
+def _value_table(name: str, node: DynamicTable, settings: Settings, pipeline: str) -> ValueTable:
+    connection = settings.postgres_for_tables()
+    application = f"headrace {pipeline[:8]} table {name}".replace("  ", " ")[:60]
+    return ValueTable(name, Where.of(node, connection), Address(connection, application, name))
+
+
+def _outside(name: str, node: DynamicTable, settings: Settings, spark: SparkSession, pipeline: str, committed: int) -> Table:
+    table = _value_table(name, node, settings, pipeline)
+    if not table.where.cache:
+        return OutsideTable(table, settings.dynamic_table_backend.max_batch_size, committed)
+    own = node.cache_refresh_debounce_ms
+    debounce = settings.postgres_for_tables().cache_refresh_debounce_ms if own is None else own
+    return CachedTable(table, spark, committed, debounce / 1000)

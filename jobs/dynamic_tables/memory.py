@@ -1,0 +1,139 @@
+"""A table in memory: its values are this lane's alone, held by the workers, kept on disk by epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.jobs.dynamic_tables.base import Lookup, Table
+from headrace.jobs.dynamic_tables.broadcast import ValueSet
+from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
+from headrace.pipeline.errors import HeadraceError, RecordError
+from headrace.pipeline.protocol.epochs import EpochPlan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+
+class Known:
+    """What the ledger knows of a lane's tables in memory: the last committed epoch, and which of them have held an epoch.
+
+    `former`: the tables are those of an earlier version of the file, whose epochs are only written again.
+    """
+
+    def __init__(
+        self, committed: int, joined: frozenset[str], note: Callable[[str, int], None], generation: int = 0, *, former: bool = False
+    ) -> None:
+        self.committed = committed
+        self.joined = joined
+        self.note = note
+        self.generation = generation
+        self.former = former
+
+
+class MemoryTable(Table):
+    """Values come from the table's own SQL alone, so an epoch's answers are the same whenever it is written."""
+
+    def __init__(self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: Known) -> None:
+        self._node = node
+        self._entity = entity
+        self._store = store
+        self._known = known
+        self._joined = entity in known.joined
+        self._values = ValueSet(spark)
+        self._loaded = self._newest = 0
+
+    def prepare(self) -> None:
+        """Values that are not here although the ledger knows of them are no empty table: raises RecordError."""
+        committed = self._known.committed
+        with self._named():
+            self._store.fence(self._entity)
+            reached, _ = self._store.reached(self._entity) or (None, "")
+        if not self._known.former:
+            self._must_reach(committed, reached)
+        if reached is not None and reached > committed + 1:
+            msg = f"the values of `{self._entity}` in {self._store.path} stand at epoch {reached}, the ledger only at {committed}"
+            raise RecordError(msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node)
+
+    def _must_reach(self, epoch: int, reached: int | None) -> None:
+        """Raises RecordError where values of epochs up to this one are gone. A table that never held an epoch is a new one."""
+        if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
+            return
+        stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
+        needs = f"epoch {epoch} is to be written again" if self._known.former else f"the ledger is at epoch {self._known.committed}"
+        msg = f"the values of `{self._entity}` are in {self._store.path}, and {stands}; {needs}"
+        hint = (
+            "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
+            " table, give it another backend_entity_name."
+        )
+        raise RecordError(msg, hint=hint, node=self._node)
+
+    def wants(self, plan: EpochPlan) -> bool:
+        """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept.
+
+        Raises RecordError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
+        """
+        with self._named():
+            reached, digest = self._store.reached(self._entity) or (None, "")
+        if reached is not None:
+            self._join(reached)
+        if plan.number <= self._known.committed:
+            self._must_reach(plan.number, reached)
+            return False
+        return reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
+
+    def holds(self, plan: EpochPlan) -> bool:
+        """See `Table`."""
+        with self._named():
+            return self._store.reached(self._entity) == (plan.number, _digest(plan))
+
+    def fill(self, plan: EpochPlan, values: pa.Array) -> None:
+        """See `Table`. The store first, then the ledger's note that there is one: a crash between leaves what `prepare` takes."""
+        with self._named():
+            self._store.add(self._entity, plan.number, _digest(plan), values)
+        self._loaded = min(self._loaded, plan.number - 1)
+        self._join(plan.number)
+
+    def _join(self, epoch: int) -> None:
+        """Tells the ledger once that there is such a table: from then on it is never taken for a new one."""
+        if not self._joined:
+            self._known.note(self._entity, epoch)
+            self._joined = True
+
+    def lookup(self, plan: EpochPlan) -> Lookup:
+        """See `Table`."""
+        if plan.number < self._newest:
+            self._values.clear()
+            self._loaded = 0
+        with self._named():
+            self._values.add(self._store.between(self._entity, self._loaded, plan.number))
+        self._loaded = self._newest = plan.number
+        return self._values.lookup
+
+    def close(self) -> None:
+        """See `Table`."""
+        self._store.close()
+
+    def _named(self) -> _Named:
+        return _Named(self._node)
+
+
+def _digest(plan: EpochPlan) -> str:
+    return hashlib.sha256(json.dumps(plan.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+class _Named:
+    """Errors inside name the node."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, HeadraceError):
+            error.node = error.node or self._node

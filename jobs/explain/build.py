@@ -1,0 +1,129 @@
+"""What a run of a file would do: the graph, the columns, how history is pinned and read, the guarantee at every sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headrace.jobs.explain import descriptions
+from headrace.jobs.explain.model import Column, Explanation, Node, Target
+from headrace.jobs.explain.order import order_of
+from headrace.jobs.explain.schemas import Found, Lookup
+from headrace.jobs.planning.load_path import Columns, Route, carried_key, route
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.lineage.columns import lineage
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol import positions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LANE = "main"
+"""The lane of all nodes: they share their epochs."""
+
+
+def explain(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    offline: bool = False,
+    splits: bool = False,
+    spark_plan: bool = False,
+    spark: SparkSession | None = None,
+) -> Explanation:
+    """Looks at the sources' schemas and changes nothing. What cannot be reached, or must not be (`offline`), is left unchecked.
+
+    Args:
+        file: the pipeline.
+        settings: where its systems are.
+        offline: open no connection.
+        splits: also work out the pieces of history that a run would read. Nothing is pinned.
+        spark_plan: also the plans that Spark makes of the SQL.
+        spark: a session to use; otherwise one is started, and stopped again, where the SQL or a source needs it.
+
+    Raises:
+        UserError: the file's SQL or keys do not fit the sources.
+    """
+    with Lookup(file, settings, offline=offline, spark=spark) as lookup:
+        found = lookup.columns(spark_plan=spark_plan)
+        model = file.model
+        return Explanation(
+            name=file.name,
+            pipeline_hash=file.hash,
+            offline=offline,
+            nodes=tuple(_Drawer(file, settings, lookup, found).nodes()),
+            lanes={LANE: tuple(model.nodes())},
+            windows=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model))) if model.partitions else None,
+            splits=lookup.splits() if splits else None,
+            spark_plan=found.plan if spark_plan else None,
+        )
+
+
+class _Drawer:
+    """Puts together what is known of each node."""
+
+    def __init__(self, file: PipelineFile, settings: Settings, lookup: Lookup, found: Found) -> None:
+        self._file = file
+        self._model = file.model
+        self._settings = settings
+        self._lookup = lookup
+        self._found = found
+        self._columns = found.columns(lookup.sources)
+        self._lineage = lineage(file.model, self._columns)
+
+    def nodes(self) -> Iterator[Node]:
+        for name, node in self._model.sources.items():
+            parts, notes = descriptions.parts_of(name, node, self._settings), descriptions.notes_of(self._model, name)
+            yield replace(self._node(name, "source"), parts=parts, notes=notes)
+        for name in graph.in_order(self._model):
+            yield replace(
+                self._node(name, "transform"),
+                notes=descriptions.program_of(self._model.transforms[name]) + descriptions.staged_of(self._model, name),
+            )
+        for name, node in graph.tables(self._model).items():
+            askers = tuple(other for other in self._model.transforms if name in graph.asks(self._model, other))
+            yield replace(self._node(name, "table"), asked_by=askers, notes=descriptions.table_notes(node, self._settings))
+        for name in self._model.sinks:
+            yield replace(self._node(name, "sink"), target=self._target(name))
+
+    def _target(self, sink: str) -> Target:
+        def spreads(source: str, key: Sequence[str]) -> str | None:
+            known = self._found.own.get((source, 0)) is not None
+            return self._lookup.spreads(self._lookup.sources[source], key) if known else None
+
+        def carried(source: str) -> Sequence[str]:
+            return carried_key(self._model, self._found.nodes, sink, source)
+
+        order = order_of(self._model, sink, spreads, carried)
+        return descriptions.target_of(self._file, self._settings, sink, self._route(sink), order)
+
+    def _route(self, sink: str) -> Route | None:
+        """The way of history to a sink; None where no history reaches it."""
+        sources = self._lookup.sources
+        if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
+            return None
+        columns = Columns(
+            self._found.payloads, self._found.nodes, lambda source: self._found.own.get((source.name, 0)), self._lookup.spreads
+        )
+        return route(self._file, columns, sources, sink)
+
+    def _node(self, name: str, kind: str) -> Node:
+        told = self._lineage[name]
+        known = self._columns.get(name) or told.types
+        unchecked = list(self._found.unchecked.get(name, ()))
+        if told.unknown and kind != "source" and not any(told.unknown in said for said in unchecked):
+            unchecked.append(f"lineage: {told.unknown}")
+        return Node(
+            name=name,
+            kind=kind,
+            type=self._model.nodes()[name].type,
+            inputs=tuple(other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)),
+            key=graph.key_of(self._model, name),
+            key_from=graph.key_givers(self._model, name),
+            columns=tuple(Column(column, type_) for column, type_ in known.items()),
+            complete=name in self._columns or not told.unknown,
+            lineage=told.columns,
+            unchecked=tuple(unchecked),
+        )

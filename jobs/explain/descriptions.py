@@ -1,0 +1,164 @@
+"""The sentences of an explanation: how sources are read, what sinks promise and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
+from headrace.connectors.postgres.lookup_table import Where
+from headrace.jobs.explain.model import Guarantee, Order, Part, Target
+from headrace.jobs.planning.load_path import Route
+from headrace.jobs.staging.determinism import impure_behind, impure_nodes
+from headrace.jobs.transforms.retractions import follows_updates, retractions_of
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.types.durations import spell_duration
+
+_PINNED = "pinned: every split reads the same rows whenever it is read"
+_LOOSE = "not pinned: it must not change until every epoch of it is written"
+
+
+def parts_of(name: str, node: Any, settings: Settings) -> tuple[Part, ...]:
+    """What a source reads, in the order in which it is read."""
+    found = registry.describe(name, node, settings)
+    history = positions.bounded_phases(node)
+    return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
+
+
+def program_of(node: Any) -> tuple[tuple[str, str], ...]:
+    """What program a transform runs, and within which limits; nothing for SQL and services."""
+    if node.type == "script":
+        return (("runs", f"{node.language} in a sandbox: {spell_duration(node.timeout)} per call, {node.memory_limit >> 20} MiB"),)
+    return (("runs", f"`{node.function}` in Spark's workers, as the settings allow"),) if node.type == "python" else ()
+
+
+def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
+    """What there is to say of a transform whose rows are staged, nothing for others."""
+    why = impure_nodes(model).get(name)
+    return (("staged", f"once per epoch, before a sink gets a row: {why}"),) if why else ()
+
+
+def _part(entry: dict[str, Any], *, phase: str) -> Part:
+    what = entry.get("table_name") or entry.get("topic") or entry.get("location") or ".".join(entry["asset_key"][1:])
+    if phase == "stream":
+        return Part(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
+    pinned = entry.get("snapshot") != "none"
+    return Part(phase, entry["kind"], what, pinned, _PINNED if pinned else _LOOSE)
+
+
+def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
+    """What else there is to say of a source: the handoff, its windows, what job_mode does to it."""
+    node = model.sources[name]
+    found: list[tuple[str, str]] = []
+    if node.type == "hybrid":
+        found.append(("handoff", handoff(node)))
+    if model.partitions and positions.bounded_phases(node):
+        windows = positions.windows_of(model)
+        found.append(("windows", f"{len(windows)} by {model.partitions.column}, {windows[0]} to {windows[-1]}"))
+    if model.job_mode and positions.has_stream(node):
+        found.append(("job_mode", "the stream is never read"))
+    return tuple(found)
+
+
+def table_notes(node: DynamicTable, settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Where a dynamic table's values lie, and who may change them."""
+    if node.in_memory:
+        return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
+    where = Where.of(node, settings.postgres_for_tables())
+    read = f"kept here, and read on by `{where.time_column}`" if where.cache else "asked in batches, epoch by epoch"
+    return (("values", f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too; {read}"),)
+
+
+def handoff(node: Any) -> str:
+    """Where the stream of a hybrid source starts, and what that means for its rows."""
+    table = node.offset_table
+    if _exact(node):
+        return f"exact: the stream starts behind the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
+    if table is not None:
+        return f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks take twice without harm"
+    lag = f"the stream starts {spell_duration(node.history_lag) if node.history_lag else '1h'} back, or at the topic's first message"
+    lag += " where producers set the time of messages (CreateTime)"
+    if node.cursor is not None:
+        settled = spell_duration(node.cursor.settle)
+        return f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows settle within {settled}"
+    return f"{lag}; rows of the overlap arrive twice, which keyed sinks take without harm"
+
+
+def _exact(node: Any) -> bool:
+    table = node.offset_table
+    return table is not None and table.table_name in (None, node.bounded_sources[-1].table_name)
+
+
+def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | None, order: Order | None = None) -> Target:
+    """What a sink does, and what it promises."""
+    node = file.model.sinks[name]
+    able = registry.sink_class(node).capabilities
+    key = graph.key_of(file.model, name)
+    described = registry.describe(name, node, settings)[0]
+    kept = described.get("table_name") or described.get("location")
+    writes = f"upserts and deletes by {', '.join(key)}{_left_out(file.model, name)}" if key and able.upsert else "appends"
+    return Target(
+        name=str(kept or ""),
+        created=bool(kept) and able.creates_target,
+        writes=writes if kept else "nothing is kept",
+        guarantee=_guarantee(file.model, name, able),
+        visible=_visible(able, route),
+        route=route,
+        order=order,
+    )
+
+
+def _left_out(model: PipelineModel, name: str) -> str:
+    """What becomes of rows that filters leave out, at a sink with a key."""
+    found = retractions_of(model)
+    nodes = found.behind(model, name) if name in found.sinks else []
+    said = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
+    if not said:
+        return ""
+    if not follows_updates(model.sinks[name]):
+        return f"; deletes pass filters, an insert or update that a filter leaves out changes nothing: {said}"
+    return f"; an insert or update that a filter leaves out is a delete of its key: {said}"
+
+
+def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guarantee:
+    if able.delivery is not Delivery.EXACTLY_ONCE:
+        return Guarantee("at_least_once", "the sink keeps no record of what it holds")
+    if model.sinks[name].delivery == "at_least_once":
+        return Guarantee("at_least_once", "as the file asks for")
+    fence = "refuses writers of an older generation" if able.fences else "cannot compare generations, so a takeover waits their commits out"
+    return Guarantee("exactly_once", f"rows and record of an epoch are one atomic act; it {fence}", tuple(_conditions(model, name)))
+
+
+def _conditions(model: PipelineModel, name: str) -> list[str]:
+    """What exactly-once rests on beside the sink itself."""
+    found = []
+    for source in graph.upstream_sources(model, name):
+        node = model.sources[source]
+        phases: Sequence[Any] = node.bounded_sources if node.type == "hybrid" else [node] if positions.bounded_phases(node) else []
+        found += [
+            f"`{phase.table_name}` holds still until its history is written" for phase in phases if getattr(phase, "snapshot", "") == "none"
+        ]
+        if node.type == "hybrid" and not _exact(node):
+            found.append(_overlap(node, graph.key_of(model, name)))
+    if staged := impure_behind(model, name):
+        shown = ", ".join(f"`{node}`" for node in staged)
+        found.append(f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are staged there")
+    return found
+
+
+def _overlap(node: Any, key: tuple[str, ...]) -> str:
+    if node.cursor is not None:
+        return f"rows arrive within {spell_duration(node.cursor.settle)} of `{node.cursor.column}`"
+    return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
+
+
+def _visible(able: SinkCapabilities, route: Route | None) -> str:
+    if route is not None and route.direct:
+        return f"whole {able.visibility}s; during history {Visibility.SPLIT} by {Visibility.SPLIT}"
+    return "row by row" if able.visibility is Visibility.ROW else f"whole {able.visibility}s"

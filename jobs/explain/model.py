@@ -1,0 +1,131 @@
+"""What is known of a pipeline before it runs: the one truth that every format draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headrace.jobs.planning.load_path import Route
+from headrace.pipeline.lineage.relations import Derived
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a node. `type` is Spark SQL's, empty where it is not known."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A thing outside that a source reads: one phase of its history, or its stream. `said` is how, for people."""
+
+    phase: str
+    type: str
+    name: str
+    pinned: bool | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What is promised at a sink, why, and on which conditions."""
+
+    delivery: str
+    reason: str
+    provided: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Which row of a key a sink keeps. `notes` say what that rests on; `guaranteed`: on no assumption."""
+
+    wins: str
+    guaranteed: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a sink does. `route` is the way of history, None where there is none; `order` None where every row is kept."""
+
+    name: str
+    created: bool
+    writes: str
+    guarantee: Guarantee
+    visible: str
+    route: Route | None
+    order: Order | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of the pipeline.
+
+    `kind` is source, transform, table (a dynamic one) or sink. `key_from` are the nodes that declare the key. `complete` says whether
+    `columns` are all; `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source, a
+    transform or a table, `asked_by` the nodes whose SQL asks a table.
+    """
+
+    name: str
+    kind: str
+    type: str
+    inputs: tuple[str, ...]
+    key: tuple[str, ...]
+    key_from: tuple[str, ...]
+    columns: tuple[Column, ...]
+    complete: bool
+    lineage: Mapping[str, Derived]
+    unchecked: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    target: Target | None = None
+    asked_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The splits of one phase of a source in one window (empty: all of the history). First and last are (id, rows)."""
+
+    source: str
+    part: str
+    window: str
+    count: int
+    rows: int
+    first: tuple[str, int] | None
+    last: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What a run would read of history, and why some of it could not be foreseen, by source."""
+
+    pieces: tuple[Pieces, ...] = ()
+    unchecked: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A whole pipeline: nodes in the order sources, transforms (each behind what it reads), sinks."""
+
+    name: str
+    pipeline_hash: str
+    offline: bool
+    nodes: tuple[Node, ...]
+    lanes: Mapping[str, tuple[str, ...]]
+    windows: tuple[str, str, tuple[str, ...]] | None = None
+    """Column, day or month, and the keys of history's windows."""
+    splits: Splits | None = None
+    spark_plan: str | None = None
+
+    @property
+    def edges(self) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+        """(from, to, key of the rows that go there)."""
+        keys = {node.name: node.key for node in self.nodes}
+        return tuple((upstream, node.name, keys[upstream]) for node in self.nodes for upstream in node.inputs)
+
+    @property
+    def asks(self) -> tuple[tuple[str, str], ...]:
+        """(dynamic table, node that asks it)."""
+        return tuple((node.name, asker) for node in self.nodes for asker in node.asked_by)

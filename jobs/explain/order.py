@@ -1,0 +1,75 @@
+"""Which row of a key a sink keeps, and whether the pipeline file guarantees that order or rests on an assumption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from headrace.connectors import registry
+from headrace.jobs.explain.model import Order
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol import positions
+
+LAST = "the last row by source, partition, offset"
+Spreads = Callable[[str, Sequence[str]], str | None]
+"""Why the history of a source may keep rows of one key in several splits; "" where it does not, None where that is not known."""
+Carried = Callable[[str], Sequence[str]]
+"""The columns of a source that arrive unchanged in the key."""
+
+
+def order_of(model: PipelineModel, sink: str, spreads: Spreads, carried: Carried) -> Order | None:
+    """Return the order at a sink; None at one that keeps every row, or none."""
+    node: Any = model.sinks[sink]
+    key = graph.key_of(model, sink)
+    if not key or not registry.sink_class(node).capabilities.upsert:
+        return None
+    if version := getattr(node, "version_column", None):
+        return Order(f"the row with the highest `{version}`, and of equal ones {LAST}", True, tuple(_versioned(version)))
+    guaranteed = dict(_facts(model, sink, ", ".join(key), spreads, carried))
+    return Order(_wins(node), all(guaranteed.values()), tuple(guaranteed))
+
+
+def _wins(node: Any) -> str:
+    if getattr(node, "on_conflict", "update") == "nothing":
+        return "the first row by source, partition, offset"
+    where: Mapping[str, str] = getattr(node, "update_where", {})
+    said = " and ".join(f"its `{column}` {op} that of the row there" for column, op in where.items())
+    return f"{LAST}, where {said}" if said else LAST
+
+
+def _versioned(version: str) -> Iterator[str]:
+    yield f"guaranteed: rows compete by `{version}` wherever and whenever they arrive"
+    yield f"a delete whose `{version}` is null ends what came before it; others compete by their `{version}`"
+    yield f"no deleted keys are kept: a row that comes in a later epoch than the delete of its key is inserted, whatever its `{version}`"
+
+
+def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried: Carried) -> Iterator[tuple[str, bool]]:
+    """What the order rests on, and whether it is guaranteed."""
+    sources = graph.upstream_sources(model, sink)
+    if len(sources) > 1:
+        shown = ", ".join(f"`{name}`" for name in sources)
+        yield f"assumed: {shown} have no key ({key}) in common; of one epoch the later source wins", False
+    for name in sources:
+        node: Any = model.sources[name]
+        if positions.bounded_phases(node):
+            yield from _history(model, name, spreads, carried(name))
+        if positions.has_stream(node) and not model.job_mode:
+            topic = getattr(getattr(node, "unbounded_source", node), "topic", name)
+            yield f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot show it", False
+
+
+def _history(model: PipelineModel, name: str, spreads: Spreads, carried: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    if model.partitions and model.partitions.column not in carried:
+        yield f"assumed: one window of the history of `{name}` has all rows of a key, or windows run in their order", False
+    spread = spreads(name, carried)
+    if spread == "":
+        yield f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in order", True
+        return
+    by_offset = getattr(model.sources[name], "offset_table", None) is not None
+    if by_offset and spread is None:
+        yield f"unchecked: whether the sorting key of `{name}` keeps all history rows of a key in one split", False
+    elif by_offset:
+        yield f"assumed: the sorting key of `{name}` has the history rows of a key in the order of their offsets", False
+    else:
+        yield f"guaranteed: history rows of `{name}` go in the order of its splits", True

@@ -1,0 +1,185 @@
+"""What can be learnt of a pipeline's columns before it runs: from the file, from remote systems, from Spark's analyzer.
+
+Spark is started only where something needs it. What cannot be reached is left unchecked, node by node, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+import pyarrow as pa
+
+from headrace.connectors.base import BoundedSource, Window
+from headrace.jobs.explain.model import Pieces, Splits
+from headrace.jobs.planning.compiled_pipeline import node_types
+from headrace.jobs.planning.planner import Known, Planner, missing_key
+from headrace.jobs.planning.version_columns import version_problems
+from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources, spoken_columns
+from headrace.jobs.spark.session import start_session, stop_session
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import ServiceError, SettingsError, TransientError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.types.arrow import spark_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OFFLINE = "not asked, --offline"
+"""Why a remote system was not looked at."""
+_REACH = (TransientError, SettingsError, ServiceError)
+"""What keeps from looking at a remote system, whereas the file may be good."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What was learnt. `payloads` of sources and `nodes` as Spark sees them, where known; `own` columns of histories by (source, phase)."""
+
+    payloads: dict[str, pa.Schema] = field(default_factory=dict)
+    nodes: dict[str, pa.Schema] = field(default_factory=dict)
+    own: dict[tuple[str, int], pa.Schema] = field(default_factory=dict)
+    unchecked: dict[str, list[str]] = field(default_factory=dict)
+    plan: str = ""
+
+    def columns(self, sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+        """Types by column of every node whose columns are known, at sources at least by what the file says of them."""
+        known = {name: {column.name: spark_type(column.type) for column in schema} for name, schema in self.nodes.items()}
+        return spoken_columns(sources) | known
+
+
+class Lookup:
+    """Looks at one file's surroundings and changes nothing. Closes what it opened."""
+
+    def __init__(self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None) -> None:
+        self.file = file
+        self.sources: Mapping[str, LaneSource] = lane_sources(file.model.sources, settings)
+        self._settings = settings
+        self._offline = offline
+        self._spark = spark
+        self._started = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for source in self.sources.values():
+            source.close()
+        if self._started and self._spark is not None:
+            stop_session(self._spark)
+
+    def _session(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = start_session(self._settings, node_types(self.file))
+            self._started = True
+        return self._spark
+
+    def _session_for(self, source: LaneSource) -> SparkSession:
+        """The session if one of the source's phases needs it; what they are given otherwise they never touch."""
+        lone = all(part.capabilities.without_spark for part in source.bounded)
+        return cast("SparkSession", None) if lone and self._spark is None else self._session()
+
+    def columns(self, *, spark_plan: bool) -> Found:
+        """The columns of all nodes, as far as they can be had. Raises SchemaError or UserError where SQL or keys do not fit them."""
+        found = Found()
+        for name, source in self.sources.items():
+            self._source(source, found)
+            if name not in found.payloads:
+                continue
+            found.nodes[name] = found.payloads[name]
+            self._check_key(name, found)
+        self._transforms(found, spark_plan=spark_plan)
+        self._sinks(found)
+        return found
+
+    def _source(self, source: LaneSource, found: Found) -> None:
+        unchecked = found.unchecked.setdefault(source.name, [])
+        for phase, part in enumerate(source.bounded):
+            what = f"columns of {_called(part)}"
+            if self._offline:
+                unchecked.append(f"{what}: {OFFLINE}")
+                continue
+            try:
+                found.own[source.name, phase] = part.schema(self._session_for(source))
+            except _REACH as error:
+                unchecked.append(f"{what}: {error.message}")
+        payload = source.payload([found.own.get((source.name, phase)) for phase in range(len(source.bounded))])
+        if payload is not None:
+            found.payloads[source.name] = payload
+
+    def _transforms(self, found: Found, *, spark_plan: bool) -> None:
+        """Spark's analyzer over those transforms whose sources are all known."""
+        model = self.file.model
+        names = [name for name in model.transforms if graph.inputs_of(model, name)]
+        known = [name for name in names if all(source in found.payloads for source in graph.upstream_sources(model, name))]
+        for name in names:
+            if name not in known:
+                missing = [source for source in graph.upstream_sources(model, name) if source not in found.payloads]
+                found.unchecked[name] = [f"SQL and types: the columns of `{missing[0]}` are not known"]
+        if not known:
+            return
+        try:
+            session = self._session()
+        except ServiceError as error:
+            found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
+            return
+        planner = Planner(self.file, session, {name: Known(payload) for name, payload in found.payloads.items()}, self._settings)
+        found.nodes |= planner.schemas
+        found.plan = planner.plan_text() if spark_plan else ""
+
+    def _sinks(self, found: Found) -> None:
+        for name, sink in self.file.model.sinks.items():
+            if (schema := found.nodes.get(sink.from_)) is None:
+                found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]
+            else:
+                found.nodes[name] = schema
+                self._check_key(name, found)
+
+    def _check_key(self, name: str, found: Found) -> None:
+        for problem in (*missing_key(self.file, name, found.nodes[name].names), *version_problems(self.file, name, found.nodes[name])):
+            raise problem
+
+    def spreads(self, source: LaneSource, key: Sequence[str]) -> str | None:
+        """See `BoundedSource.spreads`; None where its system is not asked or does not answer."""
+        if self._offline:
+            return None
+        try:
+            return source.bounded[0].spreads(key)
+        except _REACH:
+            return None
+
+    def splits(self) -> Splits:
+        """The pieces of history that a run would read if it began now."""
+        pieces: list[Pieces] = []
+        unchecked: dict[str, str] = {}
+        for name, source in self.sources.items():
+            if not source.bounded:
+                continue
+            try:
+                pieces += self._pieces(source)
+            except _REACH as error:
+                unchecked[name] = error.message
+        return Splits(tuple(pieces), unchecked)
+
+    def _pieces(self, source: LaneSource) -> Iterator[Pieces]:
+        foreseen = source.foresee(self._session_for(source))
+        for key in positions.windows_of(self.file.model):
+            for phase, part in enumerate(source.bounded):
+                splits = foreseen(phase, self._window(key))
+                ends = [(str(split["id"]), int(split.get("rows", 0))) for split in (splits[:1] + splits[-1:])]
+                rows = sum(split.get("rows", 0) for split in splits)
+                first, last = (ends[0], ends[1]) if ends else (None, None)
+                yield Pieces(source.name, _called(part), key, len(splits), rows, first, last)
+
+    def _window(self, key: str) -> Window | None:
+        bounds = positions.window_bounds(self.file.model, key)
+        partitions = self.file.model.partitions
+        return Window(key, partitions.column, *bounds) if bounds and partitions else None
+
+
+def _called(part: BoundedSource) -> str:
+    described = part.describe()
+    return f"{described['kind']} {described.get('table_name') or described.get('location')}"

@@ -1,0 +1,188 @@
+"""The HTTP endpoint inside a run: /metrics, /health, and for looking at rows and errors Streamling's /admin paths.
+
+It lives in a thread of its own, and looks; nothing that is asked here changes what the run does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from headrace.jobs.monitoring.sample_buffer import Sample, Samples
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 15.0
+LIVE_DATA = "/admin/live-data"
+_END_SECONDS = 2.0
+_NAMES = ("127.0.0.1", "localhost", "::1", "[::1]")
+_ANY = ("0.0.0.0", "::")  # noqa: S104  compared, not bound
+_WAITING = 1_000
+"""Rows that a slow reader may lag behind before it misses some."""
+
+
+class Looks:
+    """What the endpoint shows, given by the run. `samples` is None where rows are not to be looked at."""
+
+    def __init__(
+        self,
+        metrics: Callable[[], tuple[bytes, str]],
+        health: Callable[[], Json],
+        error: Callable[[], Json | None],
+        samples: Samples | None,
+    ) -> None:
+        self.metrics, self.health, self.error, self.samples = metrics, health, error, samples
+
+
+class Admin:
+    """A server that is listening from the moment it is made, until `close`."""
+
+    def __init__(self, host: str, port: int, looks: Looks, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+        import uvicorn
+
+        self._socket = _listen(host, port)
+        self._samples = looks.samples
+        app = application(looks, keep_alive, _NAMES if host in _NAMES else ())
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        self._thread = threading.Thread(target=self._serve, name="headrace-admin", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """`http://host:port`, as others reach it."""
+        host, port = self._socket.getsockname()[:2]
+        shown = _own_name() if host in _ANY else f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{port}"
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except BaseException as error:  # noqa: BLE001  an endpoint that fails must not end the run
+            log.warning("admin=ended error=%s", type(error).__name__)
+
+    def close(self) -> None:
+        """Ends open answers and stops listening, within seconds."""
+        if self._samples is not None:
+            self._samples.end()
+        self._server.should_exit = True
+        self._thread.join(_END_SECONDS)
+        self._socket.close()
+
+
+def _own_name() -> str:
+    """This host's name where it leads somewhere, else the loopback address."""
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket; where the port is taken, on any other, since `headrace tail` finds it all the same."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in (port, 0):
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, wanted))
+            found.listen(64)
+        except OSError as error:
+            found.close()
+            if wanted == 0:
+                raise
+            log.warning("admin_api_port=%d state=taken error=%s; another port is used", port, error.strerror)
+        else:
+            return found
+    raise AssertionError
+
+
+def application(looks: Looks, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
+    """The paths of the endpoint, for requests to these names of it (to any, if none are given).
+
+    On loopback a page in somebody's browser could ask by a name of its own that leads here, and would read the answer.
+    """
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    from starlette.responses import JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+
+    def metrics(_: Request) -> Response:
+        text, kind = looks.metrics()
+        return Response(text, headers={"Content-Type": kind})
+
+    def health(_: Request) -> Response:
+        found = looks.health()
+        return JSONResponse(found, status_code=200 if found["status"] == "ok" else 503)
+
+    def error(_: Request) -> Response:
+        found = looks.error()
+        return JSONResponse(found) if found else Response(status_code=204)
+
+    async def live_data(request: Request) -> Response:
+        samples = looks.samples
+        if samples is None:
+            return JSONResponse({"message": "live_data_inspect_enabled is off"}, status_code=404)
+        asked = [key.strip() for key in request.query_params.get("topology_node_keys", "").split(",") if key.strip()]
+        if unknown := [key for key in asked if key not in samples.nodes]:
+            return JSONResponse({"message": f"no node `{unknown[0]}`", "nodes": list(samples.nodes)}, status_code=404)
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(samples, asked, keep_alive), media_type="text/event-stream", headers=headers)
+
+    routes = [("/metrics", metrics), ("/health", health), ("/admin/error", error), (LIVE_DATA, live_data)]
+    guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)] if names else []
+    return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes], middleware=guards)
+
+
+async def _events(samples: Samples, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:
+    """What is kept, then what comes, until the run or the reader ends; a comment now and then, so that nobody in between hangs up."""
+    loop, coming = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
+
+    def told(sample: Sample | None) -> None:
+        with suppress(RuntimeError):  # the server's loop has ended, and nobody reads any more
+            loop.call_soon_threadsafe(_offer, coming, sample)
+
+    kept, forget = samples.listen(nodes, told)
+    try:
+        for sample in kept:
+            yield event(sample)
+        while True:
+            try:
+                sample = await asyncio.wait_for(coming.get(), keep_alive)
+            except TimeoutError:
+                yield ": keep-alive\n\n"
+                continue
+            if sample is None:
+                return
+            yield event(sample)
+    finally:
+        forget()
+
+
+def _offer(queue: asyncio.Queue[Any], sample: Sample | None) -> None:
+    if sample is None and queue.full():
+        queue.get_nowait()
+    if not queue.full():
+        queue.put_nowait(sample)
+
+
+def event(sample: Sample) -> str:
+    """One server-sent event."""
+    node, row = sample
+    return f"data: {json.dumps({'topology_node_key': node, 'data': row}, ensure_ascii=False, separators=(',', ':'))}\n\n"

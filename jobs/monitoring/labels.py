@@ -1,0 +1,34 @@
+"""The labels of a node's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.pipeline.model.nodes import PipelineModel
+
+_PARTS = {"sources": "source", "transforms": "transform", "sinks": "sink"}
+
+
+def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
+    """By node: id, kind and type, what its type is about (a topic, a table), and the labels that the file gives it."""
+    found: dict[str, dict[str, str]] = {}
+    for part, word in _PARTS.items():
+        for name, node in getattr(model, part).items():
+            given = node.telemetry.labels if node.telemetry else {}
+            own = {"id": name, "topology_node_type": word, "operator_type": node.type}
+            found[name] = {**given, **type_tags(node), **own}
+    return found
+
+
+def type_tags(node: Any) -> Mapping[str, str]:
+    """What a node of its type is about."""
+    if node.type == "hybrid":
+        tables = ",".join(part.table_name or getattr(part, "path", None) or "" for part in node.bounded_sources)
+        return {"table": tables, "topic": node.unbounded_source.topic}
+    tags = {"topic": ("topic",), "table": ("table_name", "table"), "path": ("path",), "language": ("language",)}
+    texts = {
+        tag: next((getattr(node, key) for key in keys if isinstance(getattr(node, key, None), str)), None) for tag, keys in tags.items()
+    }
+    plugin = {"type": node.type} if hasattr(node, "plugin") else {}
+    return plugin | {tag: text for tag, text in texts.items() if text}

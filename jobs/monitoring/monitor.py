@@ -1,0 +1,399 @@
+"""What a run tells of itself while it works. `NoEyes` stands in where settings ask for nothing, and costs nothing.
+
+Nothing here may disturb the run: what fails is logged once in a while, and the epoch goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ParamSpec, Protocol
+
+from headrace.jobs.monitoring.labels import node_labels
+from headrace.jobs.monitoring.plugin_metrics import offer
+from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.jobs.monitoring.sampler import Sampler
+from headrace.jobs.monitoring.spark_observation import NodeFigures, Observed, asked_times, fed, observed
+from headrace.jobs.staging.determinism import impure_nodes
+from headrace.pipeline.config.settings import Settings, is_url
+from headrace.pipeline.errors import HeadraceError, InternalError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.telemetry import EventTime
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
+from headrace.pipeline.protocol.log_context import carried
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.jobs.monitoring.admin import Admin
+
+log = logging.getLogger(__name__)
+
+
+class Each(Protocol):
+    """Sees the frames of one epoch as they are made."""
+
+    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
+        """Is handed every transform's frame, and every source's that has rows; gives the one to use. `staged` rows were kept on disk."""
+        ...
+
+    def share(self, frame: DataFrame) -> None:
+        """A frame was persisted, for several sinks."""
+        ...
+
+
+_FIGURES_WITHIN = 2.0
+_CLOSE_SECONDS = 3.0
+_NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp", "prometheus_client", "starlette", "uvicorn")
+
+
+class NoEyes:
+    """Sees nothing, and is asked for nothing."""
+
+    waiting = ""
+    """What tasks wait for outside, at the last heartbeat."""
+
+    def start(self, generation: int, epoch: int) -> Json:
+        """Begins; what the lane's holder record gets beside its own."""
+        del generation, epoch
+        return {}
+
+    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
+        """What sees the frames of the next epoch. `model` is what it is computed by, `sinks` are those that will read Spark's rows."""
+        del model, sinks
+
+    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
+        """An epoch is in the ledger, or is tried `again`: in this run, or since another one."""
+
+    def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:
+        """It is in all sinks."""
+
+    def failed(self, error: BaseException) -> None:
+        """An attempt at it went wrong, or the whole run."""
+
+    def phase(self, phase: Phase) -> None:
+        """The lane enters a phase."""
+
+    def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
+        """What streams have beyond the lane, by source and partition."""
+
+    def close(self) -> None:
+        """Says what is left to say, within seconds."""
+
+
+P = ParamSpec("P")
+
+
+def _calmly(function: Callable[P, None]) -> Callable[P, None]:
+    """A look that fails is logged, and is nobody's problem."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            log.warning("watching=%s error=%s: %s", function.__name__, type(error).__name__, error)
+
+    return run
+
+
+@dataclass(slots=True)
+class _Stand:
+    """Where the run stands, for /health and /admin/error."""
+
+    epoch: int = 0
+    generation: int = 0
+    phase: str = ""
+    backlog: int | None = None
+    committed_at: str | None = None
+    error: Json | None = None
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What is left to be told of a committed epoch, away from the run's own thread."""
+
+    plan: EpochPlan
+    counts: Mapping[str, Counts]
+    seen: Observed
+    at_millis: float = field(default_factory=lambda: time.time() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at.
+
+    Rows that come from the outside world (`impure`) are looked at where they were staged, and only there: nobody is asked again.
+    """
+
+    seen: Observed
+    model: PipelineModel
+    counted: Collection[str]
+    kept: Collection[str]
+    impure: Collection[str]
+    times: Mapping[str, Mapping[str, EventTime]]
+    asking: set[str] = field(default_factory=set)
+
+    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
+        if not staged and (name in self.impure or self.asking.intersection(graph.inputs_of(self.model, name))):
+            self.asking.add(name)
+        if name in self.kept and name not in self.asking:
+            self.seen.frames[name] = frame
+        if name not in self.counted:
+            return frame
+        try:
+            watched, told = observed(frame, self.times.get(name, {}))
+        except Exception as error:  # noqa: BLE001  an epoch is not to fail because somebody looks
+            log.warning("watching=%s error=%s", name, type(error).__name__)
+            return frame
+        self.seen.waiting[name] = told
+        return watched
+
+    @_calmly
+    def share(self, frame: DataFrame) -> None:
+        self.seen.share(frame)
+
+
+class Eyes(NoEyes):
+    """Metrics, and the endpoint where settings name a port or want rows to be looked at."""
+
+    def __init__(self, file: PipelineFile, settings: Settings, run_id: str) -> None:
+        from headrace.jobs.monitoring.instruments import Meters
+
+        self._file, self._settings, self._model = file, settings, file.model
+        self._labels = node_labels(file.model)
+        self._meters = Meters(settings.open_telemetry_metrics, file.name, run_id)
+        self._withdraw = offer(self._meters, self._labels)
+        looks = settings.live_data_inspect
+        self._samples = (
+            Samples(file.model.nodes(), looks.records_per_topology_node, looks.refresh_in_secs)
+            if settings.live_data_inspect_enabled
+            else None
+        )
+        pause = looks.refresh_in_secs / looks.records_per_topology_node
+        self._sampler = Sampler(self._samples, file.model, pause) if self._samples else None
+        self._impure = frozenset(impure_nodes(file.model))
+        self._stand = _Stand()
+        self._seen = Observed()
+        self._watermarks: dict[str, int] = {}
+        self._left: queue.SimpleQueue[_Epoch | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._admin: Admin | None = None
+
+    def start(self, generation: int, epoch: int) -> Json:
+        """Opens the endpoint; its address goes to the ledger, where `headrace tail` looks. Raises nothing: a run without eyes runs."""
+        self._stand.generation, self._stand.epoch = generation, epoch
+        self._begin(generation, epoch)
+        self._thread = threading.Thread(target=carried(self._tell_the_rest), name="headrace-watch", daemon=True)
+        self._thread.start()
+        if self._settings.admin_api_port is None and self._samples is None:
+            return {}
+        from headrace.jobs.monitoring.admin import Admin, Looks
+
+        try:
+            port = self._settings.admin_api_port or 0
+            self._admin = Admin(
+                self._settings.admin_api_host, port, Looks(self._meters.text, self._health, lambda: self._stand.error, self._samples)
+            )
+        except OSError as error:
+            log.warning("admin=off host=%s error=%s", self._settings.admin_api_host, error.strerror)
+            return {}
+        log.info("admin=%s", self._admin.address)
+        return {"admin": self._admin.address, "inspect": self._samples is not None}
+
+    @_calmly
+    def _begin(self, generation: int, epoch: int) -> None:
+        self._meters.set("generation", generation)
+        self._meters.set("epoch", epoch)
+        self._meters.set("blocked", 0)
+        self._meters.set("checkpoint_epochs_in_flight", 0)
+        for name in ("markers_sent", "epochs_succeeded", "epochs_failed", "finalizers_sent"):
+            self._meters.add(f"checkpoint_{name}_total", 0)
+
+    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
+        """Observes what sinks read through Spark; keeps frames to look at where rows are to be looked at."""
+        self._seen = seen = Observed()
+        # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
+        kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
+        return _Look(seen, model, fed(model, sinks), kept, self._impure, asked_times(model))
+
+    @_calmly
+    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
+        """See NoEyes."""
+        if not again:
+            self._meters.add("checkpoint_markers_sent_total", 1)
+        self._meters.set("checkpoint_epochs_in_flight", 1)
+        self.phase(plan.phase)
+
+    @_calmly
+    def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:
+        """What is known at once; what Spark tells a moment later follows from another thread."""
+        add, record, put = self._meters.add, self._meters.record, self._meters.set
+        stand = self._stand
+        stand.epoch, stand.error, stand.backlog = plan.number, None, backlog
+        stand.committed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self.phase(plan.phase)
+        for sink, count in counts.items():
+            labels = self._labels.get(sink, {"id": sink})
+            add("output_rows_total", count.rows, labels)
+            add("checkpoint_acks_received_total", 1, labels)
+            if (seconds := steps.get(f"write {sink}")) is not None:
+                record("checkpoint_sink_flush_milliseconds", seconds * 1000, labels)
+        add("checkpoint_epochs_succeeded_total", 1)
+        add("checkpoint_finalizers_sent_total", 1)
+        put("checkpoint_epochs_in_flight", 0)
+        put("blocked", 0)
+        put("epoch", plan.number)
+        put("last_commit_timestamp_seconds", time.time())
+        if backlog is not None:
+            put("backlog", backlog)
+        self._durations(steps)
+        if any(node.type == "handler" for node in self._model.transforms.values()):
+            self._calls()
+        self._left.put(_Epoch(plan, counts, self._seen))
+        self._seen = Observed()
+
+    def _calls(self) -> None:
+        from headrace.jobs.transforms.http.call_metrics import taken
+
+        for node, calls in taken().items():
+            own = self._labels.get(node, {"id": node})
+            for (outcome, status_class), latencies in calls.latencies.items():
+                labels = {**own, "outcome": outcome, "status_class": status_class}
+                self._meters.add("http_requests_total", len(latencies), labels)
+                for latency in latencies:
+                    self._meters.record("http_request_latency_milliseconds", latency, labels)
+            if calls.retries:
+                self._meters.add("http_retries_total", calls.retries, own)
+
+    def _durations(self, steps: Mapping[str, float]) -> None:
+        record = self._meters.record
+        record("checkpoint_epoch_duration_milliseconds", steps.get("total", 0.0) * 1000)
+        if "ledger" in steps:
+            record("checkpoint_finalization_wait_milliseconds", steps["ledger"] * 1000)
+        by_step = {step: steps[step] for step in ("read", "plan", "ledger") if step in steps}
+        if staged := [seconds for step, seconds in steps.items() if step.startswith("stage ")]:
+            by_step["stage"] = sum(staged)
+        if written := [seconds for step, seconds in steps.items() if step.startswith("write ")]:
+            by_step["write"] = max(written)  # sinks write side by side
+        for step, seconds in by_step.items():
+            record("epoch_step_milliseconds", seconds * 1000, {"step": step})
+
+    @_calmly
+    def failed(self, error: BaseException) -> None:
+        """See NoEyes; /admin/error shows it until an epoch is committed."""
+        known = isinstance(error, HeadraceError)
+        self._stand.error = {
+            "node": error.node if isinstance(error, HeadraceError) else None,
+            "message": error.message if isinstance(error, HeadraceError) else type(error).__name__,
+            "internal": isinstance(error, InternalError) if known else True,
+            "retriable": bool(getattr(error, "retriable", False)),
+        }
+        self._meters.add("checkpoint_epochs_failed_total", 1)
+        self._meters.set("last_error_timestamp_seconds", time.time())
+        self._meters.set("blocked", 1)
+
+    @_calmly
+    def phase(self, phase: Phase) -> None:
+        """See NoEyes."""
+        self._stand.phase = str(phase)
+        for one in Phase:
+            self._meters.set("phase", int(one is phase), {"phase": str(one)})
+
+    @_calmly
+    def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
+        """See NoEyes."""
+        for source, parts in lags.items():
+            for part, lag in parts.items():
+                self._meters.set("kafka_consumer_messages_lag", lag, {**self._labels.get(source, {"id": source}), "partition": part})
+        if lags:
+            self._stand.backlog = sum(sum(parts.values()) for parts in lags.values())
+            self._meters.set("backlog", self._stand.backlog)
+
+    def _health(self) -> Json:
+        stand = self._stand
+        return {
+            "status": "failing" if stand.error else "ok",
+            "pipeline": self._file.name,
+            "phase": stand.phase,
+            "epoch": stand.epoch,
+            "generation": stand.generation,
+            "backlog": stand.backlog,
+            "committed_at": stand.committed_at,
+            "waiting": self.waiting or None,
+        }
+
+    # --- what is told from another thread
+
+    def _tell_the_rest(self) -> None:
+        while (epoch := self._left.get()) is not None:
+            self._figures(epoch)
+            if self._sampler is not None:
+                self._sampler.take(epoch.seen.frames)
+
+    @_calmly
+    def _figures(self, epoch: _Epoch) -> None:
+        found = epoch.seen.figures(_FIGURES_WITHIN)
+        rows = _split_rows(epoch.plan) | {name: figures.rows for name, figures in found.items()}
+        for name, number in rows.items():
+            if number and name not in epoch.counts:
+                self._meters.add("output_rows_total", number, self._labels.get(name, {"id": name}))
+        for name in [*self._model.transforms, *epoch.counts]:
+            inputs = graph.inputs_of(self._model, name) if name in self._labels else ()
+            if number := sum(rows.get(upstream, 0) for upstream in inputs):
+                self._meters.add("input_rows_total", number, self._labels[name])
+        for figures in found.values():
+            self._event_times(figures, epoch.at_millis)
+
+    def _event_times(self, figures: NodeFigures, at_millis: float) -> None:
+        for node, latest in figures.latest.items():
+            self._watermarks[node] = max(latest, self._watermarks.get(node, latest))
+            labels = self._labels.get(node, {"id": node})  # a node of an earlier version of the file has none
+            self._meters.set("event_time_watermark_milliseconds", self._watermarks[node], labels)
+            self._meters.record("event_time_lag_milliseconds", at_millis - latest, labels)
+
+    def close(self) -> None:
+        """Ends the endpoint, and sends a last batch."""
+        if self._sampler is not None:
+            self._sampler.stop()
+        self._left.put(None)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+        for end in (self._withdraw, self._admin.close if self._admin else None, self._meters.close):
+            if end is not None:
+                _calmly(end)()
+
+
+def _split_rows(plan: EpochPlan) -> dict[str, int]:
+    """Rows of history by source, as its splits tell: the direct route has no rows in Spark that could be counted."""
+    found: dict[str, int] = {}
+    for piece in plan.splits:
+        found[piece["source"]] = found.get(piece["source"], 0) + int(piece["split"].get("rows", 0))
+    return found
+
+
+def open_eyes(file: PipelineFile, settings: Settings, run_id: str) -> NoEyes:
+    """What watches a run, by the settings. Raises UserError where they ask for what is not installed."""
+    wanted = settings.admin_api_port is not None or settings.live_data_inspect_enabled
+    if not wanted and not is_url(settings.open_telemetry_metrics.ingestion_endpoint):
+        return NoEyes()
+    if missing := next((name for name in _NEEDED if not _installed(name)), None):
+        msg = f"settings ask for metrics or the admin endpoint, which need the package `{missing}`"
+        raise UserError(msg, hint="pip install 'headrace[telemetry]'")
+    return Eyes(file, settings, run_id)
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False

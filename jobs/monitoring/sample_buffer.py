@@ -1,0 +1,81 @@
+"""Rows that passed lately, a few per node: kept for who looks later, handed on to who looks now.
+
+Each node has so many slots; one that is used comes back after `refresh` seconds. Old rows stay until new ones take their place.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from headrace.pipeline.protocol.epochs import Json
+
+Sample = tuple[str, Json]
+"""A node's name, and one of its rows."""
+Told = Callable[[Sample | None], None]
+"""Is handed each row as it comes, in the thread that brings it, and None at the end. Must not block."""
+
+
+class Samples:
+    """The rows of one run. Safe for threads. `clock` is a monotonic one, in seconds."""
+
+    def __init__(self, nodes: Iterable[str], records: int, refresh: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records, self._refresh, self._clock = records, refresh, clock
+        self._rows: dict[str, deque[Json]] = {node: deque(maxlen=records) for node in nodes}
+        self._used: dict[str, deque[float]] = {node: deque() for node in self._rows}
+        self._listeners: dict[int, tuple[frozenset[str], Told]] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """All nodes, in the file's order."""
+        return tuple(self._rows)
+
+    def free(self, node: str) -> int:
+        """How many rows of a node may be shown now."""
+        with self._lock:
+            return self._free(node)
+
+    def _free(self, node: str) -> int:
+        used, now = self._used[node], self._clock()
+        while used and used[0] <= now - self._refresh:
+            used.popleft()
+        return self._records - len(used)
+
+    def put(self, node: str, rows: Sequence[Json]) -> int:
+        """Takes as many rows, oldest first, as there are free slots; returns how many."""
+        with self._lock:
+            taken = rows[: self._free(node)]
+            for row in taken:
+                self._used[node].append(self._clock())
+                self._rows[node].appendleft(row)
+            told = [listener for wanted, listener in self._listeners.values() if node in wanted]
+            for row in taken:
+                for listener in told:
+                    listener((node, row))
+        return len(taken)
+
+    def listen(self, nodes: Collection[str], told: Told) -> tuple[list[Sample], Callable[[], None]]:
+        """The rows that are kept, newest first, and what ends the listening. Every later row goes to `told`, none twice."""
+        wanted = frozenset(nodes) & frozenset(self._rows) if nodes else frozenset(self._rows)
+        with self._lock:
+            kept = [(node, row) for node in self._rows if node in wanted for row in self._rows[node]]
+            key = max(self._listeners, default=0) + 1
+            self._listeners[key] = (wanted, told)
+            if self._ended:
+                told(None)
+        return kept, lambda: self._forget(key)
+
+    def _forget(self, key: int) -> None:
+        with self._lock:
+            self._listeners.pop(key, None)
+
+    def end(self) -> None:
+        """Tells everybody that no row will come any more."""
+        with self._lock:
+            self._ended = True
+            for _, told in self._listeners.values():
+                told(None)

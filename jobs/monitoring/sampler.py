@@ -1,0 +1,88 @@
+"""Takes a few rows of each node to look at, beside the run: after an epoch is committed, from the frames that it was made of.
+
+Frames that are handed in give the same rows whenever they are read; those that ask the outside world are kept away (`monitor.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import POS
+from headrace.jobs.monitoring.json_values import json_value
+from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.jobs.transforms.retractions import without_marked
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_GROUP = "headrace-samples"
+
+
+class Sampler:
+    """One per run. `wanted` and `stop` are asked by the run's thread, `take` by the one that has the time.
+
+    A node is looked at every `pause` seconds at most.
+    """
+
+    def __init__(self, samples: Samples, model: PipelineModel, pause: float) -> None:
+        self._samples = samples
+        self._pause = pause
+        self._readers = {
+            name: [name, *(sink for sink, node in model.sinks.items() if node.from_ == name)]
+            for name in (*model.sources, *model.transforms)
+        }
+        self._next: dict[str, float] = {}
+        self._stopping = threading.Event()
+        self._spark: SparkSession | None = None
+
+    def wanted(self) -> frozenset[str]:
+        """The sources and transforms whose next rows are worth a look."""
+        now = time.monotonic()
+        return frozenset(
+            name
+            for name, readers in self._readers.items()
+            if now >= self._next.get(name, 0.0) and any(self._samples.free(reader) for reader in readers)
+        )
+
+    def take(self, frames: Mapping[str, DataFrame]) -> None:
+        """A few rows of each frame. What fails is not worth a warning: the next epoch brings other rows."""
+        for name, frame in frames.items():
+            if self._stopping.is_set():
+                return
+            if name not in self.wanted():
+                continue
+            self._next[name] = time.monotonic() + self._pause
+            most = max(self._samples.free(reader) for reader in self._readers[name])
+            try:
+                rows = self._rows(frame, most)
+            except Exception as error:  # noqa: BLE001  Spark may be stopping, or a split may be gone
+                log.debug("sample=%s error=%s", name, type(error).__name__)
+                continue
+            for reader in self._readers[name]:
+                self._samples.put(reader, rows)
+
+    def _rows(self, frame: DataFrame, most: int) -> list[Json]:
+        self._spark = frame.sparkSession
+        context = self._spark.sparkContext
+        context.setJobGroup(_GROUP, "rows to look at", interruptOnCancel=True)
+        context.setLocalProperty("spark.scheduler.pool", _GROUP)
+        passed = without_marked(frame) if POS in frame.columns else frame
+        found = passed.drop(POS).limit(most).toArrow().to_pylist()
+        return [{key: json_value(value) for key, value in row.items()} for row in found]
+
+    def stop(self) -> None:
+        """Gives up a look that is under way."""
+        self._stopping.set()
+        if self._spark is not None:
+            try:
+                self._spark.sparkContext.cancelJobGroup(_GROUP)
+            except Exception as error:  # noqa: BLE001  its JVM may be gone
+                log.debug("samples=stop error=%s", type(error).__name__)

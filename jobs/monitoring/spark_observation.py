@@ -1,0 +1,148 @@
+"""Rows and event times per node and epoch, told by Spark while it computes the epoch: no second pass over the data.
+
+Spark counts what passes a node in the first query that reads it. Rows that several sinks share are computed once, by whichever
+query comes first to a piece of them, and the first query to end does not know what the others counted: what was counted for shared
+rows is asked for at the end. A task that is tried again may be counted twice, and a query that stops early counts less: these are
+figures for people. What sinks write is counted by the sinks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.base import POS
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.telemetry import EventTime
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Observation
+
+_LOOK_SECONDS = 0.02
+_MILLIS = {"seconds": 1000, "milliseconds": 1, "microseconds": 0.001}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFigures:
+    """What Spark said of a node in one epoch. `latest` are event times in milliseconds by the node that asks for them."""
+
+    rows: int
+    latest: Mapping[str, int]
+
+    def or_more(self, other: NodeFigures | None) -> NodeFigures:
+        """Of two queries' words the larger: none counts rows that are not there, and one may not have seen all."""
+        if other is None:
+            return self
+        askers = {**self.latest, **other.latest}
+        latest = {asker: max(at for at in (self.latest.get(asker), other.latest.get(asker)) if at is not None) for asker in askers}
+        return NodeFigures(max(self.rows, other.rows), latest)
+
+
+@dataclass(slots=True)
+class Observed:
+    """The observations of one epoch, by node; `frames` are the nodes' rows, for whoever wants to look at some of them."""
+
+    waiting: dict[str, tuple[Observation, tuple[str, ...]]] = field(default_factory=dict)
+    frames: dict[str, DataFrame] = field(default_factory=dict)
+    shared: list[Any] = field(default_factory=list)
+
+    def share(self, frame: DataFrame) -> None:
+        """Rows that were just persisted, for several queries. Plans a query over them that never runs, since it leads to their counts."""
+        rows: Any = frame.select("*")._jdf  # noqa: SLF001
+        execution = rows.queryExecution()
+        execution.executedPlan()  # now: when the rows are given back, a query is planned without them
+        self.shared.append(execution)
+
+    def figures(self, within: float) -> dict[str, NodeFigures]:
+        """What is known after `within` seconds at most; Spark tells it a moment after a query has ended, or never if none read a node.
+
+        To be called once, when all queries of the epoch have ended.
+        """
+        found = self._of_shared()
+        deadline = time.monotonic() + within
+        while self.waiting:
+            for node in list(self.waiting):
+                observation, askers = self.waiting[node]
+                row = _jvm(observation).getRowOrEmpty()  # `get` would wait for ever where no query reads the node
+                if row.isDefined():
+                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
+                    del self.waiting[node]
+            if not self.waiting or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return found
+
+    def _of_shared(self) -> dict[str, NodeFigures]:
+        found: dict[str, NodeFigures] = {}
+        for execution in self.shared:
+            told = execution.observedMetrics()
+            for node, (observation, askers) in self.waiting.items():
+                row = told.get(_jvm(observation).name())
+                if row.isDefined():
+                    found[node] = _figures(row.get(), askers).or_more(found.get(node))
+        return found
+
+
+def _jvm(observation: Observation) -> Any:
+    return observation._jo  # noqa: SLF001
+
+
+def _figures(row: Any, askers: tuple[str, ...]) -> NodeFigures:
+    latest = {asker: int(row.getLong(at)) for at, asker in enumerate(askers, 1) if not row.isNullAt(at)}
+    return NodeFigures(int(row.getLong(0)), latest)
+
+
+def asked_times(model: PipelineModel) -> dict[str, dict[str, EventTime]]:
+    """By the node whose rows are observed: who asks for which event time. A sink's rows are those of the node that it reads."""
+    found: dict[str, dict[str, EventTime]] = {}
+    for name, node in model.nodes().items():
+        if node.telemetry and node.telemetry.event_time:
+            at = node.from_ if name in model.sinks else name
+            found.setdefault(at, {})[name] = node.telemetry.event_time
+    return found
+
+
+def observed(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
+    """The same rows, which tell their number and their latest event times as they pass."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = {asker: column for asker, time_ in times.items() if (column := _millis(frame, time_)) is not None}
+    passed = F.col(f"{POS}.sub") >= 0 if POS in frame.columns else F.lit(True)  # rows that a filter marks are not the node's
+    told = [F.max(F.when(passed, column)).alias(f"latest_{at}") for at, column in enumerate(columns.values())]
+    seen = Observation()
+    return frame.observe(seen, F.count(F.when(passed, 1)).alias("rows"), *told), (seen, tuple(columns))
+
+
+def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
+    """An event time as milliseconds since 1970; None where the column is not there, or no time."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql import types as T  # noqa: N812
+
+    found = next((one for one in frame.schema.fields if one.name.lower() == asked.column.lower()), None)
+    if found is None:
+        return None
+    column = F.col(f"`{found.name}`")
+    if isinstance(found.dataType, T.DateType):
+        return F.unix_date(column).cast("bigint") * F.lit(86_400_000)
+    if isinstance(found.dataType, (T.TimestampType, T.TimestampNTZType)):
+        return F.unix_millis(column.cast("timestamp"))
+    if isinstance(found.dataType, T.IntegralType):
+        return (column.cast("double") * F.lit(_MILLIS[asked.unit or "milliseconds"])).try_cast("bigint")  # nonsense is no reason to fail
+    return None
+
+
+def fed(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
+    """The sources and transforms that lead to these sinks, or fill dynamic tables."""
+    found: set[str] = set()
+    left = [model.sinks[name].from_ for name in sinks]
+    left += [upstream for table in graph.tables(model) for upstream in graph.inputs_of(model, table)]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += graph.inputs_of(model, name)
+    return frozenset(found)

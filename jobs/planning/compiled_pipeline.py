@@ -1,0 +1,200 @@
+"""A pipeline file put together on one Spark session: its sources, its planner, and its sinks as the protocol sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery, Sink, SinkContext
+from headrace.jobs.dynamic_tables.factory import EVENT, open_tables
+from headrace.jobs.dynamic_tables.memory import Known
+from headrace.jobs.planning.load_path import Route, routes
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.sources.side_outputs import SideOutputs
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import PipelineFileError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.claims import Claim
+from headrace.pipeline.protocol.epochs import Counts, Record, SinkKey
+from headrace.pipeline.protocol.ledger import Ledger
+from headrace.pipeline.validation.warnings import missing_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def node_types(file: PipelineFile) -> frozenset[str]:
+    """All connector types that a file uses, phases of hybrid sources included."""
+    model = file.model
+    phases = {
+        part.source_type
+        for node in model.sources.values()
+        if node.type == "hybrid"
+        for part in (*node.bounded_sources, node.unbounded_source)
+    }
+    return frozenset(node.type for node in model.nodes().values()) | phases
+
+
+def target_text(described: Mapping[str, Any]) -> str:
+    """A target as messages name it, by what `Sink.describe` returns."""
+    named = described.get("location") if described.get("kind") == "delta" else described.get("table_name") or described.get("location")
+    return f"the {described.get('kind', '')} table `{named}`" if named else "the target"
+
+
+class LaneSink:
+    """A connector's sink as the protocol sees it.
+
+    A sink that keeps no record (print, blackhole) is taken at the ledger's word: it is at-least-once, and says so.
+    """
+
+    def __init__(self, sink: Sink, context: SinkContext, ledger: Ledger, file: str) -> None:
+        self.sink = sink
+        self._schema = context.schema
+        self._key = context.key
+        self._columns: tuple[str, ...] = context.extra["key"]
+        self._owner = context.owner
+        self._ledger = ledger
+        self._file = file
+        self._exact = sink.capabilities.delivery is Delivery.EXACTLY_ONCE
+
+    @property
+    def fences(self) -> bool:
+        """Whether the atomic act compares generations. A sink that keeps nothing has nothing to wait for."""
+        return self.sink.capabilities.fences or not self._exact
+
+    @property
+    def upserts(self) -> bool:
+        """Whether writing an epoch again leaves the same rows."""
+        return not self._exact or (self.sink.capabilities.upsert and bool(self._columns))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the target keeps the record."""
+        return self._exact
+
+    def prepare(self, generation: int) -> None:
+        """See `Sink.prepare`."""
+        self.sink.prepare(self._schema, generation)
+
+    def record(self) -> Record | None:
+        """See `Sink.record`."""
+        return self.sink.record() if self._exact else self._remembered()
+
+    def foreign_record(self) -> Record | None:
+        """See `Sink.foreign_record`."""
+        return self.sink.foreign_record() if self._exact else None
+
+    def refuse_rivals(self) -> None:
+        """Raise RecordError where another pipeline claims the target. A sink that keeps no record claims nothing."""
+        if self._exact:
+            self._owner.refuse(self.sink.claims(), target_text(self.sink.describe()), file=self._file)
+
+    def release_rivals(self) -> Sequence[Claim]:
+        """End the claims of other pipelines to the target; return them."""
+        rivals = self._owner.rivals(self.sink.claims()) if self._exact else []
+        if rivals:
+            self.sink.release(rivals)
+        return rivals
+
+    def others(self) -> Sequence[Claim]:
+        """The claims of other sinks to the target, whether shared or not."""
+        claims = list(self.sink.claims()) if self._exact else []
+        former = self._owner.former(claims)
+        return [claim for claim in claims if claim.key != self._key and claim not in former]
+
+    def join(self, record: Record) -> Record:
+        """See `Sink.join`."""
+        return self.sink.join(record) if self._exact else record
+
+    def empty(self) -> None:
+        """See `Sink.empty`."""
+        if self._exact:
+            self.sink.empty()
+
+    def count(self) -> tuple[Record | None, int] | None:
+        """See `Sink.count`."""
+        return self.sink.count() if self._exact else None
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self.sink.close()
+
+    def _remembered(self) -> Record | None:
+        state = self._ledger.state(self._key.name, self._key.lane)
+        if state is None or self._key.sink not in state.sinks or state.sinks[self._key.sink].state == "left":
+            return None
+        last = next(self._ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
+        if last is None:
+            return Record.joined(self._key, state.generation, state.committed, state.ended, "", None)
+        before = Record.joined(self._key, state.generation, state.committed - 1, last.plan.start, "", None)
+        return before.next(last.plan, state.generation, Counts())
+
+
+class Assembly:
+    """One version of a pipeline file on one session. Analysing its SQL happens when it is made.
+
+    Raises SchemaError or UserError where sources, SQL and keys do not fit.
+    """
+
+    def __init__(self, file: PipelineFile, settings: Settings, spark: SparkSession) -> None:
+        if settings.enforce_primary_keys and (keyless := list(missing_keys(file.model, file.place))):
+            raise PipelineFileError(keyless)
+        self.file = file
+        self.settings = settings
+        self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
+        self.planner = Planner(file, spark, self.sources, settings)
+        for name, source in self.sources.items():
+            if source.unbounded is not None:
+                source.unbounded.marks = name in self.planner.retractions.marked
+        self.side_outputs = SideOutputs(file.name, settings)
+
+    @cached_property
+    def routes(self) -> Mapping[str, Route]:
+        """The way that history takes to each sink."""
+        return routes(self.file, self.planner, self.sources)
+
+    def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, LaneSink]:
+        """Fresh sinks of this file for one lane; they connect when they are prepared."""
+        found: dict[str, LaneSink] = {}
+        for name, node in self.file.model.sinks.items():
+            key, schema, columns = SinkKey(uuid, self.file.name, lane, name), self.planner.schemas[name], self.planner.keys[name]
+            extra = {"key": columns, "sinks": tuple(self.file.model.sinks)}
+            context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
+            found[name] = LaneSink(registry.open_sink(context), context, ledger, self.file.path)
+        return found
+
+    def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
+        """Opens the dynamic tables for one lane, anew if they were open. `note` tells the ledger of a table in memory's first epoch.
+
+        `former`: see `Known`. Raises UserError or TransientError, naming the node, before any epoch is planned with them.
+        """
+        state = ledger.state(self.file.name, lane)
+        events = ledger.events(self.file.name, lane) if graph.tables(self.file.model) else []
+        joined = frozenset(event["data"]["table"] for event in events if event["kind"] == EVENT)
+        committed, generation = (state.committed, state.generation) if state else (0, 0)
+        known = Known(committed, joined, note, generation, former=former)
+        self._close_tables()
+        self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
+
+    def open_former_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
+        """The same for an earlier version of the file, whose epochs are only written again; nothing where they are open."""
+        if not self.planner.tables and graph.tables(self.file.model):
+            self.open_tables(uuid, lane, ledger, note, former=True)
+
+    def close(self) -> None:
+        """Lets go of the connections of sources and dynamic tables; sinks belong to the lane."""
+        self._close_tables()
+        self.side_outputs.close()
+        for source in self.sources.values():
+            source.close()
+
+    def _close_tables(self) -> None:
+        for table in self.planner.tables.values():
+            table.close()
+
+
+Assemble = Callable[[PipelineFile], Assembly]

@@ -1,0 +1,191 @@
+"""Which way history takes to each sink: direct, where tasks load Arrow from source to sink, or rows, through Spark SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors import registry
+from headrace.jobs.planning.clickhouse_sql import translate
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.staging.determinism import impure_behind
+from headrace.jobs.transforms.retractions import retractions_of
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.lineage.columns import lineage
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.sql import statements
+from headrace.pipeline.types.arrow import is_nested
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`path` is direct or rows; `why` says so for people. `query` is the transform in the source's own SQL.
+
+    `key` are the source's columns that arrive unchanged in the key of the sink; empty where the sink has no key.
+    """
+
+    path: str
+    why: str
+    source: str = ""
+    query: str | None = None
+    key: tuple[str, ...] = ()
+    last: bool = False
+    """Whether `query` is to see the last row of each key alone: it filters, and the row that decides may be one that it leaves out."""
+
+    @property
+    def direct(self) -> bool:
+        """Whether tasks load by themselves."""
+        return self.path == "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What routes are chosen by: `payloads` of the sources, `nodes` as Spark sees all nodes, and what a history has `itself`.
+
+    `spreads` tells why a history may keep rows of one key in several splits, see `BoundedSource.spreads`. Before a run nodes may be
+    missing, and `itself` or `spreads` give None: then the route is not known either.
+    """
+
+    payloads: Mapping[str, pa.Schema]
+    nodes: Mapping[str, pa.Schema]
+    itself: Callable[[LaneSource], pa.Schema | None]
+    spreads: Callable[[LaneSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].spreads(key)
+
+
+def routes(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource]) -> dict[str, Route]:
+    """The route of history to every sink. Deterministic: an epoch must be finished by the route that it was begun with."""
+    columns = Columns(planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark))
+    return {name: route(file, columns, sources, name) for name in file.model.sinks}
+
+
+def route(file: PipelineFile, columns: Columns, sources: Mapping[str, LaneSource], sink: str) -> Route:
+    """The route to one sink; its path is `unchecked` where columns that decide are not known."""
+    names = graph.upstream_sources(file.model, sink)
+    source = sources[names[0]]
+    if reason := _obstacle(file, sources, sink):
+        return Route("rows", reason)
+    have = columns.itself(source)
+    try:
+        query = _query(file, sink, source, columns, have)
+        key = carried_key(file.model, columns.nodes, sink, source.name)
+        spread = columns.spreads(source, key) if graph.key_of(file.model, sink) else ""
+    except UserError as error:
+        return Route("rows", error.message)
+    except _UnknownError as error:
+        return Route("unchecked", str(error))
+    if spread is None:
+        return Route("unchecked", f"the sorting key of `{source.name}` is not known")
+    filtering = _filter(file, sink)
+    apart = f"{spread}, and splits that load at the same time keep no order" if spread else ""
+    if filtering and (file.model.partitions or len(key) < len(graph.key_of(file.model, sink))):
+        apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
+    if apart:
+        return Route("rows", apart)
+    why = "history goes from source to sink as Arrow, the SQL runs in the source"
+    return Route("direct", why, source.name, query, key, last=bool(filtering))
+
+
+def carried_key(model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str, source: str) -> tuple[str, ...]:
+    """Return the columns of a source that the key of the sink has unchanged. `nodes` are the columns of nodes, where known."""
+    known = {name: dict.fromkeys(schema.names, "") for name, schema in nodes.items()}
+    derived = lineage(model, known)[sink].columns
+    found = [derived[name] for name in graph.key_of(model, sink) if name in derived]
+    copies = [one.origins[0] for one in found if not one.steps and len(one.origins) == 1]
+    return tuple(dict.fromkeys(origin.column for origin in copies if origin.node == source))
+
+
+class _UnknownError(Exception):
+    """Columns that decide are not known; the text says whose."""
+
+
+def _obstacle(file: PipelineFile, sources: Mapping[str, LaneSource], sink: str) -> str:
+    """Why history must go through Spark's rows whatever the SQL and the columns are; empty if it need not."""
+    names = graph.upstream_sources(file.model, sink)
+    source = sources[names[0]]
+    if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:
+        return f"a {file.model.sinks[sink].type} sink takes rows from Spark only"
+    if staged := impure_behind(file.model, sink):
+        return f"the rows of `{staged[0]}` are staged first"
+    if len(names) != 1:
+        return f"it reads {len(names)} sources"
+    if len(source.bounded) != 1 or not source.bounded[0].capabilities.direct:
+        return f"`{source.name}` cannot be read by tasks alone"
+    return "history is cut by a cursor, which Spark applies" if getattr(source.node, "cursor", None) is not None else ""
+
+
+def _filter(file: PipelineFile, sink: str) -> str:
+    """The first transform whose filter makes deletes at this sink. History may hold several rows of a key, of which the last decides."""
+    found = retractions_of(file.model)
+    nodes = found.behind(file.model, sink) if sink in found.sinks else []
+    return next((name for name in nodes if name in file.model.transforms), "")
+
+
+def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, have: pa.Schema | None) -> str | None:
+    """The transforms between source and sink as one query in the source's SQL; None where rows go through as they are.
+
+    `have` are the columns that the history has itself. Raises UserError where the source's SQL cannot say the same, or where
+    its columns are not what Spark makes of them.
+    """
+    arriving = _known(columns.nodes, file.model.sinks[sink].from_)
+    if nested := [field.name for field in arriving if is_nested(field.type)]:
+        msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
+        raise UserError(msg)
+    upstream, query = source.name, ""
+    for name in _chain(file, sink, source.name):
+        node: Any = file.model.transforms[name]
+        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _known(columns.nodes, upstream), query)
+        upstream = name
+    want = _known(columns.payloads, source.name)
+    if have is None:
+        msg = f"the columns of the history of `{source.name}` are not known"
+        raise _UnknownError(msg)
+    if other := [field.name for field in want if have.field(field.name).type != field.type]:
+        msg = f"Spark casts history to the stream's types: {', '.join(other)}"
+        raise UserError(msg)
+    if query or have.names == want.names:
+        return query or None
+    listed = ", ".join(f"`{name}`" for name in want.names)
+    return _translated("the columns", f"SELECT {listed} FROM {source.name}", source.name, want)  # noqa: S608  the file's own names
+
+
+def _known(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
+    if name not in schemas:
+        msg = f"the columns of `{name}` are not known"
+        raise _UnknownError(msg)
+    return schemas[name]
+
+
+def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
+    """The transforms from a source to a sink, in order. Raises UserError where one of them reads several nodes."""
+    found: list[str] = []
+    at = file.model.sinks[sink].from_
+    while at != source:
+        found.insert(0, at)
+        node = file.model.transforms[at]
+        if node.type != "sql":
+            msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
+            raise UserError(msg)
+        if asked := graph.asks(file.model, at):
+            msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
+            raise UserError(msg)
+        inputs = statements.table_uses(node.sql, node=at, dialect=node.dialect)
+        if len(inputs) != 1:
+            msg = f"transform `{at}` reads {len(inputs)} nodes"
+            raise UserError(msg)
+        at = next(iter(inputs))
+    return found
+
+
+def _translated(what: str, text: str, upstream: str, schema: pa.Schema, over: str = "") -> str:
+    found = translate(text, upstream, schema, f"({over})") if over else translate(text, upstream, schema)
+    if found is None:
+        msg = f"{what}: Spark and the source may not mean the same by this SQL"
+        raise UserError(msg)
+    return found

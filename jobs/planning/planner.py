@@ -1,0 +1,380 @@
+"""From a pipeline file to frames: sources as views, transforms as SQL over them, one frame per sink.
+
+Payload columns and types come from Spark's own analyzer. The hidden columns `_gs_op` and `_gs_pos` are carried through
+every SELECT by `pipeline.sql.statements`; a sink never sees a row without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
+from headrace.connectors.spark_plan import check_moments
+from headrace.connectors.spark_types import marked, spark_schema, wide_columns
+from headrace.jobs.dynamic_tables.base import Empty, Lookup, Table, check_arguments, distinct_texts, register
+from headrace.jobs.functions import provide
+from headrace.jobs.functions.plugins import register_functions
+from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
+from headrace.jobs.planning.version_columns import version_problems
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.spark.analysis_errors import explained
+from headrace.jobs.spark.columns import check_staged, payload_of, types_of
+from headrace.jobs.staging.determinism import why_impure
+from headrace.jobs.staging.store import Staging
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.registry import KEYS, open_transform
+from headrace.jobs.transforms.retractions import Boundary, passed_by, retractions_of, shared_problems, without_marked
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.dialects.translation import double_quoted
+from headrace.pipeline.sql.filter_marking import Marking
+from headrace.pipeline.sql.types import WideColumns, apply_types, needs_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from sqlglot import exp
+
+    from headrace.jobs.monitoring.monitor import Each
+
+
+class HasSchema(Protocol):
+    """What the planner asks a source for."""
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload's schema."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A source whose columns were asked for already."""
+
+    payload: pa.Schema
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """See `HasSchema`."""
+        del spark
+        return self.payload
+
+
+class Planner:
+    """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
+
+    Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`. `pipeline` is the
+    UUID from the ledger, once a run has set it.
+
+    Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources; a
+    PipelineFileError with all of them where there are several.
+    """
+
+    def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings) -> None:
+        self.file = file
+        self.pipeline = ""
+        self._settings = settings
+        self.texts: dict[str, str] = {}
+        """What Spark was asked last for each sql node."""
+        self._transforms: dict[str, RowTransform] = {}
+        self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
+        self.spark = spark.newSession()
+        self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
+        self.keys: dict[str, tuple[str, ...]] = {}
+        self.schemas: dict[str, pa.Schema] = {}
+        self.tables: Mapping[str, Table] = {}
+        """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
+        self._lookups: dict[str, Lookup] = {name: Empty() for name in graph.tables(file.model)}
+        self._asked = frozenset(table for name in file.model.transforms for table in graph.asks(file.model, name))
+        self.retractions = retractions_of(file.model)
+        self._steps = graph.steps(file.model)
+        self._order = graph.in_order(file.model)
+        self._behind = {name: frozenset({name}) for name in file.model.sources}
+        """The sources behind each node."""
+        for name in self._order:
+            inputs = graph.inputs_of(file.model, name)
+            self._behind[name] = frozenset[str]().union(*(self._behind.get(upstream, ()) for upstream in inputs))
+        if self._lookups:
+            register(self.spark, self._lookups)
+        self._register_functions()
+        self._analyse()
+
+    def _register_functions(self) -> None:
+        """Functions of plugins, by the names that the SQL calls them by."""
+        nodes: dict[str, Any] = {**self.file.model.transforms}
+        for name, node in nodes.items():
+            if text := getattr(node, "sql", None):
+                try:
+                    register_functions(self.spark, [statements.spark_text(text, node=name, dialect=node.dialect)])
+                except PluginError as error:
+                    error.node, error.place = name, self.file.place_of(name, "sql")
+                    raise
+
+    def _analyse(self) -> None:
+        problems: list[UserError] = []
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, problems)
+        for name, frame in views.items():
+            try:
+                self.schemas[name] = payload_of(frame)
+                if name in self.file.model.transforms and (why := why_impure(self.file.model, name)):
+                    check_staged(frame, why)
+            except UserError as error:
+                place = self.file.place_of(name, "sql") or self.file.place_of(name)
+                problems.append(UserError(error.message, hint=error.hint, node=name, place=place))
+        model = self.file.model
+        problems += shared_problems(self.file, self.retractions)
+        for name, sink in model.sinks.items():
+            if sink.from_ in self.schemas:
+                self.schemas[name] = self.schemas[sink.from_]
+                problems += version_problems(self.file, name, self.schemas[name])
+        lacking: set[str] = set()
+        for name in [*model.sources, *self._order, *model.sinks]:
+            self.keys[name] = graph.key_of(model, name)
+            missing = list(missing_key(self.file, name, self.schemas[name].names)) if name in self.schemas else []
+            # A key that is lost on the way is told where it is lost, not again at all that inherit it.
+            if missing and not lacking.intersection(graph.inputs_of(model, name)):
+                problems += missing
+            lacking |= {name} if missing else set()
+        if problems:
+            raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
+
+    def _empty(self, name: str) -> DataFrame:
+        from pyspark.sql.types import StructType
+
+        payload = spark_schema(self.source_schemas[name])
+        hidden = StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}")
+        return self.spark.createDataFrame([], StructType([*payload.fields, *cast("StructType", hidden).fields]))
+
+    def _views(
+        self,
+        readings: Mapping[str, Reading],
+        plan: EpochPlan | None,
+        problems: list[UserError] | None = None,
+        staged: Mapping[str, Callable[[str, DataFrame], Reading]] | None = None,
+        each: Each | None = None,
+    ) -> dict[str, DataFrame]:
+        """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
+
+        Dynamic tables are filled with what an epoch brings before those transforms that ask them are planned. With `problems`,
+        mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are computed here and now, and
+        stand for what was kept of them. `each` is handed every frame of a transform, and of a source that has rows, and gives the
+        one to use.
+        """
+        found = {name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame for name, reading in readings.items()}
+        names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
+        for name, frame in found.items():
+            frame.createOrReplaceTempView(names[name])
+        for name in self._steps:
+            if problems is not None and any(upstream not in found for upstream in graph.inputs_of(self.file.model, name)):
+                continue
+            try:
+                if name in self._lookups:
+                    self._table(name, names, plan)
+                    continue
+                found[name] = self._frame(name, found, names, plan)
+            except UserError as error:
+                if problems is None:
+                    raise
+                self.file.placed(error)
+                problems.append(error)
+                continue
+            kept = staged.get(name) if staged else None
+            found[name] = kept(name, found[name]).frame if kept else found[name]
+            found[name] = each(name, found[name], staged=kept is not None) if each else found[name]
+            found[name].createOrReplaceTempView(names[name])
+        return found
+
+    def _frame(self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+        """A transform's rows over those of its inputs."""
+        node: Any = self.file.model.transforms[name]
+        if node.type == "sql":
+            return self._select(name, views, plan)
+        (upstream,) = node.inputs(name)
+        if name not in self._transforms:
+            self._transforms[name] = self._opened(name, node, payload_of(found[upstream]))
+        return passed_by(self._transforms[name], name, upstream, found[upstream], plan, self.retractions)
+
+    def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
+        """What a sql node says in Spark's words, by the types of what it reads; found out once."""
+        if name not in self._statements:
+            frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
+            self._misread(name, node, frames)
+            query = node.query(name)
+            wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
+            nested = {upstream: self._statements[upstream][1].nested if upstream in self._statements else {} for upstream in frames}
+            columns = WideColumns({}, {})
+            if needs_types(query, any([*wide.values(), *nested.values()])):
+                types = {upstream: types_of(frame, wide[upstream], nested[upstream]) for upstream, frame in frames.items()}
+                columns = apply_types(query, types, node=name)
+            self._statements[name] = query, columns
+        return self._statements[name][0]
+
+    def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
+        """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
+        quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
+        for upstream, frame in frames.items() if quoted else ():
+            names = {column.lower(): column for column in frame.columns}
+            if text := next((text for text in quoted if text.lower() in names), None):
+                msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
+                hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
+                hint += f" for the text write '{text}'."
+                raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
+
+    def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
+        """Puts what an epoch brings into a dynamic table, and what is in it then before the SQL that asks it. Without a plan: checks."""
+        node: Any = self.file.model.transforms[name]
+        if node.inputs(name) and (plan is None or self.tables[name].wants(plan)):
+            frame = self._select(name, views, plan)
+            frame = (without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame).drop(*HIDDEN)
+            kind = frame.schema[0].dataType.simpleString()
+            if kind not in ("string", "void"):
+                msg = f"dynamic table side output expects a string column, got {kind}"
+                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name, place=self.file.place_of(name, "sql"))
+            if plan is not None:
+                self.tables[name].fill(plan, distinct_texts(frame, name))
+        if plan is not None and name in self._asked and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
+            self._lookups[name] = lookup
+            register(self.spark, self._lookups)
+
+    def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
+        """What a node's SQL gives, with the hidden columns."""
+        node: Any = self.file.model.transforms[name]
+        try:
+            query = self._statement(name, node, views)
+            hidden = partial(
+                statements.with_hidden, query, HIDDEN, rename=views, node=name, sources=self._behind, marking=self._marking(name)
+            )
+            text = hidden(now=plan.planned_at if plan else None)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name, "sql")
+            raise
+        provide(self.spark, text, name)
+        frame = self._sql(name, text)
+        if plan is None:
+            try:
+                if graph.asks(self.file.model, name):
+                    check_arguments(frame, name)
+                if statements.may_name_moments(node.sql):
+                    still = statements.with_hidden(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
+                    check_moments(self.spark.sql(still), node.sql, name, statements.impure(node.sql, dialect=node.dialect))
+            except SchemaError as error:
+                error.place = self.file.place_of(name, "sql")
+                raise
+        return frame
+
+    def _marking(self, name: str) -> Marking | None:
+        """What a node's SQL keeps of rows that it leaves out. A dynamic table is filled by rows that pass."""
+        marked = not self.retractions.marked.isdisjoint(graph.inputs_of(self.file.model, name))
+        if name in self._lookups:
+            return Marking(frozenset(), marked=marked) if marked else None
+        return self.retractions.marking(name, marked=marked)
+
+    def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
+        """A transform that is no SQL. Its mistakes get their place in the file."""
+        context = TransformContext(
+            name,
+            node,
+            self._settings,
+            payload,
+            self.spark,
+            key=graph.key_of(self.file.model, name),
+            pipeline=lambda: self.pipeline,
+            text_at=self.file.lines_of(name, "script"),
+        )
+        try:
+            return open_transform(context)
+        except UserError as error:
+            error.place = error.place or self.file.place_of(name, KEYS.get(node.type, ""))
+            raise
+
+    def _sql(self, name: str, text: str) -> DataFrame:
+        from pyspark.errors import AnalysisException, ParseException
+
+        node: Any = self.file.model.transforms[name]
+        self.texts[name] = text
+        try:
+            frame = self.spark.sql(text)
+        except (AnalysisException, ParseException) as error:
+            said, hint = explained(error, node.sql)
+            raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
+        names = [column for column in frame.columns if column not in HIDDEN]
+        if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
+            msg = f"column `{doubled[0]}` appears twice"
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
+        kinds = self._statements[name][1].numbers
+        return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
+
+    def plan_text(self) -> str:
+        """Spark's own plans of the transforms, over sources without rows."""
+        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, [])
+        texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order if name in views]  # noqa: SLF001  explain() only prints
+        return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
+
+    def nodes(self, readings: Mapping[str, Reading], plan: EpochPlan) -> dict[str, DataFrame]:
+        """The frame of every source and transform over these readings, lazily, with the hidden columns. It holds until the next call."""
+        return self._views(self._every(readings), plan)
+
+    def _every(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
+        return {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
+
+    @contextmanager
+    def frames(
+        self,
+        plan: EpochPlan,
+        readings: Mapping[str, Reading],
+        sinks: Sequence[str],
+        staging: Staging | None = None,
+        each: Each | None = None,
+    ) -> Iterator[dict[str, Frame]]:
+        """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
+
+        With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
+        node that several of these sinks read is persisted at the latest shared point and given back afterwards.
+        """
+        every = self._every(readings)
+        filled = [name for name, table in self.tables.items() if table.wants(plan)]
+        wanted = staging.wanted([*sinks, *filled]) if staging else ()
+        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None, each=each)
+        counts = staging.rows if staging else {}
+        model = self.file.model
+        boundary = Boundary(model, self.retractions, self.keys)
+        shared = {
+            model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
+        }
+        persisted = {name: views[name].persist() for name in shared if readings and name not in counts}
+        if each is not None:
+            for frame in persisted.values():
+                each.share(frame)
+        try:
+            yield {
+                sink: Frame(
+                    rows=boundary.rows(sink, persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_])),
+                    schema=self.schemas[sink],
+                    key=self.keys[sink],
+                    estimate=estimate_rows(model, sink, every, counts),
+                    spark=self.spark,
+                    likely=estimate_rows(model, sink, every, counts, one_of_one=True),
+                    size=estimate_bytes(every),
+                )
+                for sink in sinks
+            }
+        finally:
+            for frame in persisted.values():
+                frame.unpersist(blocking=False)
+
+
+def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterator[SchemaError]:
+    """What is wrong where a node's key, its own or an inherited one, is not among its columns."""
+    if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
+        shown = ", ".join(f'"{column}"' for column in missing)
+        available = ", ".join(f'"{column}"' for column in [*columns, OP])
+        msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+        yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))

@@ -1,0 +1,39 @@
+"""Whether the `version_column` of a sink has a type whose order is the same at every sink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.types.int256 import is_wide
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.pipeline.file.loader import PipelineFile
+
+ORDERED = "a whole number, a decimal of up to 38 digits, a date or a timestamp"
+
+
+def version_problems(file: PipelineFile, sink: str, schema: pa.Schema) -> Iterator[SchemaError]:
+    """Yield what is wrong with the version of a sink whose rows have `schema`."""
+    column = getattr(file.model.nodes()[sink], "version_column", None)
+    if column is None:
+        return
+    place = file.place_of(sink, "version_column")
+    if column not in schema.names:
+        msg = f"`version_column` names `{column}`, and the rows have {', '.join(schema.names)}"
+        yield SchemaError(msg, hint="Correct it, or select the column in the transform.", node=sink, place=place)
+    elif not is_ordered(schema.field(column).type):
+        msg = f"`version_column` `{column}` is {schema.field(column).type}, which is not {ORDERED}"
+        hint = "Cast it in a transform: text and floating point have no order that is the same at every sink."
+        yield SchemaError(msg, hint=hint, node=sink, place=place)
+
+
+def is_ordered(kind: pa.DataType) -> bool:
+    """Return whether all sinks order the values of a type alike."""
+    import pyarrow as pa
+
+    plain = pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
+    return plain or (pa.types.is_decimal(kind) and not is_wide(kind))

@@ -1,0 +1,1 @@
+"""A run of a pipeline: the loop over epochs, events, repair, and status."""

@@ -1,0 +1,178 @@
+"""One epoch: what the plan says is read once, computed, and handed to every sink that does not hold it yet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import DirectSink, Frame, Sink, SplitFetch
+from headrace.jobs.monitoring.monitor import NoEyes
+from headrace.jobs.planning.load_path import Route
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.sources.backfill import pieces_of
+from headrace.jobs.sources.pipeline_source import LaneSource, Reading
+from headrace.jobs.sources.side_outputs import SideOutputs
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.staging.store import Graph, LaneStages, Staging
+from headrace.jobs.transforms.retractions import without_marked
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
+from headrace.pipeline.protocol.log_context import carried, said_by
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class EpochWriter:
+    """Writes epochs by one compiled pipeline: its sources, its planner, its sinks."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        sources: Mapping[str, LaneSource],
+        sinks: Mapping[str, Sink],
+        ways: Mapping[str, Route] | None = None,
+        stages: LaneStages | None = None,
+        pipeline_hash: str = "",
+        eyes: NoEyes | None = None,
+        side: SideOutputs | None = None,
+    ) -> None:
+        self._planner = planner
+        self._eyes = eyes or NoEyes()
+        self._routes = ways or {}
+        self._sources = sources
+        self._sinks = sinks
+        self._stages = stages
+        self._hash = pipeline_hash or planner.file.hash
+        self._side = side
+        self.steps: dict[str, float] = {}
+
+    def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
+        """What keeps the rows of impure nodes for this epoch; None where there are none.
+
+        Raises RecordError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
+        """
+        model = self._planner.file.model
+        impure = impure_nodes(model)
+        if self._stages is None or not impure:
+            return None
+        tables = self._planner.tables
+
+        def holders() -> dict[str, str]:
+            whole = {name: f"sink {name} holds this epoch" for name in model.sinks if name not in pending}
+            some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].began(plan)}
+            kept = {name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.holds(plan)}
+            return whole | some | kept
+
+        filled = [name for name, table in tables.items() if table.wants(plan)]
+        found = Staging(self._stages.of(plan, self._hash), Graph.of(model), list(impure), holders)
+        found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
+        return found
+
+    def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, Counts]:
+        """Writes the epoch to the pending sinks, side by side, and returns what each acknowledged.
+
+        `replayed` says that the epoch is committed and written again. Raises the first error as a HeadraceError that names the
+        node; what other sinks wrote by then stays, and their records say so.
+        """
+        started = time.monotonic()
+        try:
+            staging = self.staging(plan, pending, replayed=replayed)
+            readings = self._readings(plan)
+            self.steps["read"] = time.monotonic() - started
+            if self._side is not None:
+                marked = self._planner.retractions.marked
+                self._side.see(
+                    plan, {name: replace(one, frame=without_marked(one.frame)) if name in marked else one for name, one in readings.items()}
+                )
+            look = self._eyes.each(self._planner.file.model, [name for name in pending if not self._direct(plan, name)])
+            with self._planner.frames(plan, readings, pending, staging, look) as frames:
+                staged = staging.seconds if staging else {}
+                self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
+                self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())
+                return self._side_by_side(plan, frames)
+        except HeadraceError:
+            raise
+        except Exception as error:
+            raise as_headrace_error(error, texts=self._planner.texts) from error
+
+    def _readings(self, plan: EpochPlan) -> dict[str, Reading]:
+        spark = self._planner.spark
+        found: dict[str, Reading] = {}
+        for name, source in self._sources.items():
+            if plan.phase is Phase.HISTORY:
+                for phase, splits in pieces_of(plan.splits, name).items():
+                    found[name] = source.read_history(spark, plan.start[name], phase, splits, self._planner.source_schemas[name])
+            elif source.unbounded is not None and plan.start[name].get("stream") != plan.end[name]["stream"]:
+                start = plan.start[name] if "stream" in plan.start[name] else {**plan.start[name], "stream": plan.start[name]["fence"]}
+                appends = graph.appending_sinks(self._planner.file.model, name) if start.get("cursor") else ()
+                found[name] = source.read_stream(spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes)
+        return found
+
+    def _side_by_side(self, plan: EpochPlan, frames: Mapping[str, Frame]) -> dict[str, Counts]:
+        if len(frames) == 1:
+            return {name: self._one(plan, name, frame) for name, frame in frames.items()}
+        with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
+            waiting = {
+                name: pool.submit(carried(_in_pool(self._planner.spark, name, self._one)), plan, name, frame)
+                for name, frame in frames.items()
+            }
+            errors = [error for future in waiting.values() if (error := future.exception()) is not None]
+            if errors:
+                raise next((error for error in errors if not getattr(error, "retriable", False)), errors[0])
+            return {name: future.result() for name, future in waiting.items()}
+
+    def _direct(self, plan: EpochPlan, name: str) -> bool:
+        """Whether tasks load this epoch by themselves. A key that its splits share needs one order: then Spark's rows bring it."""
+        route = self._routes.get(name)
+        if plan.phase is not Phase.HISTORY or route is None or not route.direct or not isinstance(self._sinks[name], DirectSink):
+            return False
+        keyed = bool(graph.key_of(self._planner.file.model, name))
+        source = self._sources[route.source]
+        pieces = pieces_of(plan.splits, route.source)
+        return not keyed or all(
+            source.bounded[phase].keeps_together(splits, route.key, ever=route.last) for phase, splits in pieces.items()
+        )
+
+    def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitFetch] | None:
+        """What tasks load this sink with, where history takes the direct route to it."""
+        route, sink = self._routes.get(name), self._sinks[name]
+        if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
+            return None
+        for phase, splits in pieces_of(plan.splits, route.source).items():
+            found = self._sources[route.source].fetch(plan.start[route.source], phase, splits, route.query, route.key, last=route.last)
+            return (sink, found) if found is not None else None
+        return None
+
+    def _one(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+        started = time.monotonic()
+        try:
+            with said_by(node=name):
+                return self._written(plan, name, frame)
+        except HeadraceError as error:
+            error.node = error.node or name
+            raise
+        except Exception as error:
+            raise as_headrace_error(error, node=name, texts=self._planner.texts) from error
+        finally:
+            self.steps[f"write {name}"] = time.monotonic() - started
+
+    def _written(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+        if fetch := self._fetch(plan, name):
+            return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
+        return self._sinks[name].write(plan, frame)
+
+
+def _in_pool(spark: SparkSession, pool: str, function: Callable[..., Counts]) -> Callable[..., Counts]:
+    """Runs in a scheduler pool of its own, so that sinks share the cores instead of queueing."""
+
+    def run(*args: object) -> Counts:
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
+        return function(*args)
+
+    return run

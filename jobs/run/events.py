@@ -1,0 +1,97 @@
+"""What a run tells its door while it works, and what it answers at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
+
+
+class Until(StrEnum):
+    """When a run ends by itself."""
+
+    HISTORY = "history"
+    """The history (or the windows asked for) is complete. The unbounded source is never read."""
+    CAUGHT_UP = "caught-up"
+    """History is complete and the stream has reached the end that the unbounded source had at some look."""
+    FOREVER = "forever"
+    """Only when stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDone:
+    """An epoch is committed. `steps` are seconds by step; `backlog` offsets still unread, None where unknown."""
+
+    plan: EpochPlan
+    counts: Mapping[str, Counts]
+    steps: Mapping[str, float]
+    backlog: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """The lane enters a phase; `detail` has numbers for people, such as the fence at the handoff."""
+
+    phase: Phase
+    detail: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDone:
+    """A partition of history is complete at every sink. `rows` by sink, of the epochs of this run."""
+
+    window: str
+    rows: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something a person should read, such as a retry with its reason."""
+
+    message: str
+    level: str = "info"
+
+
+Event = EpochDone | PhaseChanged | WindowDone | Notice
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run did. `stopped` is done, signal or lifetime."""
+
+    name: str
+    pipeline: str
+    stopped: str
+    epochs: int
+    first_epoch: int | None
+    last_epoch: int
+    counts: Mapping[str, Counts]
+    phases: Mapping[Phase, PhaseFigures]
+    history_complete: bool
+    caught_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """Epochs, rows read into sinks (largest sink), and seconds of one phase in one run."""
+
+    epochs: int
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One asset check of one sink. `passed` is None where the check does not apply; `numbers` are shown to people."""
+
+    name: str
+    sink: str
+    passed: bool | None
+    message: str
+    numbers: Json = field(default_factory=dict)
+
+
+CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless")

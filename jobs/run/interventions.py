@@ -1,0 +1,257 @@
+"""Ways out: a lane set back to an earlier epoch, an open epoch skipped, a pipeline started over."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from headrace.connectors import registry
+from headrace.connectors.base import Delivery
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.planning.compiled_pipeline import LaneSink
+from headrace.jobs.run.pipeline_run import LANE, LaneRun
+from headrace.jobs.sources.pipeline_source import lane_sources
+from headrace.jobs.sources.retention import Retained
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import GuaranteeError, LaneError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json, Position
+from headrace.pipeline.protocol.ledger import LaneState, Lease, Ledger
+from headrace.pipeline.protocol.ledger.interventions import skipped_ranges
+
+TTL = 60.0
+
+
+class Target(StrEnum):
+    """What a reset does with the target of a sink."""
+
+    KEPT = "kept"
+    EMPTIED = "emptied"
+    EMPTY = "empty"
+    """It must be empty already, but for rows of other pipelines: the sink cannot empty it, or it is to be kept and the sink has no key."""
+
+
+_SAID = {
+    Target.KEPT: "its target is kept",
+    Target.EMPTIED: "all rows of its target are removed",
+    Target.EMPTY: "its target must have no rows of this pipeline; Headrace removes none there",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What a way out changes, or would change, in sentences."""
+
+    changes: tuple[str, ...]
+
+
+def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = False) -> Exit:
+    """Let the next epoch start where an earlier one ended: stream rows after it are read and written again.
+
+    `to` is an epoch or an ISO time (UTC without an offset): the last epoch committed by then. Raise LaneError for a position in
+    the history, GuaranteeError for sinks without a key, RetentionError where the topic no longer has the rows, TargetError where
+    it was deleted and created again.
+    """
+    with _ledger(settings) as ledger:
+        _state(ledger, file)  # before the lease, which would register a pipeline that never ran
+        _check_keyed(file)
+        with nullcontext() if dry_run else hold_lane(ledger, file, "rewind") as lease:
+            state = _state(ledger, file)
+            number, position = _target(ledger, file, state, to)
+            check_offsets_kept(file, settings, position)
+            if lease is not None:
+                ledger.rewind(lease, position, after=number)
+            return Exit(_rewound(state, number, position))
+
+
+def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) -> Exit:
+    """Close an open epoch that can never be written: sinks that hold it keep it, the others go on without its rows."""
+    with _ledger(settings) as ledger:
+        plan = _state(ledger, file).open_plan
+    if plan is None:
+        msg = f"pipeline `{file.name}` has no open epoch"
+        raise LaneError(msg, hint=f"`headrace run {file.path}` goes on; `headrace reset {file.path}` starts over with a new snapshot.")
+    ranges = skipped_ranges({"data": plan.to_json()})
+    if dry_run:
+        return Exit((f"Epoch {plan.number} would be closed. Sinks that do not hold it would lack {ranges}.",))
+    run = LaneRun(file, settings, listener=None, stop=None, lifetime=None, door="skip-open", run_id="", spark=None)
+    with run as lane_run:
+        number, lacking = lane_run.lane.skip_open()
+    return Exit((f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.", f"They lack {ranges}; every audit shows it."))
+
+
+def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool = False) -> Exit:
+    """Start a pipeline over: a new snapshot, a new handoff; targets are emptied, or kept where all sinks have a key.
+
+    Targets are looked at first, and refused where the choice would lose or double rows. Then the ledger notes the reset. From
+    then on every run finishes what is left: it takes the new position, empties, joins.
+    """
+    sinks = _reset_sinks(file, empty=empty)
+    changes = ["The lane starts over: a new snapshot of the history, a new handoff."]
+    changes += [f"Sink {name}: {_SAID[what]}." for name, what in sinks.items()]
+    if not empty:
+        changes.append("Keys that were deleted in the sources meanwhile stay in targets that are kept.")
+    with _ledger(settings) as ledger:
+        state = _state(ledger, file)
+        if state.open_plan is not None:
+            changes.append(f"Epoch {state.open_plan.number} is open; it is closed.")
+        if dry_run:
+            return Exit(tuple(changes))
+        run = LaneRun(file, settings, listener=None, stop=None, lifetime=None, door="reset", run_id="", spark=None)
+        with run.look(ledger, state.pipeline) as opened:
+            for name, what in sinks.items():
+                _check_target(file, opened[name], name, what, "--empty-targets" if empty else "--keep-targets")
+        with hold_lane(ledger, file, "reset") as lease:
+            ledger.reset(lease, {name: what is Target.EMPTIED for name, what in sinks.items()})
+    with run:
+        pass  # opening takes the position, empties and joins
+    return Exit(tuple(changes))
+
+
+# --- parts
+
+
+@contextmanager
+def _ledger(settings: Settings) -> Iterator[Ledger]:
+    ledger = open_ledger(settings)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+@contextmanager
+def hold_lane(ledger: Ledger, file: PipelineFile, door: str) -> Iterator[Lease]:
+    """Hold the lane; no sink is touched meanwhile."""
+    holder: Json = {"host": socket.gethostname(), "pid": os.getpid(), "door": door, "file": file.path}
+    lease = ledger.acquire(file.name, LANE, holder, TTL)
+    try:
+        yield lease
+    finally:
+        ledger.release(lease)
+
+
+def _state(ledger: Ledger, file: PipelineFile) -> LaneState:
+    state = ledger.state(file.name, LANE)
+    if state is None:
+        msg = f"pipeline `{file.name}` never ran with this ledger"
+        raise LaneError(msg, hint=f"Start it: headrace run {file.path}")
+    return state
+
+
+def _check_keyed(file: PipelineFile) -> None:
+    for name, node in file.model.sinks.items():
+        if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE and not _is_keyed(file, name):
+            msg = "it has no key, so rows that are read again would be there twice"
+            hint = f"`headrace reset {file.path} --empty-targets` starts over with empty targets."
+            raise GuaranteeError(msg, hint=hint, node=name, place=file.place_of(name))
+
+
+def _is_keyed(file: PipelineFile, sink: str) -> bool:
+    return registry.sink_class(file.model.sinks[sink]).capabilities.upsert and bool(graph.key_of(file.model, sink))
+
+
+def _target(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> tuple[int, Position]:
+    """Return the epoch that the lane goes back to, and the position: only streams move, history stays as it is."""
+    if state.open_plan is not None:
+        msg = f"epoch {state.open_plan.number} is open; it must be finished first"
+        raise LaneError(msg, hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips it.")
+    number = _number(ledger, file, state, to)
+    row = next(ledger.epochs(file.name, LANE, number, number), None)
+    if row is None or row.committed_at is None:
+        msg = f"the ledger has no epoch {number}; it has epochs {state.kept_from} to {state.committed}"
+        raise LaneError(msg, hint=f"Choose one of them, or start over: headrace reset {file.path}")
+    position: dict[str, Json] = {name: dict(place) for name, place in state.position.items()}
+    for name, place in position.items():
+        before = row.plan.end.get(name, {})
+        if "stream" not in place or "stream" not in before:
+            if place == before:
+                continue
+            msg = f"epoch {number} lies in the history of source '{name}'; only a stream can be read again"
+            raise LaneError(msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot.")
+        position[name] = positions.with_overlap(place, before) | {"stream": before["stream"]}
+    return number, position
+
+
+def _number(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> int:
+    if to.isdecimal():
+        return int(to)
+    try:
+        moment = datetime.fromisoformat(to)
+    except ValueError as error:
+        msg = f"`{to}` is neither an epoch nor a time"
+        raise UserError(msg, hint="For example `--to 42`, or `--to 2026-03-01T12:00:00+00:00`.") from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    number = 0
+    for row in ledger.epochs(file.name, LANE, state.kept_from, state.committed):
+        if row.committed_at is None or row.committed_at > moment:
+            break
+        number = row.plan.number
+    if not number:
+        msg = f"no epoch that the ledger has was committed by {moment.isoformat()}"
+        raise LaneError(msg, hint=f"It has epochs {state.kept_from} to {state.committed}. `headrace reset {file.path}` starts over.")
+    return number
+
+
+def check_offsets_kept(file: PipelineFile, settings: Settings, position: Position) -> None:
+    """Raise RetentionError or TargetError where a topic no longer has the rows that are to be read again."""
+    sources = lane_sources(file.model.sources, settings)
+    hint = f"Choose a later epoch, or start over with a new snapshot: headrace reset {file.path}"
+    try:
+        Retained(sources, "the rewind", hint).check(position)
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+def _rewound(state: LaneState, number: int, position: Position) -> tuple[str, ...]:
+    rows = sum(positions.distance(place["stream"], state.position[name]["stream"]) for name, place in position.items() if "stream" in place)
+    return (
+        f"Epoch {state.committed + 1} starts where epoch {number} ended.",
+        f"{rows} offsets are read and written again. Until then, keys can show older values.",
+    )
+
+
+def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, Target]:
+    """Return what a reset does with each sink's target."""
+    found: dict[str, Target] = {}
+    for name, node in file.model.sinks.items():
+        can = registry.sink_class(node).capabilities
+        if can.delivery is not Delivery.EXACTLY_ONCE:
+            found[name] = Target.KEPT
+        elif empty:
+            found[name] = Target.EMPTIED if can.empties else Target.EMPTY
+        else:
+            found[name] = Target.KEPT if _is_keyed(file, name) else Target.EMPTY
+    return found
+
+
+def _check_target(file: PipelineFile, sink: LaneSink, name: str, what: Target, option: str) -> None:
+    """Raise UserError for a target that must not be emptied, GuaranteeError for one that must be empty and is not."""
+    if what is Target.KEPT:
+        return
+    place, keyed = file.place_of(name), _is_keyed(file, name)
+    if others := sorted({claim.key.name for claim in sink.others()}):
+        if what is Target.EMPTIED or keyed:
+            msg = f"pipeline {', '.join(others)} writes the target too, and all its rows would be removed"
+            hint = f"Delete the rows of this pipeline yourself, then: headrace reset {file.path} --keep-targets"
+            raise UserError(msg, hint=hint, node=name, place=place)
+        return
+    if what is Target.EMPTIED:
+        return
+    counted, empties = sink.count(), registry.sink_class(file.model.sinks[name]).capabilities.empties
+    if counted is None and option == "--empty-targets":
+        msg = f"Headrace cannot empty a target of type `{file.model.sinks[name].type}`"
+        raise UserError(msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name, place=place)
+    if rows := counted[1] if counted else 0:
+        why = "Headrace cannot remove them" if keyed else "it has no key: rows of the new snapshot would be there twice"
+        hint = f"headrace reset {file.path} --empty-targets" if empties else f"Drop it yourself, then: headrace reset {file.path} {option}"
+        msg = f"its target has {rows} rows, and {why}"
+        raise GuaranteeError(msg, hint=hint, node=name, place=place)

@@ -1,0 +1,376 @@
+"""One run of one lane: Spark, ledger and lane in hand, epochs carried with retries."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+from uuid import uuid4
+
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.dynamic_tables.factory import EVENT
+from headrace.jobs.monitoring.monitor import open_eyes
+from headrace.jobs.planning.compiled_pipeline import Assembly, LaneSink, node_types
+from headrace.jobs.run.epoch_writer import EpochWriter
+from headrace.jobs.run.events import Listener, Notice, RunResult
+from headrace.jobs.run.file_check import check_file
+from headrace.jobs.run.reporter import Told
+from headrace.jobs.run.rollup import RollingUp
+from headrace.jobs.sources.backfill import Step
+from headrace.jobs.sources.retention import Retained
+from headrace.jobs.sources.snapshots import keep_opening, open_sources, pin_owner, sweep_pins
+from headrace.jobs.spark.errors import told_by_spark
+from headrace.jobs.spark.session import explain_death, jvm_process, start_session, stop_session
+from headrace.jobs.staging.pending_calls import waits_folder
+from headrace.jobs.staging.store import LaneStages
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import EngineError, FencedError, HeadraceError, LaneError, UserError
+from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
+from headrace.pipeline.protocol.coordinator import Lane, Pending
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
+from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.log_context import carried, said_by
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LANE = "main"
+ABORT_AFTER = 25.0
+"""Seconds that an epoch in flight gets after a stop was asked for."""
+RETRY_FOR = 300.0
+"""Seconds for which failures that pass by themselves are tried again."""
+
+
+class LaneRun:
+    """Use it as a context manager; leaving it gives the lane back and stops the Spark session that it started."""
+
+    def __init__(
+        self,
+        file: PipelineFile,
+        settings: Settings,
+        *,
+        listener: Listener | None,
+        stop: threading.Event | None,
+        lifetime: timedelta | None,
+        door: str,
+        run_id: str,
+        spark: SparkSession | None,
+        repair: tuple[str, ...] = (),
+        take_over: tuple[str, ...] = (),
+    ) -> None:
+        self.file = file
+        self.settings = settings
+        self._stop = stop or threading.Event()
+        self._deadline = time.monotonic() + lifetime.total_seconds() if lifetime else None
+        self._holder: Json = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "door": door,
+            "run_id": run_id,
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "file": file.path,
+        }
+        self._repair = repair
+        self._rolling = RollingUp(file.model, settings.ledger.keep_epochs)
+        self._take_over = take_over
+        self._run_id = run_id
+        self.eyes = open_eyes(file, settings, run_id)
+        self.told = Told(file, self.eyes, listener)
+        self._given = spark
+        self._spark: SparkSession | None = spark
+        self._assemblies: dict[str, Assembly] = {}
+        self._versions: dict[str, PipelineFile] = {}
+        self._stack = ExitStack()
+        self._steps: Mapping[str, float] = {}
+        self._writing = 0.0
+        self._noted: set[str] = set()
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except UserError as error:
+            self.file.placed(error)
+            raise
+        return self
+
+    def _open(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(said_by(pipeline=self.file.name, run_id=self._run_id))
+            stack.callback(self._stop_spark)
+            stack.callback(self._close_assemblies)
+            self._ledger = ledger = open_ledger(self.settings)
+            stack.callback(ledger.close)
+            self.lane = Lane.open(
+                ledger,
+                self.file.name,
+                LANE,
+                self._holder,
+                self._open_sinks,
+                self.file.compiled(),
+                self.file.hash,
+                initial=self._initial,
+                ttl=self.settings.lease_seconds,
+                commit_timeout=self.settings.commit_timeout_seconds,
+                max_attempts=self.file.model.epoch.max_attempts,
+                repair=self._repair,
+                check_file=self._check_file,
+                take_over=self._take_over,
+            )
+            stack.callback(self.lane.close)
+            lease = self.lane.lease
+            self._stages = LaneStages(self.settings, lease.pipeline, lease.lane, lease.generation)
+            waits = waits_folder(self.settings, lease.pipeline)
+            self.lane.heartbeat.more = lambda: self.told.waits(waits)
+            stack.callback(self.eyes.close)
+            seen = self.eyes.start(self.lane.generation, self.lane.committed)
+            ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
+            self._sweep_pins()
+            done = threading.Event()
+            stack.callback(done.set)
+            threading.Thread(target=carried(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
+            self._stack = stack.pop_all()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception):
+            self.eyes.failed(error)
+            self.file.placed(error)
+        self._stack.close()
+
+    @contextmanager
+    def look(self, ledger: Ledger, uuid: str) -> Iterator[Mapping[str, LaneSink]]:
+        """The sinks of the file, to ask what their targets have before the lane is taken. What raises inside ends Spark too."""
+        self._ledger = ledger
+        with ExitStack() as stack:
+            stack.callback(self._stop_spark)
+            stack.callback(self._close_assemblies)
+            opened = self.assembly.open_sinks(uuid, LANE, ledger)
+            try:
+                yield opened
+            finally:
+                for sink in opened.values():
+                    sink.close()
+            stack.pop_all()
+
+    # --- what the run is made of
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, started when it is first needed: a lane that is held refuses before that."""
+        if self._spark is None:
+            self._spark = start_session(self.settings, node_types(self.file))
+        return self._spark
+
+    @property
+    def assembly(self) -> Assembly:
+        """The file as it is now."""
+        return self.assembly_of(self.file)
+
+    def assembly_of(self, file: PipelineFile) -> Assembly:
+        """A version of the file, put together once."""
+        if file.hash not in self._assemblies:
+            made = self._assemblies[file.hash] = Assembly(file, self.settings, self.spark)
+            for source in made.sources.values():
+                source.contents = self._ledger.content
+        return self._assemblies[file.hash]
+
+    def _version(self, compiled: Json) -> PipelineFile:
+        stored = hash_of(compiled)
+        if stored not in self._versions:
+            found = from_compiled(compiled, self.file.path, self.file)
+            self._versions[stored] = self.file if found.hash == self.file.hash else found
+        return self._versions[stored]
+
+    def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
+        assembly = self.assembly_of(self._version(compiled))
+        assembly.open_tables(uuid, LANE, self._ledger, self._note_table)
+        return assembly.open_sinks(uuid, LANE, self._ledger)
+
+    def _note_table(self, table: str, epoch: int) -> None:
+        self._ledger.event(self.lane.lease, EVENT, {"table": table, "epoch": epoch})
+
+    def _check_file(self, state: LaneState) -> None:
+        for note in check_file(self.file, state, self._ledger).notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                self.told.tell(Notice(note))
+
+    def _initial(self) -> Position:
+        state = self._ledger.state(self.file.name, LANE)
+        assert state is not None  # noqa: S101  the lease was taken before
+        token = f"{pin_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
+        opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
+        return {name: keep_opening(self._ledger, self.file.model.sources[name], here) for name, here in opened.items()}
+
+    def _sweep_pins(self) -> None:
+        """Drop what an earlier start pinned and did not live to store, before the first epoch; a failure leaves it to the next start."""
+        if self.lane.committed:
+            return
+        try:
+            sweep_pins(self.assembly.sources, self.lane.lease, self.lane.position)
+        except HeadraceError as error:
+            self.told.tell(Notice(f"pins of an earlier start were not dropped: {error}", "warning"))
+
+    # --- epochs
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no further epoch is to be begun."""
+        return self._stop.is_set() or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    def finish_open(self) -> None:
+        """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
+        if self.lane.busy:
+            self.told.tell(Notice(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
+            self._execute(None)
+
+    def carry(self, step: Step, backlog: Callable[[Position], int | None] | None = None) -> None:
+        """Plans the step as the next epoch and carries it into every sink."""
+        started = time.monotonic()
+        plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
+        self.eyes.planned(plan)
+        self._execute(backlog, time.monotonic() - started)
+
+    def rewrite(self, sink: str, first: int | None) -> None:
+        """Writes committed epochs again into one sink; see `replay`.
+
+        Raises LaneError when stopped in between. Before anything is written, raises RecordError where staged rows of one of them are
+        gone, RetentionError where the topic no longer has its messages.
+        """
+        right = f"If the target is right as it is: headrace adopt {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
+        retained = Retained(self.assembly.sources, "the replay", right)
+
+        def check(pending: Pending) -> None:
+            retained.check_epoch(pending.plan)
+            self._writer(pending).staging(pending.plan, pending.sinks, replayed=True)
+
+        def write(pending: Pending) -> Mapping[str, Counts]:
+            if self._stop.is_set():
+                msg = f"stopped before epoch {pending.plan.number} was written again"
+                raise LaneError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
+            started = time.monotonic()
+            with said_by(epoch=pending.plan.number):
+                counts = self._write(pending, replayed=True)
+                # Without a sweep: what the check found for later epochs must be there when their turn comes.
+                self.told.committed(self.lane, pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
+            return counts
+
+        self.lane.replay(sink, write, first, check)
+
+    def _execute(self, backlog: Callable[[Position], int | None] | None, planning: float = 0.0) -> None:
+        """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
+        with said_by(epoch=self.lane.committed + 1):
+            self._until_committed(backlog, planning)
+
+    def _until_committed(self, backlog: Callable[[Position], int | None] | None, planning: float) -> None:
+        began, pause = time.monotonic(), 0.5
+        while True:
+            started = time.monotonic()
+            try:
+                work = self.lane.pending()
+                if work is not None:
+                    self.eyes.planned(work.plan, again=True)
+                self._steps, self._writing = {}, 0.0
+                counts = self.lane.execute(self._write)
+                if work is not None:
+                    total = time.monotonic() - started
+                    ledger = planning + max(0.0, total - self._writing)
+                    self._committed(work.plan, counts, {**self._steps, "ledger": ledger, "total": total}, backlog)
+                return
+            except FencedError:
+                raise
+            except HeadraceError as failure:
+                error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, EngineError) else 0.0) or failure
+                if self._stop.is_set():
+                    self.told.tell(Notice(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
+                    return
+                self.told.failed(self.lane, error)
+                attempts = self.lane.failed(error.node or "?", error)
+                if not error.retriable or time.monotonic() - began > RETRY_FOR:
+                    raise error from (failure if failure is not error else failure.__cause__)
+                self.told.tell(Notice(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+                self.wait(pause)
+                pause = min(pause * 2, 15.0)
+
+    def _writer(self, pending: Pending) -> EpochWriter:
+        assembly = self.assembly_of(self._version(pending.compiled))
+        assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
+        assembly.planner.pipeline = self.lane.lease.pipeline
+        sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
+        routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
+        return EpochWriter(
+            assembly.planner,
+            assembly.sources,
+            sinks,
+            routes,
+            self._stages,
+            hash_of(pending.compiled),
+            eyes=self.eyes,
+            side=assembly.side_outputs,
+        )
+
+    def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
+        writer = self._writer(pending)
+        self.lane.check()
+        self._steps, started = writer.steps, time.monotonic()
+        try:
+            return writer.write(pending.plan, pending.sinks, replayed=replayed)
+        finally:
+            self._writing = time.monotonic() - started
+
+    def _committed(
+        self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: Callable[[Position], int | None] | None
+    ) -> None:
+        self._stages.sweep(self.lane.committed)
+        self._rolling.after_commit(self.lane)
+        self.told.committed(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
+
+    def idle(self, backlog: int | None) -> None:
+        """The stream brings nothing just now; raises where the lane is not ours any more."""
+        self.told.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
+        self.lane.check()
+
+    def wait(self, seconds: float) -> None:
+        """Pauses, unless a stop is asked for meanwhile."""
+        if seconds > 0:
+            self._stop.wait(seconds)
+
+    def result(self, *, caught_up: bool) -> RunResult:
+        """What this run did."""
+        stopped = "signal" if self._stop.is_set() else "lifetime" if self.stopping else "done"
+        return self.told.result(self.lane, stopped, caught_up=caught_up)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise failures of Spark inside as errors for people; where its JVM died, say how."""
+        try:
+            with told_by_spark():
+                yield
+        except EngineError as error:
+            death = explain_death(self.spark, self.settings, 5.0) if self._spark is not None else None
+            if death is None or death.message == error.message:
+                raise
+            raise death from error
+
+    # --- ending
+
+    def _abort_late(self, done: threading.Event) -> None:
+        """Cancels Spark's work when an epoch does not end in time after a stop; a cancelled epoch is as safe as a crashed one."""
+        while not self._stop.wait(1.0):
+            if done.is_set():
+                return
+        if not done.wait(ABORT_AFTER) and self._spark is not None:
+            self._spark.sparkContext.cancelAllJobs()
+
+    def _close_assemblies(self) -> None:
+        for assembly in self._assemblies.values():
+            assembly.close()
+
+    def _stop_spark(self) -> None:
+        if self._spark is not None and self._given is None:
+            stop_session(self._spark)

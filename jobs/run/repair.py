@@ -1,0 +1,112 @@
+"""Repair a lane: write epochs again into one sink, take a sink as it is, rebuild a lost ledger from the records."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.planning.compiled_pipeline import Assembly, node_types
+from headrace.jobs.run.events import Listener, RunResult
+from headrace.jobs.run.pipeline_run import LANE, LaneRun
+from headrace.jobs.spark.session import start_session, stop_session
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.protocol.coordinator import Lane
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def replay(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    sink: str,
+    from_epoch: int | None = None,
+    recompute: bool = False,
+    listener: Listener | None = None,
+    stop: threading.Event | None = None,
+    spark: SparkSession | None = None,
+) -> RunResult:
+    """Writes epochs again into one sink, from `from_epoch` (by default: from what the sink holds) to the last committed one.
+
+    Each epoch is read and computed by the plan and the file that it was first written with, so its rows are the same rows; those
+    of impure nodes come from their stage. `recompute` allows to compute them anew where the stage is gone.
+    Stopping in between is safe; the sink then stands at a lower epoch and replay is offered again.
+
+    Raises:
+        LeaseHeldError: the pipeline is running.
+        RecordError: the ledger has not the epochs, staged rows are gone, or rows would be written twice at a sink without a key.
+    """
+    _known(file, sink)
+    if recompute:
+        settings = settings.model_copy(update={"staging": settings.staging.model_copy(update={"recompute": True})})
+    with _lane(file, settings, sink, "replay", listener, stop, spark) as lane_run:
+        lane_run.rewrite(sink, from_epoch)
+        return lane_run.result(caught_up=False)
+
+
+def adopt(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
+    """Takes what a sink's target holds now as right for the last committed epoch; its rows become the new baseline.
+
+    `take_over` first ends the claims of other pipelines to the target, which are fenced. Raises RecordError without it where one claims it.
+    """
+    _known(file, sink)
+    with _lane(file, settings, sink, "adopt", None, None, spark, take_over=take_over) as lane_run:
+        if not take_over or lane_run.lane.disagrees(sink):
+            lane_run.lane.adopt(sink)
+
+
+def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | None = None) -> str:
+    """Rebuilds the lane in an empty ledger from the records in the sinks; returns the pipeline's UUID.
+
+    Raises RecordError where a sink has no record, or records do not lead to one state.
+    """
+    session = spark or start_session(settings, node_types(file))
+    ledger = open_ledger(settings)
+    try:
+        assembly = Assembly(file, settings, session)
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "door": "rebuild", "file": file.path}
+        return Lane.rebuild(
+            ledger,
+            file.name,
+            LANE,
+            holder,
+            lambda uuid, _: assembly.open_sinks(uuid, LANE, ledger),
+            file.compiled(),
+            file.hash,
+            ttl=settings.lease_seconds,
+            commit_timeout=settings.commit_timeout_seconds,
+        )
+    except UserError as error:
+        file.placed(error)
+        raise
+    finally:
+        ledger.close()
+        if spark is None:
+            stop_session(session)
+
+
+def _known(file: PipelineFile, sink: str) -> None:
+    if sink not in file.model.sinks:
+        msg = f"`{sink}` is no sink of this pipeline"
+        raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))
+
+
+def _lane(
+    file: PipelineFile,
+    settings: Settings,
+    sink: str,
+    door: str,
+    listener: Listener | None,
+    stop: threading.Event | None,
+    spark: SparkSession | None,
+    *,
+    take_over: bool = False,
+) -> LaneRun:
+    ours = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
+    return LaneRun(file, settings, listener=listener, stop=stop, lifetime=None, door=door, run_id="", spark=spark, **ours)

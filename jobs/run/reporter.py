@@ -1,0 +1,155 @@
+"""What people are told of a lane's run: events at the door and in the log, the word beside its heartbeat, and what came of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.jobs.run.events import EpochDone, Event, Listener, Notice, PhaseChanged, PhaseFigures, RunResult, WindowDone
+from headrace.jobs.staging.pending_calls import waited_for
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
+
+if TYPE_CHECKING:
+    from headrace.jobs.monitoring.monitor import NoEyes
+    from headrace.pipeline.errors import HeadraceError
+    from headrace.pipeline.file.loader import PipelineFile
+    from headrace.pipeline.protocol.coordinator import Lane
+
+log = logging.getLogger(__name__)
+
+_IDLE_NOTICE = 30.0
+
+
+class Told:
+    """Of one run. It writes nothing but the lane's progress."""
+
+    def __init__(self, file: PipelineFile, eyes: NoEyes, listener: Listener | None) -> None:
+        self.epochs = 0
+        self.last_seconds = 0.0
+        self._file = file
+        self._eyes = eyes
+        self._listener = listener
+        self._phase: Phase | None = None
+        self._figures: dict[Phase, PhaseFigures] = {}
+        self._counts: dict[str, Counts] = {}
+        self._first: int | None = None
+        self._window_rows: dict[str, dict[str, int]] = {}
+        self._idle_since: float | None = None
+        self._said: Json = {}
+        self._waits: frozenset[str] = frozenset()
+        self._stalled = ""
+
+    def tell(self, event: Event) -> None:
+        """Hands an event to the door, and to the log."""
+        if isinstance(event, Notice):
+            log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
+        if self._listener is not None:
+            self._listener(event)
+
+    def enter(self, phase: Phase, detail: Json | None = None) -> None:
+        """Notes the phase; says so when it is another one than before."""
+        if phase is not self._phase:
+            self._phase = phase
+            self._eyes.phase(phase)
+            self.tell(PhaseChanged(phase, detail or {}))
+
+    def stream(self, begun: Position) -> None:
+        """Says where the stream stands as it begins: at the handoff, the fence."""
+        begun = {name: place for name, place in begun.items() if name in self._file.model.sources}
+        streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
+        fences = {name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")}
+        phase = Phase.CATCHING_UP if positions.catching_up(begun.values()) else Phase.LIVE
+        self.enter(phase, {"offsets": streams, "fence": fences})
+
+    def idle(self, lane: Lane, backlog: int | None, sources: Sequence[str]) -> None:
+        """A stream that brings nothing says so after a while, and keeps its heartbeat's word fresh."""
+        now = time.monotonic()
+        if self._said and self._said["backlog"] != backlog:
+            self._said = {**self._said, "backlog": backlog}
+            lane.progress(self._said)
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since > _IDLE_NOTICE:
+            self._idle_since = now + 1e9
+            where = ", ".join(f"`{name}`" for name in sources)
+            self.tell(Notice(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the lane stands at the end ({backlog} offsets behind)"))
+
+    def waits(self, folder: Path) -> Json:
+        """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
+        found = waited_for(folder)
+        for node in found.keys() - self._waits:
+            log.warning("node=%s %s", node, found[node])
+        self._waits = frozenset(found)
+        stalled = [self._stalled] if self._stalled else []
+        self._eyes.waiting = "; ".join([*(f"{node}: {message}" for node, message in found.items()), *stalled])
+        return {"waiting": self._eyes.waiting} if self._eyes.waiting else {}
+
+    def stalled(self, what: str) -> None:
+        """Note what holds the stream back, for the heartbeat; nothing does if empty."""
+        self._stalled = what
+
+    def failed(self, lane: Lane, error: HeadraceError) -> None:
+        """An attempt at an epoch that failed, for those who look at the lane from outside."""
+        self._eyes.failed(error)
+        lane.progress({**self._said, "error": _first_line(error)})
+
+    def committed(self, lane: Lane, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], left: int | None) -> None:
+        """An epoch that all sinks hold; `left` is the backlog behind it, if known."""
+        self._idle_since = None
+        self.epochs += 1
+        self._first = self._first or plan.number
+        self.last_seconds = steps["total"]
+        rows = max((count.rows for count in counts.values()), default=0)
+        before = self._figures.get(plan.phase, PhaseFigures(0, 0, 0.0))
+        self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + rows, before.seconds + self.last_seconds)
+        for name, count in counts.items():
+            self._counts[name] = self._counts.get(name, Counts()) + count
+        self._said = {
+            "phase": str(plan.phase),
+            "epoch": plan.number,
+            "rows": rows,
+            "rows_per_s": round(rows / max(self.last_seconds, 1e-3)),
+            "backlog": left,
+        }
+        lane.progress(self._said)
+        self._eyes.committed(plan, counts, steps, left)
+        self.tell(EpochDone(plan, counts, steps, left))
+        self._window_progress(plan, counts)
+
+    def _window_progress(self, plan: EpochPlan, counts: Mapping[str, Counts]) -> None:
+        if plan.phase is not Phase.HISTORY:
+            return
+        window = plan.window or ""
+        rows = self._window_rows.setdefault(window, {})
+        for name, count in counts.items():
+            rows[name] = rows.get(name, 0) + count.rows
+        model = self._file.model
+        if all(
+            positions.window_done(model, plan.end.get(name, {}), window)
+            for name, node in model.sources.items()
+            if positions.bounded_phases(node)
+        ):
+            self.tell(WindowDone(window, self._window_rows.pop(window)))
+
+    def result(self, lane: Lane, stopped: str, *, caught_up: bool) -> RunResult:
+        """What the run did, and why it ended."""
+        return RunResult(
+            name=self._file.name,
+            pipeline=lane.lease.pipeline,
+            stopped=stopped,
+            epochs=self.epochs,
+            first_epoch=self._first,
+            last_epoch=lane.committed,
+            counts=self._counts,
+            phases=self._figures,
+            history_complete=positions.history_complete(self._file.model, lane.position),
+            caught_up=caught_up,
+        )
+
+
+def _first_line(error: HeadraceError) -> str:
+    return error.message.splitlines()[0][:200] if error.message else type(error).__name__

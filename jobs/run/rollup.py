@@ -1,0 +1,40 @@
+"""Roll-up while a lane runs: a small batch now and then, so that no epoch waits for it."""
+
+from __future__ import annotations
+
+import logging
+
+from headrace.pipeline.errors import TransientError
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.ledger.rollup import BATCH
+
+log = logging.getLogger(__name__)
+
+EVERY = 64
+"""Commits between two looks, once the ledger is as small as it should be."""
+
+
+class RollingUp:
+    """Asked after every commit. `keep` is the setting `ledger.keep_epochs`; None keeps every epoch's row."""
+
+    def __init__(self, model: PipelineModel, keep: int | None) -> None:
+        self._model = model
+        self._keep = keep
+        self._left = 0
+
+    def after_commit(self, lane: Lane) -> None:
+        """Rolls up what is due. An epoch is committed: a ledger that cannot be reached now is asked again later."""
+        if self._keep is None or lane.committed <= self._keep:
+            return
+        if self._left > 0:
+            self._left -= 1
+            return
+        try:
+            complete = positions.history_complete(self._model, lane.position)
+            done = lane.ledger.roll_up(lane.lease, self._keep, history=complete)
+        except TransientError as error:
+            log.warning("event=roll_up_put_off error=%s", error.message)
+            done = 0
+        self._left = 0 if done == BATCH else EVERY

@@ -1,0 +1,169 @@
+"""The one function behind every door: open the lane, finish what was open, carry history, hand off, stream."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from headrace.jobs.run.events import Listener, Notice, RunResult, Until
+from headrace.jobs.run.pipeline_run import LaneRun
+from headrace.jobs.run.stalls import StallWatch
+from headrace.jobs.sources.backfill import History, SplitBook
+from headrace.jobs.sources.side_outputs import check_side_outputs
+from headrace.jobs.sources.stream import Stream
+from headrace.jobs.transforms.http.endpoint import without_target
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import PipelineFileError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json, Phase
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_IDLE_FIRST, _IDLE_LAST = 0.02, 0.25
+"""Seconds between two looks at a stream that brings nothing: short at first, for the row that follows at once, then longer."""
+
+
+def run(
+    file: PipelineFile,
+    settings: Settings,
+    *,
+    until: Until,
+    windows: Sequence[str] | None = None,
+    listener: Listener | None = None,
+    stop: threading.Event | None = None,
+    lifetime: timedelta | None = None,
+    door: str = "cli",
+    run_id: str = "",
+    spark: SparkSession | None = None,
+) -> RunResult:
+    """Runs a pipeline from where its ledger says it stands.
+
+    Args:
+        file: the pipeline.
+        settings: connections, ledger, Spark.
+        until: when to end by itself. `job_mode` in the file means HISTORY.
+        windows: keys of the history windows to carry; all if None. Given, the run ends with them.
+        listener: is told of every epoch, phase and window, in this thread.
+        stop: set it to stop: the epoch in flight is finished within 25 s or abandoned, which is safe.
+        lifetime: the run ends at the first epoch's border after this.
+        door: what started the run, for people who meet its lease.
+        run_id: the same, as the door names it.
+        spark: a session to use; by default one is started and stopped.
+
+    Raises:
+        PipelineFileError: a handler's secret is not in the settings; nothing was begun.
+        PluginError: the same for a side output that the settings name and that is not installed.
+        LeaseHeldError: another run holds the lane.
+        RecordError: a sink and the ledger disagree.
+        BlockedError: an epoch failed too often in the same way.
+        HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
+    """
+    wanted = _wanted(file, windows)
+    if problems := without_target(file, settings):
+        raise PipelineFileError(problems)
+    check_side_outputs(settings)
+    until = Until.HISTORY if file.model.job_mode or windows is not None else until
+    with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
+        # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
+        with lane_run.explained():
+            lane_run.finish_open()
+            _history(lane_run, wanted)
+            caught_up = False
+            if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
+                caught_up = _stream(lane_run, until)
+        return lane_run.result(caught_up=caught_up)
+
+
+def _wanted(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
+    every = positions.windows_of(file.model)
+    if windows is None:
+        return every
+    if unknown := [key for key in windows if key not in every]:
+        shown = f"{every[0]} … {every[-1]}" if every != [""] else "none: the file has no `partitions`"
+        msg = f"`{unknown[0]}` is no window of this pipeline's history"
+        raise UserError(msg, hint=f"Windows: {shown}. Later ones belong to the stream.", place=file.place("partitions"))
+    return [key for key in every if key in windows]
+
+
+def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
+    lane, model = lane_run.lane, lane_run.file.model
+
+    def note(page: Json) -> None:
+        lane.ledger.event(lane.lease, "splits", page)
+
+    known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
+    sources = lane_run.assembly.sources
+    history = History(model, sources, SplitBook(known, note), model.epoch.history_rows, model.epoch.max_bytes)
+    done = positions.windows_done(model, lane.position)
+    if left := [key for key in windows if key not in done]:
+        lane_run.told.enter(Phase.HISTORY, {"windows": len(left)})
+        if note_of_order := _out_of_order(lane_run.file, left, done):
+            lane_run.told.tell(Notice(note_of_order, "warning"))
+    while not lane_run.stopping:
+        step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
+        if step is None:
+            return
+        lane_run.carry(step)
+
+
+def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) -> str:
+    """Return what windows that are read after later ones mean for the sinks at which the last row of a key wins; empty where nothing."""
+    model = file.model
+    late = [key for key in left if any(other > key for other in done)]
+    sinks = [
+        name
+        for name, sink in model.sinks.items()
+        if (key := graph.key_of(model, name)) and not graph.forgetful(sink) and getattr(sink, "version_column", None) is None
+        if model.partitions is not None and model.partitions.column.lower() not in {column.lower() for column in key}
+    ]
+    if not late or not sinks:
+        return ""
+    return (
+        f"window {late[0]} is read after window {max(done)}: a key that is in both keeps the row that is written last, at {', '.join(sinks)}."
+        f" Set `version_column` there if keys move between windows; `headrace audit {file.path} --content --full` compares the rows."
+    )
+
+
+def _stream(lane_run: LaneRun, until: Until) -> bool:
+    """Streams until stopped, or until caught up; whether it was caught up at the end."""
+    model, lane = lane_run.file.model, lane_run.lane
+    stream = Stream(lane_run.assembly.sources, model.epoch.rows, model.epoch.max_bytes)
+    if not stream:
+        return True
+    begun = stream.begin(lane.position)
+    lane_run.told.stream(begun)
+    target, pause = stream.ends(begun), _IDLE_FIRST
+    stalls = StallWatch(lane_run.assembly.sources, lane_run.told.tell, lane_run.told.stalled)
+    while not lane_run.stopping:
+        begun = stream.begin(lane.position) if lane_run.told.epochs else begun
+        step = stream.next(begun)
+        if step is None:
+            backlog = stream.backlog(begun)
+            lane_run.idle(backlog)
+            lane_run.eyes.lags(stream.lags)
+            if until is Until.CAUGHT_UP and (not backlog or stream.passed(begun, target)):
+                return True
+            if backlog:
+                stalls.look(begun, ending=until is Until.CAUGHT_UP)
+            lane_run.wait(pause)
+            pause = min(pause * 1.2, _IDLE_LAST)
+            continue
+        pause = _IDLE_FIRST
+        stalls.clear()
+        lane_run.told.enter(step.phase)
+        lane_run.carry(step, backlog=stream.backlog)
+        lane_run.eyes.lags(stream.lags)
+        stream.commit(lane.position)
+        if until is Until.CAUGHT_UP and stream.passed(lane.position, target):
+            return True
+        if not stream.full(step):
+            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.told.last_seconds)
+    return False

@@ -1,0 +1,112 @@
+"""What the next epoch of history carries: whole splits of one window, in order, up to a number of rows and of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.base import Window
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.pipeline.errors import RecordError
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json, Phase, Position
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What an epoch is going to be planned with."""
+
+    phase: Phase
+    end: Position
+    window: str | None = None
+    splits: tuple[Json, ...] = ()
+
+
+class SplitBook:
+    """The splits of every window, worked out once and kept in the ledger: a resume must count the same pieces.
+
+    `known` are the ledger's `splits` events, `note` writes one more. `of` is the fingerprint of everything that decides which
+    rows a window has: the pins, the fence, the column and the bounds. Splits of another snapshot or of other bounds are not used.
+    """
+
+    def __init__(self, known: Sequence[Json], note: Callable[[Json], None]) -> None:
+        self._pages = {(page["source"], page["window"], page["phase"], page.get("of")): page["splits"] for page in known}
+        self._note = note
+
+    def splits(self, source: str, window: str, phase: int, of: str, work_out: Callable[[], list[Json]]) -> list[Json]:
+        """The splits of one phase in one window."""
+        key = source, window, phase, of
+        if key not in self._pages:
+            page = {"source": source, "window": window, "phase": phase, "of": of, "splits": work_out()}
+            self._note(page)
+            self._pages[key] = page["splits"]
+        return self._pages[key]
+
+
+class History:
+    """The bounded part of a lane."""
+
+    def __init__(self, model: PipelineModel, sources: Mapping[str, LaneSource], book: SplitBook, rows: int, size: int) -> None:
+        self._model = model
+        self._sources = sources
+        self._book = book
+        self._rows = rows
+        self._size = size
+
+    def next(self, spark: SparkSession, position: Position, windows: Sequence[str]) -> Step | None:
+        """The next step through `windows`, None when all of them are complete. Phases of a source keep their order."""
+        for window in windows:
+            for name, source in self._sources.items():
+                if source.bounded and not positions.window_done(self._model, position[name], window):
+                    return self._step(spark, position, name, window)
+        return None
+
+    def _step(self, spark: SparkSession, position: Position, name: str, window: str) -> Step:
+        source, here = self._sources[name], position[name]
+        source.check_retention(here)
+        phase, done, known = positions.window_progress(here, window)
+        bounds = self._window(window)
+        of = positions.fingerprint([positions.pins_ref(here), here["fence"], bounds and [bounds.column, bounds.start, bounds.end]])
+        splits = self._book.splits(name, window, phase, of, lambda: source.splits(spark, here, phase, bounds))
+        mark = positions.fingerprint(splits)
+        if done and known != mark:
+            msg = f"the splits of window `{window or 'all'}` are not those that its first {done} epochs were cut by"
+            raise RecordError(msg, hint="Start this window again: headrace replay FILE --from the epoch that began it.", node=name)
+        taken = _take(splits[done:], self._rows, self._size)
+        at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
+        here = positions.with_window(self._model, source.node, here, window, at)
+        pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
+        return Step(Phase.HISTORY, {**position, name: here}, window or None, pieces)
+
+    def _window(self, key: str) -> Window | None:
+        bounds = positions.window_bounds(self._model, key)
+        if bounds is None or self._model.partitions is None:
+            return None
+        return Window(key, self._model.partitions.column, *bounds)
+
+
+def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:
+    """As many as stay within `rows` and, where their bytes are known, within `size`; at least one."""
+    taken: list[Json] = []
+    total, total_size = 0, 0
+    for split in splits:
+        total += split.get("rows", 0)
+        total_size += split.get("bytes", 0)
+        if taken and (total > rows or total_size > size):
+            break
+        taken.append(split)
+    return taken
+
+
+def pieces_of(splits: Sequence[Json], source: str) -> dict[int, list[Any]]:
+    """The splits of a plan that belong to one source, by phase."""
+    found: dict[int, list[Any]] = {}
+    for piece in splits:
+        if piece["source"] == source:
+            found.setdefault(piece["phase"], []).append(piece["split"])
+    return found

@@ -1,0 +1,153 @@
+"""Where a hybrid source hands off from history to its stream: the fence, and what is refused because no fence would be exact."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import BoundedSource, Cut, Snapshot, UnboundedSource
+from headrace.pipeline.errors import GuaranteeError, RetentionError, TargetError
+from headrace.pipeline.model.nodes import HybridSource, OffsetTable
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.table_offsets import Fence, TableOffsets, fence_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+DEFAULT_LAG = timedelta(hours=1)
+_SHOWN = 5  # ranges or partitions in a message
+
+
+class Handoff:
+    """How one hybrid source finds its fence. `appends` are the sinks that must hold each of its rows once and have no key."""
+
+    def __init__(self, name: str, node: HybridSource, history: Sequence[BoundedSource], stream: UnboundedSource) -> None:
+        self.name = name
+        self.node = node
+        self._history = history
+        self._stream = stream
+
+    @property
+    def exact(self) -> OffsetTable | None:
+        """The offset table, where it is the last history table itself, so that history can be cut by it."""
+        table, last = self.node.offset_table, self.node.bounded_sources[-1]
+        return table if table is not None and table.table_name in (None, last.table_name) else None
+
+    def cut(self, fence: Json | None) -> Cut | None:
+        """How history ends where the stream starts, if it has its offsets."""
+        if (table := self.exact) is None or fence is None:
+            return None
+        topic = table.topic_name or self.node.unbounded_source.topic
+        return Cut(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
+
+    def before(self) -> tuple[Json | None, str | None]:
+        """Return fence and cursor that must be known before history is pinned; no fence where the pinned rows say it themselves."""
+        node = self.node
+        if self.exact is not None:
+            return None, None
+        if node.offset_table is not None:
+            loaded = self._history[-1].fence(node.offset_table, node.unbounded_source.topic)
+            earliest = self._stream.earliest()
+            wanted = {part: loaded.get(part, offset) for part, offset in positions.offsets(earliest).items()}
+            return earliest | {"offsets": wanted}, None
+        now = datetime.now(UTC)
+        since = now - (node.history_lag or DEFAULT_LAG)
+        if node.cursor is None:
+            return self._stream.fence_at(_millis(since)), None
+        # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side that its message is on.
+        settled = (now - node.cursor.settle).replace(microsecond=0) - timedelta(microseconds=1)
+        return self._stream.fence_at(_millis(min(since, settled))), settled.isoformat()
+
+    def by_offsets(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
+        """Return the fence that the rows of a snapshot say: below it they have every message that the topic can still give.
+
+        Raise TargetError where the rows are of another topic, GuaranteeError where sinks without a key would miss rows or get some twice.
+        """
+        assert self.exact is not None  # noqa: S101
+        earliest = self._stream.earliest()
+        first = positions.offsets(earliest)
+        have = self._history[-1].measure_offsets(spark, snapshot, self.exact, self.node.unbounded_source.topic, first)
+        self._check_partitions(have, first)
+        fence = fence_of(have, first, self._stream.first_filled)
+        if appends:
+            self._check_duplicates(have, appends[0])
+            self._check_phases(fence, appends[0])
+        if fence.missing:
+            log.warning(
+                "history lacks offsets that the topic has, the stream starts there: source=%s %s",
+                *(self.name, _shown(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())),
+            )
+        self._check_lost(fence, first)
+        return earliest | {"offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}}
+
+    def _check_lost(self, fence: Fence, first: dict[str, int]) -> None:
+        """Messages after the table's last offset that the topic has dropped are in neither. Raise RetentionError unless the file allows it."""
+        lost = [f"partition {part}: [{offset}, {first[part]})" for part, offset in fence.offsets.items() if offset < first[part]]
+        if not lost:
+            return
+        table = self.node.offset_table
+        assert table is not None  # noqa: S101
+        if table.allow_missing:
+            log.warning("offsets that neither table nor topic has are skipped: source=%s %s", self.name, _shown(lost))
+            return
+        msg = f"neither the history table nor topic `{self.node.unbounded_source.topic}` has the offsets {_shown(lost)}"
+        hint = (
+            "Load these messages into the table and run again. If they were deletes or transaction markers, set"
+            " `allow_missing: true` under `offset_table`."
+        )
+        raise RetentionError(msg, hint=hint, node=self.name)
+
+    def _check_partitions(self, have: TableOffsets, topic: dict[str, int]) -> None:
+        """Offsets of partitions that the topic lacks are another topic's, so the others may be too."""
+        unknown = sorted(set(have.partitions) - set(topic), key=int)
+        if not unknown:
+            return
+        table = self.node.offset_table
+        assert table is not None  # noqa: S101
+        msg = (
+            f"history has rows of partition {_shown(unknown)}, topic `{self.node.unbounded_source.topic}` has only partition"
+            f" {_shown(sorted(topic, key=int))}: they are offsets of another topic"
+        )
+        hint = (
+            "Where the table holds several topics, name `topic_column` under `offset_table`. Where the topic was deleted and created"
+            f" again, set `{table.partition_column}` and `{table.offset_column}` of the old rows to NULL, or use `history_lag`."
+        )
+        raise TargetError(msg, hint=hint, node=self.name)
+
+    def _check_duplicates(self, have: TableOffsets, sink: str) -> None:
+        twice = {part: mine.duplicates for part, mine in have.partitions.items() if mine.duplicates}
+        if twice:
+            listed = _shown(f"partition {part}: {rows}" for part, rows in twice.items())
+            msg = f"history has messages more than once (rows too many by {listed}), and sink '{sink}' has no key"
+            hint = (
+                "Remove the duplicates from the table (OPTIMIZE TABLE … DEDUPLICATE), give the sink a primary_key,"
+                " or set delivery: at_least_once at the sink."
+            )
+            raise GuaranteeError(msg, hint=hint, node=self.name)
+
+    def _check_phases(self, fence: Fence, sink: str) -> None:
+        """Rows of a gap may be in an earlier phase, which has no offsets to tell. Rows without an offset are no messages of the topic."""
+        if len(self._history) == 1 or not fence.missing:
+            return
+        listed = _shown(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())
+        msg = f"the last history table lacks offsets that the topic has ({listed}), and sink '{sink}' has no key"
+        hint = (
+            "An earlier phase may have these rows, so reading them from the topic could write them twice. Load them into the table,"
+            " give the sink a primary_key, or set delivery: at_least_once at the sink."
+        )
+        raise GuaranteeError(msg, hint=hint, node=self.name)
+
+
+def _shown(items: Iterable[str]) -> str:
+    listed = list(items)
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,296 @@
+"""A source as the lane sees it: bounded phases in order, then perhaps a stream, and the cut between them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.connectors import registry
+from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SplitFetch, UnboundedSource, Window
+from headrace.connectors.filters import quoted
+from headrace.connectors.row_errors import row_error
+from headrace.connectors.spark_types import arrow_schema
+from headrace.jobs.sources.casts import Cast, cast_column, cast_of, spell_type
+from headrace.jobs.sources.handoff import Handoff
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import HeadraceError, RecordError, RetentionError, SchemaError
+from headrace.pipeline.model.nodes import HybridSource
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+from headrace.pipeline.types.arrow import spark_type
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one epoch reads of one source. `rows` is an upper bound where one is known, `size` about its bytes."""
+
+    frame: DataFrame
+    rows: int | None
+    size: int | None = None
+
+
+class LaneSource:
+    """One source node of a lane. Making it opens nothing; `close` lets go of what was opened."""
+
+    def __init__(self, name: str, node: Any, settings: Settings, index: int) -> None:
+        self.name = name
+        self.node = node
+        self.contents: Callable[[str], Any] = lambda _: None
+        """Returns what the ledger keeps under a reference, None where it does not."""
+        self._pins: dict[str, list[Json]] = {}
+        endless = positions.has_stream(node)
+        phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [] if endless else [node]
+        self.bounded: list[BoundedSource] = [
+            registry.bounded_source(name, part, settings, index * ORDINALS_PER_NODE + rank) for rank, part in enumerate(phases)
+        ]
+        stream = node.unbounded_source.node() if node.type == "hybrid" else node if endless else None
+        self.unbounded: UnboundedSource | None = (
+            registry.unbounded_source(name, stream, settings, (index + 1) * ORDINALS_PER_NODE - 1) if stream is not None else None
+        )
+        self.handoff: Handoff | None = None
+        if isinstance(node, HybridSource) and self.unbounded is not None:
+            self.handoff = Handoff(name, node, self.bounded, self.unbounded)
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload. A hybrid source has its stream's columns and types; its history is cast to them."""
+        found = self.payload([part.schema(spark) for part in self.bounded])
+        assert found is not None  # noqa: S101  all of its phases are known
+        return found
+
+    def payload(self, phases: Sequence[pa.Schema | None]) -> pa.Schema | None:
+        """The same, for what the bounded phases have; None stands for one that could not be asked, or for a payload that it leaves open."""
+        if self.unbounded is None:
+            return phases[0]
+        found = self.unbounded.schema()
+        for part, have in zip(self.bounded, phases, strict=True):
+            if have is not None:
+                self.covers(part, have)
+        return found
+
+    def covers(self, part: BoundedSource, schema: pa.Schema) -> None:
+        """Raise SchemaError where a bounded phase, which has `schema`, lacks columns of the stream or has them in types that lose values."""
+        assert self.unbounded is not None  # noqa: S101
+        have, wanted = schema.names, self.unbounded.schema().names
+        if missing := [column for column in wanted if column not in have]:
+            told = part.describe()
+            msg = f"history `{told.get('table_name') or told['location']}` lacks the columns {', '.join(missing)} of the stream"
+            hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
+            raise SchemaError(msg, hint=hint, node=self.name)
+        cursor = self.node.cursor.column if isinstance(self.node, HybridSource) and self.node.cursor else None
+        if cursor is not None and cursor in wanted:
+            self._check_cursor(cursor, schema.field(cursor).type, self.unbounded.schema().field(cursor).type)
+        lossy = [
+            f"`{field.name}` is {spell_type(schema.field(field.name).type)} in history and {spell_type(field.type)} in the stream"
+            for field in self.unbounded.schema()
+            if cast_of(schema.field(field.name).type, field.type) is Cast.LOSSY
+        ]
+        if lossy:
+            about = part.describe()
+            msg = f"history `{about.get('table_name') or about['location']}` cannot be cast to the stream's types without loss: {', '.join(lossy)}"
+            hint = "Declare these columns in the stream's `schema` with a type that holds both, and cast them in a transform."
+            raise SchemaError(msg, hint=hint, node=self.name)
+
+    def _check_cursor(self, column: str, history: pa.DataType, stream: pa.DataType) -> None:
+        """Raise SchemaError where one side keeps days: a row and its message would be on two sides of the cursor."""
+        from pyarrow.types import is_date
+
+        if is_date(history) != is_date(stream):
+            msg = f"cursor column `{column}` is {spell_type(history)} in history and {spell_type(stream)} in the stream"
+            raise SchemaError(msg, hint="Name a column that has the same time in both.", node=self.name)
+
+    def opening(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
+        """The position before the first epoch, with history pinned under `token`.
+
+        The stream starts at the first message that the pinned rows lack, where they have offsets; else at a fence from before the
+        pin, so that history has all that lies below it. `appends` are the sinks that take each row once and have no key. Where
+        this raises, nothing stays pinned.
+        """
+        if not self.bounded:
+            assert self.unbounded is not None  # noqa: S101  a node has one or the other
+            return {"stream": self.unbounded.initial()}
+        fence, cursor = self.handoff.before() if self.handoff else (None, None)
+        pins: list[Snapshot] = []
+        try:
+            for rank, part in enumerate(self.bounded):
+                pins.append(part.pin(spark, f"{token}_{rank}"))
+            if self.handoff is not None and self.handoff.exact is not None:
+                fence = self.handoff.by_offsets(spark, pins[-1], appends)
+            position: Json = {"pins": [pin.handle for pin in pins], "fence": fence, "cursor": cursor, "history": positions.no_history()}
+            return position if cursor is None else position | self._overlap(spark, pins)
+        except HeadraceError:
+            with suppress(HeadraceError):  # the next start sweeps what stays
+                for part, pin in zip(self.bounded, pins, strict=False):
+                    part.unpin(pin)
+            raise
+
+    def _overlap(self, spark: SparkSession, pins: Sequence[Snapshot]) -> Json:
+        """Where the stream ends right after the pin: a message beyond it cannot be in the pinned history.
+
+        And whether history has rows whose cursor is NULL. Nothing where history is not pinned.
+        """
+        assert self.unbounded is not None  # noqa: S101
+        if not all(pin.pinned for pin in pins):
+            return {}
+        nulls = any(part.has_nulls(spark, pin, self.node.cursor.column) for part, pin in zip(self.bounded, pins, strict=True))
+        return {"overlap": {"end": self.unbounded.end(), "nulls": nulls}}
+
+    def cut(self, position: Json) -> Cut | None:
+        """How history ends where the stream begins, if it carries its offsets."""
+        return self.handoff.cut(position.get("fence")) if self.handoff else None
+
+    def splits(self, spark: SparkSession, position: Json, phase: int, window: Window | None) -> list[Json]:
+        """The pieces of one phase inside one window."""
+        cut = self.cut(position) if phase == len(self.bounded) - 1 else None
+        return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
+
+    def foresee(self, spark: SparkSession) -> Callable[[int, Window | None], list[Json]]:
+        """What tells the pieces that history would be cut into if it were opened now, by phase and window. Pins nothing."""
+        seen = [part.look(spark) for part in self.bounded]
+        exact = self.handoff is not None and self.handoff.exact is not None
+        cut = self.handoff.cut(self.handoff.by_offsets(spark, seen[-1])) if exact and self.handoff else None
+
+        def pieces(phase: int, window: Window | None) -> list[Json]:
+            return list(self.bounded[phase].splits(spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None))
+
+        return pieces
+
+    def fetch(
+        self, position: Json, phase: int, splits: Sequence[Json], query: str | None, key: Sequence[str] = (), *, last: bool = False
+    ) -> SplitFetch | None:
+        """What tasks read these splits with on the direct path. Rows that agree in `key` come in their order, or the `last` one alone."""
+        found: Any = self.bounded[phase].direct(self._snapshot(position, phase), splits, query, key)
+        return replace(found, last_by=tuple(key)) if last and found is not None else found
+
+    def pins(self, position: Json) -> list[Json]:
+        """Return the handles of the pinned history. Raise RecordError where the ledger no longer has them."""
+        have = position.get("pins")
+        if isinstance(have, list):
+            return have
+        ref = positions.pins_ref(position)
+        if ref not in self._pins:
+            found = self.contents(ref)
+            if found is None:
+                msg = "the handles of the pinned history are lost: the ledger does not keep what the position refers to"
+                raise RecordError(msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name)
+            self._pins[ref] = found
+        return self._pins[ref]
+
+    def _snapshot(self, position: Json, phase: int) -> Snapshot:
+        handle = self.pins(position)[phase]
+        return Snapshot(handle, pinned=bool(handle.get("pinned", True)))
+
+    def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> Reading:
+        """The rows of these splits, cast to the source's columns."""
+        frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
+        if cursor := position.get("cursor"):
+            frame = frame.where(history_by_cursor(self.node.cursor.column, cursor))
+        size = sum(split["bytes"] for split in splits) if all("bytes" in split for split in splits) else None
+        return Reading(self._cast(frame, schema), sum(split.get("rows", 0) for split in splits), size)
+
+    def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
+        have = arrow_schema(cast("StructType", frame.select(*map(quoted, schema.names)).schema))
+        return frame.select(*[cast_column(field.name, have.field(field.name).type, field.type, self.name) for field in schema], OP, POS)
+
+    def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> Reading:
+        """The stream's rows between two positions of this source, without what history has already. `most`: see `UnboundedSource.size`."""
+        assert self.unbounded is not None  # noqa: S101
+        frame = self.unbounded.read(spark, start["stream"], end["stream"])
+        overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
+        if (cursor := start.get("cursor")) and positions.behind(start["stream"], overlap["end"]):
+            frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
+        size = self.unbounded.size(start["stream"], end["stream"], most)
+        return Reading(frame, positions.distance(start["stream"], end["stream"]), size)
+
+    def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
+        """Drop rows of the overlap that history has: at or below the cursor, below the end that the stream had when history was pinned.
+
+        A row of the overlap without a time may or may not be among history's rows without one. Where that matters, it fails the epoch.
+        """
+        from pyspark.sql import functions as F  # noqa: N812
+
+        column = self.node.cursor.column
+        ends = F.from_json(F.lit(json.dumps(positions.offsets(overlap["end"]))), "map<string,bigint>")
+        inside = F.col(f"{POS}.off") < F.coalesce(F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0))
+        moment = F.col(quoted(column))
+        drops = F.coalesce(moment <= F.lit(cursor).cast("timestamp"), F.lit(False))
+        if exact and overlap["nulls"]:
+            what = f"cursor column `{column}` is NULL, and history has rows with NULL too: the row may be one of them"
+            hint = "Fill the column, give the sink a primary_key, or set delivery: at_least_once at the sink."
+            where = {"partition": F.col(f"{POS}.part"), "offset": F.col(f"{POS}.off")}
+            drops = F.when(moment.isNull(), row_error(self.name, what, hint, **where).cast("boolean")).otherwise(drops)
+        return frame.where(F.when(inside, ~drops).otherwise(F.lit(True)))
+
+    def stream_start(self, position: Json) -> Json:
+        """The position with its stream begun: at the fence, with the end of now as what `catching up` is measured against."""
+        if "stream" in position:
+            return dict(position)
+        assert self.unbounded is not None  # noqa: S101
+        stream = self.unbounded.ordered_start(position["fence"])
+        return dict(position) | {"stream": stream, "began": position["fence"], "catch_up": self.unbounded.end()}
+
+    def latest(self, position: Json, limits: Limits) -> Json:
+        """The position that one stream epoch after `position` may reach."""
+        assert self.unbounded is not None  # noqa: S101
+        start = position["stream"]
+        end = dict(position) | {"stream": self.unbounded.latest(start, limits)}
+        overlap = (position.get("catch_up"), position.get("overlap", {}).get("end"))
+        within = end["stream"] == start or any(positions.behind(start, passed) for passed in overlap)
+        return end if within else positions.without_overlap(end)
+
+    def check_retention(self, position: Json) -> None:
+        """Raises RetentionError when the topic has already lost rows behind the fence."""
+        fence = position.get("fence")
+        if fence is None or self.unbounded is None:
+            return
+        earliest = positions.offsets(self.unbounded.earliest())
+        lost = {part: (offset, earliest[part]) for part, offset in positions.offsets(fence).items() if earliest.get(part, 0) > offset}
+        if lost:
+            said = ", ".join(f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items())
+            msg = f"the topic's retention has passed the fence: {said}"
+            hint = "History and stream both lack the rows between. Lengthen retention.ms. `headrace reset FILE` starts over with a new snapshot."
+            raise RetentionError(msg, hint=hint, node=self.name)
+
+    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+        """Drop what openings of this pipeline pinned and no position refers to; see `BoundedSource.sweep_pins`."""
+        for part in self.bounded:
+            part.sweep_pins(owner, generation, keep)
+
+    def unpin(self, position: Json) -> None:
+        """Drop what `opening` pinned. History cannot be read or replayed afterwards."""
+        for phase, part in enumerate(self.bounded):
+            part.unpin(self._snapshot(position, phase))
+
+    def close(self) -> None:
+        """Lets go of connections."""
+        for part in (*self.bounded, *([self.unbounded] if self.unbounded else [])):
+            part.close()
+
+
+def history_by_cursor(column: str, cursor: str) -> str:
+    """SQL for the rows that history keeps under a cursor. Rows without a time are history's."""
+    name = quoted(column)
+    return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
+
+
+def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+    """What the file itself says of the sources' columns: Spark SQL types, empty ones where it lists names only; nothing where neither."""
+    found: dict[str, dict[str, str]] = {}
+    for name, source in sources.items():
+        payload = source.payload([None] * len(source.bounded))
+        listed: dict[str, str] = dict.fromkeys(getattr(source.node, "columns", ()), "")
+        found[name] = listed if payload is None else {column.name: spark_type(column.type) for column in payload}
+    return {name: columns for name, columns in found.items() if columns}
+
+
+def lane_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, LaneSource]:
+    """The sources of a pipeline file, in its order."""
+    return {name: LaneSource(name, node, settings, index) for index, (name, node) in enumerate(sources.items())}

@@ -1,0 +1,51 @@
+"""Whether a topic still has the rows that are to be read again: asked before a rewind or a replay changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.pipeline.errors import RetentionError, TargetError
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position
+
+_MOVING = ("offsets", "growing")
+"""Keys of an unbounded position that change while the stream goes on. The others say which topic it is."""
+
+
+class Retained:
+    """What streams have now, asked once per source. `back` says in messages what goes back, `hint` what to do instead."""
+
+    def __init__(self, sources: Mapping[str, LaneSource], back: str, hint: str) -> None:
+        self._sources = sources
+        self._back = back
+        self._hint = hint
+        self._first: dict[str, Json] = {}
+
+    def check_epoch(self, plan: EpochPlan) -> None:
+        """Raise where the stream rows of an epoch cannot be read again."""
+        for name, end in plan.end.items():
+            start = plan.start.get(name, {})
+            stream = start.get("stream") or start.get("fence")
+            if "stream" in end and stream != end["stream"]:
+                self.check({name: {"stream": stream}})
+
+    def check(self, position: Position) -> None:
+        """Raise RetentionError for rows that the topic no longer has, TargetError where it is another topic."""
+        for name, place in position.items():
+            source, stream = self._sources.get(name), place.get("stream")
+            if source is None or source.unbounded is None or stream is None:
+                continue
+            if name not in self._first:
+                self._first[name] = source.unbounded.earliest()
+            self._compare(name, stream, self._first[name])
+
+    def _compare(self, name: str, stream: Json, now: Json) -> None:
+        if any(stream[key] != now.get(key) for key in stream if key not in _MOVING):
+            msg = f"{self._back} would read from a topic that was deleted and created again, or is another one, since"
+            raise TargetError(msg, hint=self._hint, node=name)
+        first = positions.offsets(now)
+        for part, offset in positions.offsets(stream).items():
+            if first.get(part, 0) > offset:
+                msg = f"partition {part} begins at offset {first[part]}, and {self._back} needs {offset}"
+                raise RetentionError(msg, hint=self._hint, node=name)

@@ -1,0 +1,82 @@
+"""Side outputs: plugins that see the rows of every source, epoch by epoch, beside the pipeline's own sinks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from headrace.connectors.plugins.contract_checks import guarded
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.plugins.api import Kind, Plugin
+from headrace.pipeline.plugins.discovery import Found, of_kind
+from headrace.pipeline.plugins.preprocessors import options_of
+from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.protocol.epochs import EpochPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class SideOutput(ABC):
+    """One instance per source. At least once: an epoch that is done again, after a crash or by a replay, comes again with its number."""
+
+    def __init__(self, context: PluginContext) -> None:
+        """Keeps the context, whose name is the source's; opens nothing."""
+        self.context = context
+        self.options = context.options
+
+    @abstractmethod
+    def epoch(self, plan: EpochPlan, rows: DataFrame) -> None:
+        """Sees the rows that an epoch reads of the source, payload and hidden columns, before any transform and any sink does.
+
+        It must be done when it returns, and give the same for the same `plan.number`. An error keeps the epoch from being written.
+        """
+
+    def close(self) -> None:  # noqa: B027  nothing to do if not overridden
+        """Lets go of what was opened."""
+
+
+def check_side_outputs(settings: Settings) -> None:
+    """Raises PluginError for a side output of the settings that is not installed, or does not take its options. Makes none."""
+    for plugin_id in settings.plugin.side_output_ids:
+        _named(plugin_id, settings)
+
+
+def _named(plugin_id: str, settings: Settings) -> tuple[Found, Plugin, BaseModel]:
+    found, plugin = of_kind(plugin_id, Kind.SIDE_OUTPUT, "side_output_ids")
+    return found, plugin, options_of(found, plugin, settings.plugin.side_output_options, "side_output_options")
+
+
+class SideOutputs:
+    """Those of one pipeline. They are made when the first epoch comes; every source is read once more for them."""
+
+    def __init__(self, pipeline: str, settings: Settings) -> None:
+        self._pipeline = pipeline
+        self._settings = settings
+        self._made: dict[str, list[SideOutput]] = {}
+
+    def see(self, plan: EpochPlan, readings: Mapping[str, Reading]) -> None:
+        """Shows an epoch to them, before anything is written."""
+        if not self._settings.plugin.side_output_ids:
+            return
+        for source, reading in readings.items():
+            if source not in self._made:
+                self._made[source] = [self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids]
+            for output in self._made[source]:
+                output.epoch(plan, reading.frame)
+
+    def _open(self, plugin_id: str, source: str) -> SideOutput:
+        found, plugin, options = _named(plugin_id, self._settings)
+        context = PluginContext(source, options, found, self._pipeline, self._settings.home, labels=plugin.labels)
+        checks = {"epoch": lambda _: "", "close": lambda _: ""}
+        return guarded(lambda: plugin.make(context), SideOutput, found, source, checks)
+
+    def close(self) -> None:
+        """Closes them."""
+        for output in [output for outputs in self._made.values() for output in outputs]:
+            output.close()
+        self._made.clear()

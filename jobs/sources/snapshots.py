@@ -1,0 +1,71 @@
+"""Pins of a lane: made when it is opened for the first time, kept for replays, released when no replay of history is wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.uncovered_rows import check_windows
+from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Json, Position
+from headrace.pipeline.protocol.ledger import Lease, Ledger
+from headrace.pipeline.protocol.ledger.reader import plain
+from headrace.pipeline.protocol.source_identity import source_identity
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pin_owner(pipeline: str) -> str:
+    """What the names of a pipeline's pins start with, made of its UUID."""
+    return pipeline.replace("-", "")[:12]
+
+
+def open_sources(sources: Mapping[str, LaneSource], spark: SparkSession, token: str, model: PipelineModel) -> Position:
+    """Return the position of a new lane. Where one source cannot be opened, nothing stays pinned.
+
+    `token` is new for each attempt: a pin that an earlier attempt left may lack rows that lie below a fence of now.
+    """
+    opened: dict[str, Json] = {}
+    try:
+        for index, (name, source) in enumerate(sources.items()):
+            opened[name] = source.opening(spark, f"{token}_{index}", graph.appending_sinks(model, name))
+            if model.partitions is not None:
+                check_windows(source, spark, opened[name], model.partitions)
+    except HeadraceError:
+        with contextlib.suppress(HeadraceError):  # the next start sweeps what stays
+            release_pins(sources, opened)
+        raise
+    return opened
+
+
+def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:
+    """Return the first position of one source, whose larger parts the ledger keeps once and the position refers to."""
+    opened = plain(opened)
+    refers: Json = {"source": ledger.keep(source_identity(node))}
+    if "pins" in opened:
+        ledger.keep(opened["pins"])
+        refers["pins"] = positions.placed_pins(opened["pins"])
+    return opened | refers
+
+
+def sweep_pins(sources: Mapping[str, LaneSource], lease: Lease, position: Position) -> None:
+    """Drop pins of this pipeline that `position` does not refer to, made under this lease or an earlier one."""
+    keep = [handle for name, place in position.items() if name in sources and "history" in place for handle in sources[name].pins(place)]
+    for source in sources.values():
+        source.sweep_pins(pin_owner(lease.pipeline), lease.generation, keep)
+
+
+def release_pins(sources: Mapping[str, LaneSource], position: Position) -> None:
+    """Drop the pins that a position refers to. A replay of history is refused afterwards; call it under the lane's lease.
+
+    A second call does nothing.
+    """
+    for name, place in position.items():
+        if name in sources and ("pins" in place or "history" in place):
+            sources[name].unpin(place)

@@ -1,0 +1,78 @@
+"""What the next epoch of the stream carries: what every unbounded source has beyond the lane's position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headrace.connectors.base import Limits
+from headrace.jobs.sources.backfill import Step
+from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import Phase, Position
+
+
+class Stream:
+    """The unbounded part of a lane. Every source gets an equal share of an epoch's rows, so that a backlog starves nobody."""
+
+    def __init__(self, sources: Mapping[str, LaneSource], rows: int, size: int) -> None:
+        self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
+        self._rows = rows
+        self._size = size
+        self.lags: dict[str, Mapping[str, int]] = {}
+        """By source and partition, at the last look of `backlog`."""
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def begin(self, position: Position) -> Position:
+        """The position with every stream begun at its fence; the handoff happens here."""
+        return {**position, **{name: source.stream_start(position[name]) for name, source in self._sources.items()}}
+
+    def next(self, position: Position) -> Step | None:
+        """The next step after a position whose streams have begun, None when nothing has arrived."""
+        share, size = (max(1, most // max(1, len(self._sources))) for most in (self._rows, self._size))
+        end = dict(position)
+        for name, source in self._sources.items():
+            limit = min(share, getattr(source.node, "batch_size", None) or share)
+            end[name] = source.latest(position[name], Limits(rows=limit, bytes=size))
+        if end == position:
+            return None
+        mine = [position[name] for name in self._sources]
+        return Step(Phase.CATCHING_UP if positions.catching_up(mine) else Phase.LIVE, end)
+
+    def backlog(self, position: Position) -> int | None:
+        """Offsets that lie between the position and the sources' ends; None where one cannot tell."""
+        total = 0
+        for name, source in self._sources.items():
+            assert source.unbounded is not None  # noqa: S101  by construction
+            lags = source.unbounded.lags(position[name]["stream"])
+            if lags is None:
+                return None
+            self.lags[name] = lags
+            total += sum(lags.values())
+        return total
+
+    def ends(self, position: Position) -> Position:
+        """The position with every stream after the last row that its source has now, readable or not."""
+        return {
+            **position,
+            **{
+                name: {**position[name], "stream": source.unbounded.arrived()} for name, source in self._sources.items() if source.unbounded
+            },
+        }
+
+    def passed(self, position: Position, target: Position) -> bool:
+        """Whether every stream has reached `target`."""
+        return not any(positions.behind(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
+
+    def full(self, step: Step) -> bool:
+        """Whether more can be read after a step. Rows that wait for an open transaction cannot."""
+        return any(
+            positions.behind(step.end[name]["stream"], source.unbounded.end()) for name, source in self._sources.items() if source.unbounded
+        )
+
+    def commit(self, position: Position) -> None:
+        """Tells the sources' own tools how far the lane is."""
+        for name, source in self._sources.items():
+            if source.unbounded is not None and "stream" in position[name]:
+                source.unbounded.commit(position[name]["stream"])

@@ -1,0 +1,63 @@
+"""Rows of a history that no window has, and that no stream brings: counted when a pipeline is opened for the first time, and refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import Snapshot, Window
+from headrace.jobs.sources.handoff import DEFAULT_LAG
+from headrace.pipeline.errors import GuaranteeError
+from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import history_end
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from headrace.jobs.sources.pipeline_source import LaneSource
+
+
+def check_windows(source: LaneSource, spark: SparkSession, position: Json, partitions: Partitions) -> None:
+    """Raise GuaranteeError for pinned rows that would be lost. `position` is the one before the first epoch.
+
+    Rows with NULL in the column of `partitions` are in no window. Rows after the last window are the stream's; where the stream begins
+    after them, they are in neither.
+    """
+    end = history_end(partitions)
+    until = _stream_time(source)
+    for rank, part in enumerate(source.bounded):
+        handle = source.pins(position)[rank]
+        pin = Snapshot(handle, pinned=bool(handle.get("pinned", True)))
+        cut = source.cut(position) if rank == len(source.bounded) - 1 else None
+        window = Window("", partitions.column, end.isoformat(), until.isoformat() if until else "")
+        found = part.outside(spark, pin, window, cut)
+        about = part.describe()
+        where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
+        if found.nulls:
+            msg = (
+                f"{where} has {_rows(found.nulls)} with NULL in `{partitions.column}`, by which `partitions` divides it: no window has them"
+            )
+            hint = f"Fill the column, or leave these rows out: `filter: {partitions.column} IS NOT NULL` at the bounded source."
+            raise GuaranteeError(msg, hint=hint, node=source.name)
+        if found.later and source.unbounded is not None and (until is None or until > end):
+            after = date.fromisoformat(found.last[:10]) + timedelta(days=1)
+            msg = (
+                f"{where} has {_rows(found.later)} after the last window, which ends at {end}, and the stream begins after them:"
+                " they would be in neither"
+            )
+            hint = f"Set `history_end` in `partitions` to {after} or later, and `end` too if it is earlier."
+            raise GuaranteeError(msg, hint=hint, node=source.name)
+
+
+def _stream_time(source: LaneSource) -> date | None:
+    """The day before which a row is taken to be older than the stream; None where the cut at the fence says it of each row."""
+    node = source.node
+    if source.handoff is None or node.offset_table is not None:
+        return None
+    lag = node.history_lag or DEFAULT_LAG
+    return (datetime.now(UTC) - (max(lag, node.cursor.settle) if node.cursor else lag)).date()
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' if count != 1 else ''}"

@@ -1,0 +1,106 @@
+"""What Spark's analyzer finds wrong with a transform, in the words of the file: which name, in which line of the SQL, what is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import HIDDEN
+from headrace.pipeline.functions import offered
+from headrace.pipeline.plugins.discovery import function_names
+from headrace.pipeline.sql.unsupported import AGGREGATE
+from headrace.pipeline.suggestions import meant
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+
+_OURS = re.compile(r"`hr_(\w+?)_\d+`")
+"""The views that stand for nodes."""
+_NOISE = (
+    re.compile(r"^\[[A-Z_.]+\] "),
+    re.compile(r"\s*SQLSTATE: \w+"),
+    re.compile(r"; line \d+.*", re.DOTALL),
+    re.compile(r"\n\n==.*", re.DOTALL),
+)
+_MADE = "_gs_"
+"""What the names of columns begin with that nobody has written."""
+_PROPOSED = 5
+"""Columns that Spark proposes at most, hidden ones among them."""
+_UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLVED_ROUTINE": "function"}
+
+
+def explained(error: PySparkException, text: str) -> tuple[str, str]:
+    """Message and hint for an error over the statement `text` of the file."""
+    parameters = error.getMessageParameters() or {}
+    kind = next((word for sign, word in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)), None)
+    wrong = (parameters.get("objectName") or parameters.get("fieldName") or parameters.get("routineName") or "").replace("`", "")
+    shown = f"--- SQL ---\n{text.strip()}"
+    if kind is None or not wrong:
+        said, hint = _of_rows(error.getCondition() or "", parameters)
+        return said or _plain(error), f"{hint}\n{shown}".lstrip()
+    name = wrong.split(".")[-1]
+    if kind == "function":
+        written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
+        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), [*offered(), *function_names()])}", _where(
+            text, name
+        )
+    proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
+    near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
+    there = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
+    return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\n{there}: {', '.join(near)}." if near else "")
+
+
+def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:
+    """Message and hint for what is wrong with branches, and with functions that make several rows of one; nothing for the rest.
+
+    Numbers of columns count the hidden ones, which the user has not written.
+    """
+    match condition:
+        case "NUM_COLUMNS_MISMATCH":
+            first, other = (int(found[key]) - len(HIDDEN) for key in ("firstNumColumns", "invalidNumColumns"))
+            msg = f"the {found['invalidOrdinalNum']} branch of UNION ALL has {_counted(other)}, and the first has {first}"
+            return msg, "Branches need the same columns in the same order; write NULL for one that a branch lacks."
+        case "INCOMPATIBLE_COLUMN_TYPE":
+            kinds = [found[key].replace('"', "") for key in ("dataType1", "dataType2")]
+            which = f"the {found['columnOrdinalNumber']} column of the {found['tableOrdinalNumber']} branch of UNION ALL"
+            return f"{which} is {kinds[0]}, and of the first branch {kinds[1]}", "Make them the same with CAST."
+        case "UDTF_ALIAS_NUMBER_MISMATCH":
+            named = [name for name in found["aliasesNames"].split(",") if not name.strip().startswith("_gs_n")]
+            unseen = int("_gs_n" in found["aliasesNames"])
+            msg = f"{_counted(int(found['aliasesSize']) - unseen)} to be named where one row becomes several, and {len(named)} named"
+            return msg, "A list gives one column, a map two (key and value), and inline one for each field."
+        case "DATATYPE_MISMATCH.UNEXPECTED_INPUT_TYPE" if found["sqlExpr"].strip('"').startswith(("posexplode(", "inline(")):
+            structs = found["sqlExpr"].strip('"').startswith("inline(")
+            kind = found["inputType"].strip('"')
+            kind = kind.removeprefix("ARRAY<").removesuffix(">") if structs else kind
+            msg = f"what becomes several rows is {'a list of ' if structs else 'a '}{kind}"
+            return (
+                msg,
+                "inline and stack take lists of structs."
+                if structs
+                else "explode and unnest take a list or a map; a struct's fields are `name.*`.",
+            )
+        case "MISSING_GROUP_BY":
+            return AGGREGATE
+    return "", ""
+
+
+def _counted(number: int) -> str:
+    return f"{number} column{'' if number == 1 else 's'}"
+
+
+def _plain(error: PySparkException) -> str:
+    said = error.getMessage() or str(error)
+    for noise in _NOISE:
+        said = noise.sub("", said)
+    return _OURS.sub(r"`\1`", said).strip()
+
+
+def _where(text: str, name: str) -> str:
+    """The first line of the statement that has the name, with its number."""
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+    for number, line in enumerate(text.splitlines(), start=1):
+        if word.search(line):
+            return f"Line {number} of the SQL: {line.strip()}"
+    return f"--- SQL ---\n{text.strip()}"

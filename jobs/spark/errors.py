@@ -1,0 +1,139 @@
+"""What Spark, py4j and worker failures mean in Headrace's own errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from headrace.connectors.row_errors import explain_failure
+from headrace.pipeline.errors import DataError, EngineError, HeadraceError, InternalError, TransientError, UserError, WorkerError
+
+_CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
+_RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
+_PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
+"""Where in a statement a row could not be computed, as Spark quotes it."""
+_FORMAT = re.compile(r"java\.util\.\w*Format\w*Exception: ([^\n]*)")
+"""A format of format_string or printf that does not fit its values: Spark passes on Java's own error."""
+_LOST = (
+    "ConnectException",
+    "Connection refused",
+    "Broken pipe",
+    "SocketException",
+    "TimeoutException",
+    "EOFException",
+)
+_CRASHED = ("Python worker exited", "Python worker failed to connect back", "Job aborted due to", "Job aborted.")
+"""A task that ended abnormally. The cause may pass, as when the system took the memory for something else, or it may not."""
+_OUT_OF_MEMORY = ("java.lang.OutOfMemoryError", "UNABLE_TO_ACQUIRE_MEMORY", "spark.driver.maxResultSize")
+_STOPPED = ("SparkContext was shut down", "stopped SparkContext")
+"""Jobs of a JVM that ends, as it does when its memory is used up."""
+_GATEWAY = ("Py4JNetworkError", "Py4JError", "ConnectionRefusedError")
+MORE_MEMORY = (
+    "Raise spark.driver_memory (HEADRACE__SPARK__DRIVER_MEMORY); an epoch that is planned already keeps its size."
+    " Lower epoch.max_bytes for later ones."
+)
+
+
+def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, str] | None = None) -> HeadraceError:
+    """The error that a user should see for a failure inside Spark.
+
+    Errors that Headrace raised in a worker or in an expression keep their class and text; wrong data that Spark itself
+    noticed (a cast, an overflow, a division) is the user's; a lost connection is worth another try, and so is a lost worker for a
+    few times. `texts` are the
+    statements of transforms (`Planner.texts`): an error in one of them names it, and the part of it that failed.
+    """
+    if isinstance(error, HeadraceError):
+        return error
+    if explained := explain_failure(error):
+        explained.node = explained.node or node
+        return explained
+    text = str(error)
+    if found := _CAUSE.search(text):
+        from headrace.pipeline import errors
+
+        kind = getattr(errors, found[1], UserError)
+        return kind(found[3].strip(), node=found[2] or node)
+    if (wrong := _wrong_value(error, text, node, texts or {})) is not None:
+        return wrong
+    if (ended := _ended_abnormally(error, text, node)) is not None:
+        return ended
+    return InternalError(f"{type(error).__name__}: {_said(text)[:500]}", node=node)
+
+
+def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceError | None:
+    """The error of a JVM, a task or a connection that ended; None for every other one."""
+    first, crashed = text.split("\n", maxsplit=1)[0][:500], [word in text for word in _CRASHED]
+    found: HeadraceError | None = None
+    if any(word in text for word in _OUT_OF_MEMORY):
+        found = EngineError("Spark ran out of memory", hint=MORE_MEMORY)
+    elif any(word in text for word in _STOPPED):
+        found = EngineError("Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why.")
+    elif type(error).__name__ in _GATEWAY:
+        found = EngineError("the connection to Spark's JVM broke", hint="Run the pipeline again; spark.log in the home's logs may say why.")
+    elif any(word in text for word in _LOST) and not any(crashed[:2]):
+        found = TransientError(first, node=node)
+    elif any(crashed):
+        found = WorkerError(first, node=node)
+    return found
+
+
+@contextmanager
+def told_by_spark() -> Iterator[None]:
+    """Failures inside as errors for people where they are any; others stay. While Spark is there: its errors say nothing without it."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        told = as_headrace_error(error)
+        if isinstance(told, InternalError):
+            raise
+        raise told from error
+
+
+def _said(text: str) -> str:
+    """The line of a long message that says what happened: of a Python worker's trace the last one that names an exception."""
+    named = _RAISED.findall(text) if "Traceback (most recent call last)" in text else []
+    return named[-1] if named else text.strip().split("\n", maxsplit=1)[0]
+
+
+def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str, str]) -> DataError | None:
+    """The error of a value that an expression cannot take; None for every other one."""
+    condition = getattr(error, "getCondition", lambda: None)()
+    place = _PLACE.search(text)
+    if condition and (place or _is_data(condition)):
+        said = getattr(error, "getMessage", lambda: text)() or text
+        found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", said.split("\n")[0]).strip()
+        part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
+        by = next((name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)), node)
+        return DataError(found, hint=f"In {part}" if part else "", node=by)
+    if found := _FORMAT.search(text):
+        hint = "A whole number is %d, one with a fraction %f, a text, and an integer of 256 bits, %s."
+        return DataError(f"a format does not fit its value: {found[1].strip()}", hint=hint, node=node)
+    return None
+
+
+def _is_data(condition: str) -> bool:
+    """Spark's error conditions that come from values, not from the plan."""
+    return condition.startswith(
+        (
+            "CAST_",
+            "ARITHMETIC_",
+            "CONVERSION_",
+            "DIVIDE_BY_ZERO",
+            "DUPLICATED_MAP_KEY",
+            "INVALID_FORMAT",
+            "INVALID_INDEX_OF_ZERO",
+            "INVALID_PARAMETER_VALUE",
+            "INVALID_URL",
+            "NULL_MAP_KEY",
+            "REMAINDER_BY_ZERO",
+            "NUMERIC_",
+            "INVALID_ARRAY_INDEX",
+            "MALFORMED_RECORD",
+            "USER_RAISED",
+            "DATETIME_",
+            "CANNOT_PARSE",
+        )
+    )

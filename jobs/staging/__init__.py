@@ -1,0 +1,1 @@
+"""Staged rows of non-deterministic nodes."""

@@ -1,0 +1,55 @@
+"""Which nodes may give other rows when they are computed again: their rows are staged before a sink sees any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.jobs.functions.plugins import called
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.plugins import PluginTransform
+from headrace.pipeline.plugins.discovery import load
+from headrace.pipeline.sql import statements
+
+
+def impure_nodes(model: PipelineModel) -> dict[str, str]:
+    """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
+    found = {name: why_impure(model, name) for name in graph.in_order(model)}
+    return {name: why for name, why in found.items() if why}
+
+
+def impure_behind(model: PipelineModel, name: str) -> list[str]:
+    """The impure nodes that the rows of a node come through, itself among them."""
+    wanted = _upstream(model, name)
+    return [node for node in impure_nodes(model) if node in wanted]
+
+
+def why_impure(model: PipelineModel, name: str) -> str:
+    """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made.
+
+    A dynamic table in memory is no reason: its values are kept by epoch, and an epoch gets the same answers whenever it is computed.
+    """
+    node: Any = model.transforms[name]
+    marked = getattr(node, "deterministic", None)
+    if node.type == "handler":
+        return "it asks a service, which may answer otherwise the next time"
+    if node.type == "python" and marked is not True:
+        return "its code may give other rows the next time (it is not marked `deterministic: true`)"
+    if node.type == "script" and marked is False:
+        return "it is marked `deterministic: false`"
+    tables = graph.tables(model)
+    if outside := [table for table in graph.asks(model, name) if table in tables and not tables[table].in_memory]:
+        return f"it asks the dynamic table `{outside[0]}`, which others may change"
+    if isinstance(node, PluginTransform):
+        return "" if node.plugin.deterministic else f"the plugin `{node.type}` says that it may give other rows the next time"
+    calls = [*statements.impure(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))] if node.type == "sql" else []
+    return f"`{calls[0]}` gives another value each time" if calls else ""
+
+
+def _of_plugins(text: str) -> list[str]:
+    """Functions of plugins in a statement that say that they are not deterministic."""
+    return [f"{name}()" for name, found in called([text]).items() if not load(found).deterministic]
+
+
+def _upstream(model: PipelineModel, name: str) -> set[str]:
+    return {name}.union(*(_upstream(model, other) for other in graph.inputs_of(model, name)))

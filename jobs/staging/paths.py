@@ -1,0 +1,20 @@
+"""Names in the staging place: what lies there belongs to a pipeline, and is found by driver and workers alike."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from headrace.pipeline.config.settings import Settings
+
+
+def staging_root(settings: Settings) -> Path:
+    """The folder of all pipelines."""
+    return (settings.staging.path or settings.home / "staging").absolute()
+
+
+def spelled(name: str) -> str:
+    """A name as a folder's or a file's: readable, and told apart from any other by a digest where letters had to go."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80]
+    return plain if plain == name else f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}"

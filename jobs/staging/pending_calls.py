@@ -1,0 +1,68 @@
+"""What tasks wait for outside, told while they wait: a task's figures and errors reach the driver only when it has ended.
+
+A process of Spark's workers keeps one note per node in a folder of the pipeline's staging place, which every worker and the driver
+share. The driver's heartbeat passes notes on. A note is good until a moment that it names, so that a worker that was killed
+leaves none that anybody believes for long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.jobs.staging.paths import spelled, staging_root
+from headrace.pipeline.config.settings import Settings
+
+_FOLDER = ".waits"
+"""Beside the folders of lanes, whose names have no dot in front."""
+
+
+def waits_folder(settings: Settings, pipeline: str) -> Path:
+    """Where the notes of a pipeline's tasks are."""
+    return staging_root(settings) / pipeline / _FOLDER
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The note of one process for one node. Picklable; `folder` may be missing, and what cannot be written is not told."""
+
+    folder: Path
+    node: str
+
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{spelled(self.node)}-{os.uname().nodename}-{os.getpid()}.json"
+
+    def note(self, message: str, good_for: float) -> None:
+        """Says what is waited for; to be said again within so many seconds."""
+        beside = self._path.with_suffix(".new")
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside.write_text(json.dumps({"node": self.node, "message": message, "until": time.time() + good_for}), encoding="utf-8")
+            beside.replace(self._path)
+
+    def over(self) -> None:
+        """Takes the note away."""
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+def waited_for(folder: Path) -> dict[str, str]:
+    """What the tasks of each node wait for now, by the notes there; those past their time are removed."""
+    found: dict[str, str] = {}
+    try:
+        paths = sorted(folder.glob("*.json"))
+    except OSError:
+        return found
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads(path.read_text(encoding="utf-8"))
+            if float(said["until"]) < time.time():
+                path.unlink()
+            else:
+                found[str(said["node"])] = str(said["message"])
+    return found

@@ -1,0 +1,348 @@
+"""Rows of impure nodes on durable storage: computed once per epoch, before the first sink sees any of them.
+
+    <staging.path>/<pipeline uuid>/<lane>/<epoch>-<digest>/<node>/
+        g<generation>-<token>/      one attempt: parquet files by Spark's tasks
+        manifest.json               which attempt counts; written whole, beside, and linked to its name: the first one wins
+
+The digest is of the plan with the compiled pipeline's hash, so that an epoch that was planned anew never meets the rows of the
+plan that was dropped. An attempt without the manifest is never read. Nobody can tell a dead attempt from one that is being
+written by a process that was overtaken, so attempts are swept only where the manifest names another, or the epoch is past.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.staging.paths import spelled, staging_root
+from headrace.jobs.staging.task import TOLD, StageTask, durable, no_storage
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.protocol.epochs import EpochPlan, Json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+_EPOCH = re.compile(r"(\d+)-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What makes a stage complete. `files` are (name, bytes), to notice a stage that somebody has torn."""
+
+    pipeline: str
+    lane: str
+    epoch: int
+    node: str
+    digest: str
+    generation: int
+    attempt: str
+    rows: int
+    files: tuple[tuple[str, int], ...]
+
+    def to_json(self) -> Json:
+        """As plain JSON values, with the format's number."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Manifest:
+        """The inverse. Raises ValueError for a format that this version does not know."""
+        known: Json = dict(data)
+        if (found := known.pop("format", None)) != FORMAT:
+            msg = f"it has format {found}, this Headrace knows {FORMAT}"
+            raise ValueError(msg)
+        known["files"] = tuple((name, size) for name, size in known["files"])
+        return cls(**known)
+
+
+class LaneStages:
+    """All stages of one lane, for the process that holds it. Making it touches nothing."""
+
+    def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
+        self.path = staging_root(settings)
+        self.pipeline = pipeline
+        self.lane = lane
+        self.generation = generation
+        self.recompute = settings.staging.recompute
+        self._keep = settings.staging.keep_epochs
+        self._folder = self.path / pipeline / spelled(lane)
+
+    def of(self, plan: EpochPlan, pipeline_hash: str) -> EpochStages:
+        """The stages of one epoch, computed by the compiled pipeline of this hash (a sink that joined later is replayed by today's)."""
+        digest = hashlib.sha256(json.dumps([plan.to_json(), pipeline_hash], sort_keys=True).encode()).hexdigest()[:16]
+        return EpochStages(self, plan, digest, self._folder / f"{plan.number:012}-{digest}")
+
+    def sweep(self, committed: int) -> None:
+        """Removes the stages of epochs before the last `staging.keep_epochs` committed ones. What cannot be removed is logged, and left."""
+        try:
+            past = [folder for folder, number in self._epochs() if number <= committed - self._keep] if self._folder.is_dir() else []
+        except OSError as error:
+            log.warning("stages were not swept: path=%s error=%s", self._folder, error.strerror)
+            return
+        for folder in past:
+            _remove(folder)
+
+    def _epochs(self) -> Iterator[tuple[Path, int]]:
+        for folder in self._folder.iterdir():
+            if found := _EPOCH.fullmatch(folder.name):
+                yield folder, int(found[1])
+
+
+class EpochStages:
+    """The stages of one epoch, by node."""
+
+    def __init__(self, lane: LaneStages, plan: EpochPlan, digest: str, folder: Path) -> None:
+        self.plan = plan
+        self.folder = folder
+        self._lane = lane
+        self._digest = digest
+
+    def held(self, node: str) -> Manifest | None:
+        """The manifest of a node that is staged, None where there is none. Raises LaneError for one that cannot be taken at its word."""
+        path = self._of(node) / _MANIFEST
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise no_storage(node, self._lane.path, error) from error
+        try:
+            found = Manifest.from_json(json.loads(text))
+        except (ValueError, TypeError, KeyError) as error:
+            msg = f"the manifest of the staged rows cannot be read: {path}: {error}"
+            raise LaneError(msg, hint="Somebody has changed it. Bring it back from a backup of `staging.path`.", node=node) from None
+        self._whole(node, found)
+        return found
+
+    def read(self, node: str, like: DataFrame) -> Reading:
+        """The staged rows, with the columns of `like`, which is what they were made from. The node must be held."""
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import StructField, StructType
+
+        held = self.held(node)
+        assert held is not None  # noqa: S101  callers ask `held` first
+        fields = like.schema.fields
+        stored = StructType([StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)])
+        folder = self._of(node) / held.attempt
+        frame = like.sparkSession.read.schema(stored).parquet(*(_pattern(folder / name) for name, _ in held.files)) if held.files else None
+        if frame is None:
+            frame = like.sparkSession.createDataFrame([], stored)
+        columns = [F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)]
+        return Reading(frame.select(*columns), held.rows)
+
+    def make(self, node: str, rows: DataFrame) -> Manifest:
+        """Computes a node's rows into a stage of its own; the manifest that counts, which is another's where that one was first.
+
+        Raises UserError where the place cannot take the rows, and what computing them raises.
+        """
+        folder = self._of(node)
+        attempt = f"g{self._lane.generation}-{secrets.token_hex(4)}"
+        place = folder / attempt
+        try:
+            place.mkdir(parents=True)
+            # mapInArrow does not quote names, so columns travel by their place.
+            numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
+            told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), TOLD).collect()
+            found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
+        except Exception as error:
+            first = self.held(node)
+            counts = first is not None and first.attempt == attempt  # what failed came behind the link: the next attempt takes its rows
+            if not counts:
+                _remove(place)
+            if first is None or counts:
+                if isinstance(error, HeadraceError):
+                    raise
+                if isinstance(error, OSError):
+                    raise no_storage(node, self._lane.path, error) from error
+                raise as_headrace_error(error, node=node) from error
+            self.settle(node)  # another process was first, and has swept what this one was writing
+            found = first
+        log.info("staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt)
+        return found
+
+    def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> Manifest:
+        """Makes an attempt the one that counts, unless another was first. `parts` are file, rows and bytes, as the winning tasks say."""
+        folder, lane = self._of(node), self._lane
+        if (first := self.held(node)) is not None:  # which has swept this attempt, perhaps
+            _remove(folder / attempt)
+            self.settle(node)
+            return first
+        for name, _, size in parts:
+            if (found := _size(folder / attempt / name)) != size:
+                msg = (
+                    f"a task staged {size:,} bytes in {folder / attempt / name}, and here {'nothing' if found is None else found} is there"
+                )
+                raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
+        files = tuple((name, size) for name, _, size in parts)
+        rows = sum(count for _, count, _ in parts)
+        made = Manifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
+        durable(folder / attempt)
+        beside = folder / f".{attempt}.json"
+        beside.write_text(json.dumps(made.to_json()), encoding="utf-8")
+        durable(beside)
+        try:
+            os.link(beside, folder / _MANIFEST)
+        except FileExistsError:
+            log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
+        finally:
+            beside.unlink()
+        self.settle(node)
+        held = self.held(node)
+        assert held is not None  # noqa: S101  it is there, whoever made it
+        self._sweep_beside(held)
+        return held
+
+    def settle(self, node: str) -> None:
+        """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
+        folder = self._of(node)
+        for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
+            with suppress(PermissionError):  # a folder above may be somebody else's
+                durable(path)
+
+    def _sweep_beside(self, held: Manifest) -> None:
+        """Removes the attempts that lost: with the manifest there, none of them can ever count."""
+        for path in self._of(held.node).iterdir():
+            if path.is_dir() and path.name != held.attempt:
+                _remove(path)
+
+    def _whole(self, node: str, held: Manifest) -> None:
+        wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
+        if (held.pipeline, held.lane, held.epoch, held.node, held.digest) != wanted:
+            msg = f"the staged rows in {self._of(node)} are of another epoch or node than their folder says"
+            raise LaneError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
+        for name, size in held.files:
+            path = self._of(node) / held.attempt / name
+            if (found := _size(path)) != size:
+                msg = f"staged rows are damaged: {path} has {'no' if found is None else found} bytes, the manifest says {size}"
+                hint = f"Bring it back from a backup; or remove the folder {self._of(node)}, and they count as gone."
+                raise LaneError(msg, hint=hint, node=node)
+
+    def _of(self, node: str) -> Path:
+        return self.folder / spelled(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Who reads whom, and which dynamic tables a node's SQL asks; both by a node's name."""
+
+    inputs: Callable[[str], Sequence[str]]
+    asks: Callable[[str], Sequence[str]] = lambda _: ()
+
+    @classmethod
+    def of(cls, model: PipelineModel) -> Graph:
+        """That of a pipeline."""
+        return cls(partial(graph.inputs_of, model), partial(graph.asks, model))
+
+
+class Staging:
+    """What the planner asks while it makes the frames of one epoch: the staged rows of the impure nodes that pending sinks need.
+
+    `holders` says who holds the epoch already, or some of it, each with words for people: sinks, and dynamic tables. What they hold
+    came from a stage, so it must not be made anew. It is asked only where a stage is missing.
+    """
+
+    def __init__(self, stages: EpochStages, who: Graph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:
+        self._stages = stages
+        self._graph = who
+        self._impure = impure
+        self._holders = holders
+        self.rows: dict[str, int] = {}
+        self.seconds: dict[str, float] = {}
+
+    def wanted(self, sinks: Sequence[str]) -> set[str]:
+        """The impure nodes whose rows these sinks take from a stage. What lies behind a complete stage is not needed again."""
+        found: set[str] = set()
+        seen: set[str] = set()
+
+        def visit(name: str) -> None:
+            if name in seen:
+                return
+            seen.add(name)
+            if name in self._impure:
+                found.add(name)
+                if self._stages.held(name) is not None:
+                    return
+            for upstream in self._graph.inputs(name):
+                visit(upstream)
+
+        for sink in sinks:
+            visit(sink)
+        return found
+
+    def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
+        """Raises RecordError where rows would have to be computed anew that somebody holds from an earlier time."""
+        missing = [] if recompute else [name for name in sorted(self.wanted(sinks)) if self._stages.held(name) is None]
+        if not missing:
+            return
+        if replayed:
+            raise self._gone(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
+        for holder, said in self._holders().items():
+            if told := self._behind(holder).intersection(missing):
+                raise self._gone(min(told), said, "the setting `staging.recompute: true` for one run")
+
+    def _behind(self, name: str) -> set[str]:
+        """All impure nodes that a node's rows come through, or that filled the tables which they were asked about."""
+        upstream = (*self._graph.inputs(name), *self._graph.asks(name))
+        return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
+
+    def _gone(self, node: str, who: str, anew: str) -> RecordError:
+        number = self._stages.plan.number
+        msg = f"the staged rows of epoch {number} are gone, and {who} with the rows that were staged: {self._stages.folder}"
+        hint = (
+            "Bring the folder back; on several hosts `staging.path` must be a folder that all of them share."
+            f" To compute them anew, with rows that may differ from what is held already: {anew}."
+        )
+        return RecordError(msg, hint=hint, node=node)
+
+    def staged(self, name: str, frame: DataFrame) -> Reading:
+        """A node's rows from its stage, which is made first where there is none."""
+        if self._stages.held(name) is None:
+            started = time.monotonic()
+            self._stages.make(name, frame)
+            self.seconds[name] = time.monotonic() - started
+        else:
+            self._stages.settle(name)
+        found = self._stages.read(name, frame)
+        self.rows[name] = found.rows or 0
+        return found
+
+
+def _pattern(path: Path) -> str:
+    """A path for Spark to read, which takes what has no scheme for its default file system, and some characters for patterns."""
+    return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        log.warning("a stage was not removed: path=%s error=%s", folder, error.strerror)

@@ -1,0 +1,94 @@
+"""What writes a stage: a node's rows into parquet files of Spark's tasks, durable before they are told."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.connectors.row_errors import task_error
+from headrace.pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOLD = "file string, rows bigint, bytes bigint"
+"""What a task answers."""
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """What a Spark task runs: its rows into a file of its own, durable before it is told. Picklable."""
+
+    node: str
+    folder: str
+    root: str
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One row: file, rows, bytes. Of tasks that are run twice only the winner's answer arrives, so only its file counts."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        name = f"part-{context.partitionId():05}-{context.taskAttemptId()}.parquet" if context else f"part-{secrets.token_hex(8)}.parquet"
+        try:
+            rows, size = self._write(batches, Path(self.folder) / name)
+        except OSError as error:
+            raise task_error(no_storage(self.node, Path(self.root), error)) from None
+        yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"])
+
+    def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
+        import pyarrow.parquet as pq
+
+        rows, writer = 0, None
+        try:
+            for batch in batches:
+                if not batch.num_rows:
+                    continue
+                if writer is None:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    by_dictionary: Any = _exact_names(batch.schema)
+                    writer = pq.ParquetWriter(path, batch.schema, compression="zstd", write_statistics=False, use_dictionary=by_dictionary)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is None:
+            return 0, 0
+        durable(path)
+        return rows, path.stat().st_size
+
+
+def _exact_names(schema: pa.Schema) -> list[str]:
+    """The columns that may be written by a dictionary: texts and bytes.
+
+    Whoever reads a stage may have a filter, which Spark hands on to parquet's reader, and that leaves whole files out by their statistics
+    and dictionaries: where it takes -0.0 for another number than 0.0, and knows nothing of a NaN, which is the largest one in Spark.
+    """
+    from pyarrow import types as kinds
+
+    return [field.name for field in schema if kinds.is_string(field.type) or kinds.is_binary(field.type)]
+
+
+def no_storage(node: str, root: Path, error: OSError) -> UserError:
+    """The error of a place that cannot take rows."""
+    msg = f"rows cannot be staged in {root}: {error.strerror or error}"
+    hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
+    return UserError(msg, hint=hint, node=node)
+
+
+def durable(path: Path) -> None:
+    """What was written there survives a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # folders of some shared file systems know no fsync
+            raise
+    finally:
+        os.close(handle)

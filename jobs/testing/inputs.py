@@ -1,0 +1,199 @@
+"""What a test gives: rows with types, cast strictly, as the readings of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from headrace.connectors.base import HIDDEN, OP, POS
+from headrace.connectors.kafka.json_decoder import payload_schema
+from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
+from headrace.jobs.dynamic_tables.base import Lookup, Table, texts
+from headrace.jobs.dynamic_tables.broadcast import Segment, SetLookup
+from headrace.jobs.testing.formatting import plain
+from headrace.pipeline.errors import DataError, PipelineFileError, UserError
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.suggestions import meant
+from headrace.pipeline.testcases.loader import Case
+from headrace.pipeline.testcases.rows import Rows
+from headrace.pipeline.testcases.values import fit, infer
+from headrace.pipeline.types.arrow import spark_type
+from headrace.pipeline.types.int256 import is_wide, plain_digits, stored
+from headrace.pipeline.yaml.reader import shorten
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSource:
+    """A source without a server, as the planner sees it."""
+
+    payload: pa.Schema
+
+    def schema(self, spark: SparkSession) -> pa.Schema:
+        """The payload, which the test or the pipeline file says."""
+        del spark
+        return self.payload
+
+
+class GivenTable(Table):
+    """A dynamic table of a test: what it is given, then what its SQL adds. It lies nowhere."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values: dict[str, None] = dict.fromkeys(values)
+
+    def prepare(self) -> None:
+        """See `Table`."""
+
+    def fill(self, plan: EpochPlan, values: pa.Array) -> None:
+        """See `Table`."""
+        del plan
+        self.values |= dict.fromkeys(values.to_pylist())
+
+    def lookup(self, plan: EpochPlan) -> Lookup:
+        """See `Table`."""
+        del plan
+        return SetLookup((), Segment(texts(list(self.values))))
+
+
+def stream_of(source: Any) -> Any:
+    """The part of a source node that says its columns; None for a table, which only its server knows."""
+    if source.type == "hybrid":
+        return source.unbounded_source
+    return source if source.type == "kafka" else None
+
+
+def file_schema(name: str, source: Any) -> pa.Schema | None:
+    """The columns of a source by the pipeline file alone."""
+    stream = stream_of(source)
+    return payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
+
+
+def said_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
+    """The columns of a given node that only the test knows: by its `schema`, else by the rows.
+
+    Raises PipelineFileError where rows of one column have types that do not go together.
+    """
+    said = case.node.given[name].schema_
+    if said is not None:
+        return payload_schema(name, said, metadata=False)
+    if rows.schema is not None:
+        return _as_spark(pa.schema([field for field in rows.schema if field.name != OP]))
+    fields, problems = [], []
+    for column in rows.columns:
+        kind = infer(record.get(column) for record in rows.records)
+        if kind is None:
+            msg = f"test `{case.name}`: the type of column `{column}` cannot be inferred: its values are of several types"
+            hint = f"Add `schema: {{{column}: string}}`, or another type, beside the rows."
+            problems.append(UserError(msg, hint=hint, node=name, place=rows.start))
+        elif column != OP:
+            fields.append(pa.field(column, kind))
+    if problems:
+        raise PipelineFileError(problems)
+    if not fields:
+        msg = f"test `{case.name}`: no columns are known of `{name}`"
+        raise PipelineFileError([UserError(msg, hint="Add `schema:` with its columns beside the rows.", node=name, place=rows.start)])
+    return pa.schema(fields)
+
+
+def _as_spark(schema: pa.Schema) -> pa.Schema:
+    """The columns of a Parquet file in types that Spark has: unsigned ones widen, times are text."""
+    from pyspark.sql.types import StructType
+
+    columns = ", ".join(f"`{field.name.replace('`', '``')}` {spark_type(field.type)}" for field in schema)
+    return arrow_schema(cast("StructType", StructType.fromDDL(columns)))
+
+
+def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:
+    """The rows with operation and position. `ordinal` is the source's rank in `_gs_pos`.
+
+    Raises PipelineFileError for columns that the node does not have, DataError for values that do not fit, all of them.
+    """
+    check_columns(case, name, rows, [*schema.names, OP])
+    cells, wrong = cast_rows(rows, schema)
+    operations = [record.get(OP) or "i" for record in rows.records]
+    check_operations(case, name, rows)
+    if wrong:
+        told = [f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})" for row, column, reason in wrong]
+        raise DataError(f"test `{case.name}`: " + "\n".join(told), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
+    places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
+    arrays = [
+        pa.array([carried(row[field.name], field.type) for row in cells], kind.type)
+        for field, kind in zip(schema, stored(schema), strict=True)
+    ]
+    hidden = [pa.array(operations, pa.string()), pa.array(places, POS_ARROW)]
+    return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]))
+
+
+def carried(value: Any, kind: pa.DataType) -> Any:
+    """A value as rows carry it: numbers that Spark has no room for are their digits."""
+    return plain_digits(plain(value)) if is_wide(kind) and value is not None else value
+
+
+def check_computable(case: Case, known: Mapping[str, Any]) -> None:
+    """Raises PipelineFileError for expected nodes that hang on a source whose columns nobody says."""
+    problems = []
+    for name in case.node.expect:
+        if name not in known:
+            lacking = [source for source in graph.upstream_sources(case.file.model, name) if source not in known]
+            msg = f"test `{case.name}`: `{name}` reads {', '.join(lacking)}, whose columns only a server knows"
+            hint = f"Give `{lacking[0]}` rows, or `rows: []` and `schema:`."
+            problems.append(UserError(msg, hint=hint, place=case.place("expect", name)))
+    if problems:
+        raise PipelineFileError(problems)
+
+
+def cast_rows(rows: Rows, schema: pa.Schema) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
+    """The rows in the types of `schema`, missing columns null; and (row, column, reason) of every value that does not fit."""
+    wrong: list[tuple[int, str, str]] = []
+
+    def cell(index: int, column: str, value: Any, kind: pa.DataType) -> Any:
+        try:
+            return fit(value, kind)
+        except ValueError as error:
+            wrong.append((index, column, str(error)))
+            return None
+
+    cast = [
+        {field.name: cell(index, field.name, record.get(field.name), field.type) for field in schema}
+        for index, record in enumerate(rows.records)
+    ]
+    return cast, wrong
+
+
+def check_columns(case: Case, name: str, rows: Rows, known: list[str]) -> None:
+    """Raises PipelineFileError for every column of the rows that is not known, each where it is first named."""
+    problems = []
+    for column in rows.columns:
+        if column not in known:
+            first = next((index for index, record in enumerate(rows.records) if column in record), 0)
+            msg = f"test `{case.name}`: `{name}` has no column `{shorten(column)}`{meant(column, known)}"
+            problems.append(UserError(msg, hint=f"Columns: {', '.join(known)}.", place=rows.place(first, column)))
+    if problems:
+        raise PipelineFileError(problems)
+
+
+def check_operations(case: Case, name: str, rows: Rows) -> None:
+    """Raises PipelineFileError for operations other than i, u and d; in the test itself they were found when it was read."""
+    problems = [
+        UserError(
+            f"test `{case.name}`: row {index + 1} of `{name}`: `{OP}` cannot be `{shorten(record[OP])}`",
+            hint="Allowed: i, u, d.",
+            place=rows.place(index, OP),
+        )
+        for index, record in enumerate(rows.records)
+        if (record.get(OP) or "i") not in ("i", "u", "d")
+    ]
+    if problems:
+        raise PipelineFileError(problems)
+
+
+def frame_of(spark: SparkSession, table: pa.Table, payload: pa.Schema) -> DataFrame:
+    """The table as a frame, with Spark's types as the planner analyses them."""
+    hidden = [table.schema.field(name) for name in HIDDEN]
+    return spark.createDataFrame(table, spark_schema(pa.schema([*payload, *hidden])))

@@ -1,0 +1,205 @@
+"""Running tests of pipelines: the same planner and the same SQL as a run's, on a small Spark session, without any server."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from headrace.connectors.base import OP, POS
+from headrace.connectors.filter_marks import kept_or_marked
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.spark.session import start_session, stop_session
+from headrace.jobs.testing.diff import Difference, compare
+from headrace.jobs.testing.expectations import Expectation, expectation
+from headrace.jobs.testing.inputs import GivenTable, check_computable, frame_of, given_table, stream_of
+from headrace.jobs.testing.sink_state import Row, held
+from headrace.jobs.testing.subgraph import TABLE, Stages
+from headrace.jobs.transforms.retractions import Boundary
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError, SchemaError
+from headrace.pipeline.model import graph
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.dynamic_tables import VALUE
+from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+from headrace.pipeline.testcases.loader import Case
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+_CONF = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one test ended. `error` is what went wrong instead of rows; `unraised` the message that was expected and never came."""
+
+    case: Case
+    seconds: float
+    differences: list[Difference] = field(default_factory=list)
+    expectations: dict[str, Expectation] = field(default_factory=dict)
+    error: HeadraceError | None = None
+    unraised: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything came as expected."""
+        return not self.differences and self.error is None and self.unraised is None
+
+
+class Bench:
+    """Runs tests, one Spark session for all of them: that of this process if it has one, as in pytest beside tests that use Spark.
+
+    Making it starts nothing; `close` stops what was started.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._started: SparkSession | None = None
+
+    @cached_property
+    def _stages(self) -> Stages:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
+            return Stages(SparkSession.Builder().getOrCreate(), self._settings)
+        self._started = start_session(small(self._settings), ())
+        return Stages(self._started, self._settings)
+
+    def start(self) -> None:
+        """Starts Spark now, which else the first test does. Raises ServiceError without Java or jars."""
+        _ = self._stages
+
+    def close(self) -> None:
+        """Stops the session that was started here."""
+        if self._started is not None:
+            stop_session(self._started)
+            self._started = None
+            del self._stages
+
+    def run(self, case: Case) -> Outcome:
+        """One test. What is wrong with it or with the pipeline is in the outcome; raises only where Spark cannot be had."""
+        self.start()
+        started = time.monotonic()
+        wanted = case.node.expect_error
+        try:
+            expectations = self._expectations(case)
+        except PipelineFileError as error:
+            return Outcome(case, time.monotonic() - started, error=error)
+        except HeadraceError as error:
+            met = wanted is not None and wanted in f"{error.message}\n{error.hint}"
+            return Outcome(case, time.monotonic() - started, error=None if met else error)
+        differences = [difference for found in expectations.values() if (difference := _difference(found)) is not None]
+        seconds = time.monotonic() - started
+        log.info("test=%s file=%s seconds=%.2f differences=%d", case.name, case.path, seconds, len(differences))
+        return Outcome(case, seconds, differences, expectations, unraised=wanted)
+
+    def _expectations(self, case: Case) -> dict[str, Expectation]:
+        """What was expected and what came, by node; for a test that expects an error everything is computed."""
+        given = {name: case.given(name) for name in case.node.given}
+        planner, schemas = self._stages.stage(case, given)
+        model = case.file.model
+        filled = {name for name, node in graph.tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)}
+        check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
+        tables = {name: given_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
+        sets = {name: GivenTable(_values(tables.get(name), case, name)) for name in graph.tables(model)}
+        planner.tables = sets
+        views = _views(planner, case, tables)
+        boundary = Boundary(planner.file.model, planner.retractions, planner.keys)
+        fed: dict[str, list[Row]] = {}
+        found: dict[str, Expectation] = {}
+        for name in case.node.expect or [name for name in planner.file.model.sinks if _fed_by(case, name)]:
+            if name in sets:
+                rows = [{VALUE: value, OP: "i"} for value in sets[name].values]
+                found[name] = expectation(case, name, TABLE, (VALUE,), rows)
+                continue
+            sink = model.sinks.get(name)
+            node = sink.from_ if sink else name
+            at = name if name in planner.retractions.sinks else node
+            if at not in fed:
+                fed[at] = _rows(boundary.shown(at, views[node]), node, planner.texts)
+            rows = fed[at] if sink is None else held(name, sink, planner.keys[name], fed[at])
+            if name in case.node.expect:
+                found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
+        return found
+
+
+def small(settings: Settings) -> Settings:
+    """The settings with a Spark that starts quickly and computes little; the user's `spark.conf` stays the stronger."""
+    spark = settings.spark.model_copy(
+        update={
+            "master": "local[2]",
+            "driver_memory": "1g",
+            "conf": {**_CONF, **settings.spark.conf},
+            "jvm_options": f"-XX:TieredStopAtLevel=1 {settings.spark.jvm_options}".rstrip(),
+        }
+    )
+    return settings.model_copy(update={"spark": spark})
+
+
+def _difference(found: Expectation) -> Difference | None:
+    return compare(found.node, found.expected, found.found, found.key, ordered=found.ordered, tolerance=found.tolerance)
+
+
+def _views(planner: Planner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, DataFrame]:
+    readings = {}
+    for name, table in tables.items():
+        if name in planner.source_schemas:
+            frame = frame_of(planner.spark, table, planner.source_schemas[name])
+            frame = _filtered(frame, case, name, marks=name in planner.retractions.marked)
+            readings[name] = Reading(frame, table.num_rows)
+    now = case.node.now or datetime.now(UTC)
+    return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now))
+
+
+def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
+    """What a dynamic table is given. Raises DataError for a null among it."""
+    values = given[VALUE].to_pylist() if given is not None else []
+    if None in values:
+        msg = f"test `{case.name}`: `{name}` is given a null, and a dynamic table holds texts"
+        raise DataError(msg, node=name, place=case.place("given", name))
+    return values
+
+
+def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFrame:
+    """Given rows of a topic, an Iceberg table or files pass the source's filter, which is Spark's SQL; ClickHouse's own is not."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    source = case.file.model.sources.get(name)
+    condition = getattr(stream_of(source) or (source if source.type in ("iceberg", "file") else None), "filter", None) if source else None
+    try:
+        return (kept_or_marked(frame, condition) if marks else frame.where(condition)) if condition else frame
+    except (AnalysisException, ParseException) as error:
+        said = (error.getMessage() or str(error)).strip().splitlines()[0]
+        msg = f"the filter `{condition}` is wrong: {said}"
+        raise SchemaError(msg, node=name, place=case.file.place("sources", name, "filter")) from None
+
+
+def _rows(frame: DataFrame, node: str, texts: Mapping[str, str]) -> list[Row]:
+    """The rows of a node in their order, with `_gs_op`."""
+    try:
+        rows: list[Row] = frame.toArrow().to_pylist(maps_as_pydicts="strict")
+    except Exception as error:
+        raise as_headrace_error(error, node=node, texts=texts) from error
+    rows.sort(key=lambda row: tuple(row[POS].values()))
+    return [{name: value for name, value in row.items() if name not in (POS, OP)} | {OP: row[OP]} for row in rows]
+
+
+def _ordinal(case: Case, name: str) -> int:
+    names = [*case.file.model.sources, *case.file.model.transforms]
+    return (names.index(name) + 1) * ORDINALS_PER_NODE - 1
+
+
+def _fed_by(case: Case, name: str) -> bool:
+    """Whether rows of a given node reach a node."""
+    return name in case.node.given or any(_fed_by(case, upstream) for upstream in graph.inputs_of(case.file.model, name))

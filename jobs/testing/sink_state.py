@@ -1,0 +1,74 @@
+"""What a sink's target holds at the end: the operations of the rows applied one after the other, in their order.
+
+A model of the sinks' own SQL on Python rows, kept to what they promise: a table with a key takes upserts and deletes by it, one
+without a key appends and refuses deletes, a sink that keeps nothing gets every row as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from headrace.connectors.base import OP
+from headrace.pipeline.errors import DataError, GuaranteeError
+from headrace.pipeline.model.graph import forgetful
+
+Row = dict[str, Any]
+
+_COMPARES: Mapping[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<>": operator.ne,
+}
+
+
+def keeps_operations(sink: Any) -> bool:
+    """Whether a sink passes rows on as they are, operations included."""
+    return forgetful(sink)
+
+
+def held(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """The rows of the target, in the order in which they came to be. `rows` are in order and carry `_gs_op`.
+
+    Raises what the sink would: DataError for a null in a key, GuaranteeError for a delete without a key.
+    """
+    if keeps_operations(sink):
+        return list(rows)
+    if not key:
+        if any(row[OP] == "d" for row in rows):
+            msg = "a delete arrived, and a table without a key cannot apply it"
+            raise GuaranteeError(msg, node=name, hint="Set `primary_key` on the sink, or filter `_gs_op <> 'd'` in a transform.")
+        return [_payload(row) for row in rows]
+    found: dict[str, Row] = {}
+    for row in rows:
+        if missing := [column for column in key if row[column] is None]:
+            shown = ", ".join(f"{column}={value!r}" for column, value in list(_payload(row).items())[:8])
+            msg = f"key column '{missing[0]}' is null in a row ({shown})"
+            raise DataError(msg, node=name, hint="Filter such rows out in a transform, or choose another `primary_key`.")
+        _apply(found, repr([row[column] for column in key]), row, sink)
+    return list(found.values())
+
+
+def _apply(found: dict[str, Row], key: str, row: Row, sink: Any) -> None:
+    there = found.get(key)
+    if row[OP] == "d":
+        found.pop(key, None)
+    elif there is None or (getattr(sink, "on_conflict", "update") == "update" and _wins(row, there, getattr(sink, "update_where", {}))):
+        found[key] = _payload(row)
+
+
+def _wins(new: Row, old: Row, where: Mapping[str, str]) -> bool:
+    """Whether an update applies: `EXCLUDED.column op t.column` for all columns, a null being neither."""
+    return all(
+        new.get(column) is not None and old.get(column) is not None and _COMPARES[op](new[column], old[column])
+        for column, op in where.items()
+    )
+
+
+def _payload(row: Row) -> Row:
+    return {column: value for column, value in row.items() if column != OP}

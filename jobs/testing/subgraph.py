@@ -1,0 +1,98 @@
+"""A pipeline without its servers: which nodes a test can compute, with which columns, and the planner over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.testing.inputs import GivenSource, file_schema, said_schema
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model import graph, nodes
+from headrace.pipeline.sql.dynamic_tables import VALUE
+from headrace.pipeline.testcases.loader import Case
+from headrace.pipeline.testcases.rows import Rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+TABLE = pa.schema([(VALUE, pa.string())])
+"""A dynamic table as rows."""
+
+
+class Stages:
+    """Planners on one session, made once for all tests that know the same columns."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._made: dict[tuple[str, ...], Planner] = {}
+
+    def stage(self, case: Case, given: Mapping[str, Rows]) -> tuple[Planner, dict[str, pa.Schema]]:
+        """The planner for a test, and the columns of every given node.
+
+        A given transform stands there like a source, so what feeds it is not needed. Sources whose columns nobody says are left out,
+        with all that hangs on them. Raises PipelineFileError for a given node whose columns cannot be known, SchemaError for SQL
+        that does not fit the columns.
+        """
+        model = case.file.model
+        roots: dict[str, pa.Schema] = {}
+        for name, source in model.sources.items():
+            schema = file_schema(name, source)
+            if schema is None and name in given:
+                schema = said_schema(case, name, given[name])
+            if schema is not None:
+                roots[name] = schema
+        for name in graph.in_order(model):
+            if name in given:
+                roots[name] = self._transform(case, name, given[name], roots)
+        return self._planner(case.file, roots), {name: roots.get(name, TABLE) for name in given}
+
+    def _transform(self, case: Case, name: str, rows: Rows, roots: Mapping[str, pa.Schema]) -> pa.Schema:
+        """The columns of a given transform: as the test says, as its SQL gives them, or as its rows look."""
+        if case.node.given[name].schema_ is None and name in computable(case.file.model, roots):
+            return self._planner(case.file, roots).schemas[name]
+        return said_schema(case, name, rows)
+
+    def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> Planner:
+        model = cut(file.model, roots)
+        known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
+        if known not in self._made:
+            sources = {name: GivenSource(roots[name]) for name in model.sources}
+            made = self._made[known] = Planner(replace(file, model=model), self._spark, sources, self._settings)
+            made.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
+        return self._made[known]
+
+
+def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]:
+    """The nodes whose rows are known when those of `roots` are."""
+    found = set(roots)
+    for name in graph.in_order(model):
+        if all(upstream in found for upstream in graph.inputs_of(model, name)):
+            found.add(name)
+    filled = {name for name, node in graph.tables(model).items() if all(upstream in found for upstream in node.inputs(name))}
+    return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
+
+
+def cut(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
+    """The part of a pipeline that `roots` feed; transforms among them become sources with the same key.
+
+    Dynamic tables all stay; what would fill one and is not there does not.
+    """
+    there = computable(model, roots)
+    tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.tables(model).items()}
+    stands = {
+        name: nodes.ClickHouseSource(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
+    }
+    return model.model_copy(
+        update={
+            "sources": {name: node for name, node in model.sources.items() if name in there} | stands,
+            "transforms": {name: node for name, node in model.transforms.items() if name in there and name not in stands} | tables,
+            "sinks": {name: node for name, node in model.sinks.items() if name in there},
+        }
+    )

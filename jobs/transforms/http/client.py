@@ -1,0 +1,382 @@
+"""What a Spark task of a handler does: cut its rows into requests, send them side by side, and read the answers in order.
+
+Requests are cut by the order of the rows and by nothing else, so that an epoch that is computed again sends the same bytes
+under the same idempotency keys.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import hashlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.jobs.staging.pending_calls import Wait
+from headrace.jobs.transforms.http.call_metrics import Tally
+from headrace.jobs.transforms.http.circuit_breaker import Breaker
+from headrace.jobs.transforms.http.decode import Answer, AnswerError, Decoder, excerpt
+from headrace.jobs.transforms.http.row_matching import origins, positions
+from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
+
+if TYPE_CHECKING:
+    import httpx
+
+pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
+TEXT, OP, POS, KEYS = 0, 1, 2, 3
+"""Where a task's columns stand: the row's JSON, the operation, the position, then the columns of the key."""
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
+_LONGEST = 3600.0
+"""Seconds that a service is left alone at most, whatever it asks for."""
+_KEPT = 4
+_PATIENCE = 5.0
+"""Seconds after which it is told that a request is tried again and again."""
+_AGAIN = (408, 429)
+
+
+@dataclass(frozen=True)
+class Service:
+    """Where requests go and how. Picklable; it holds secrets, which its text does not show."""
+
+    node: str
+    url: str = field(repr=False)
+    shown: str
+    headers: Mapping[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+    timeout: float
+    retry_for: float | None
+    max_attempts: int | None
+    concurrency: int
+    break_after: int
+    break_for: float
+    wait: Wait | None = None
+    """Where tasks say that they wait for it."""
+
+    @property
+    def digest(self) -> str:
+        """What tells two of them apart within a process."""
+        return hashlib.sha256(repr((self, self.url, sorted(self.headers.items()))).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One request: its rows, whose text is their JSON."""
+
+    rows: pa.RecordBatch
+    body: bytes
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer with 2xx."""
+
+    status: int
+    body: bytes
+
+
+class Caller:
+    """Asks a service, again where that may help. One per process and service: connections are kept, and what failed is remembered."""
+
+    def __init__(self, service: Service) -> None:
+        import httpx
+
+        from headrace.jobs.transforms.http.deadline import bounded
+
+        for name in ("httpx", "httpcore"):  # they log whole URLs
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._service = service
+        self._errors = httpx
+        # The task's threads bound what is under way; a bound here would make requests wait for those of a task that failed.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
+        self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
+        self._deadline = bounded(self._client)
+        self.breaker = Breaker(service.node, service.break_after, service.break_for)
+
+    def close(self) -> None:
+        """Lets go of the connections."""
+        self._client.close()
+
+    def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> Reply:
+        """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
+        told = threading.Event()
+        try:
+            return self._tried(batch, stop, tally, told)
+        finally:
+            if self._service.wait is not None and told.is_set():
+                self._service.wait.over()
+
+    def _tried(self, batch: Batch, stop: threading.Event, tally: Tally, told: threading.Event) -> Reply:
+        began = time.monotonic()
+        attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
+        deadline = None if self._service.retry_for is None else began + self._service.retry_for
+        while True:
+            if not self.breaker.enter(deadline, stop):
+                raise self._given_up(attempt, time.monotonic() - began, last)
+            attempt += 1
+            try:
+                reply, last, wait = self._once(batch, tally, retry=attempt > 1)
+            except HeadraceError:
+                raise
+            except BaseException:
+                self.breaker.failed()  # whatever it was: others must not wait for this probe
+                raise
+            if reply is not None:
+                return reply
+            spread = pause * random.uniform(0.5, 1.0)  # noqa: S311  so that tasks do not come back all at once
+            wait = spread if wait is None else wait
+            pause = min(pause * 2, _LAST_PAUSE)
+            over = deadline is not None and time.monotonic() + wait > deadline
+            self._waits(began, attempt, last, wait, told)
+            if over or attempt == self._service.max_attempts or stop.wait(wait):
+                raise self._given_up(attempt, time.monotonic() - began, last)
+
+    def _waits(self, began: float, attempts: int, last: str, pause: float, told: threading.Event) -> None:
+        """Tells those who look at the run, once it has taken a while or will have; `told` is set then."""
+        seconds = time.monotonic() - began
+        if self._service.wait is None or seconds + pause < _PATIENCE:
+            return
+        told.set()
+        message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
+        self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
+
+    def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[Reply | None, str, float | None]:
+        """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
+        httpx, started = self._errors, time.monotonic()
+
+        def count(outcome: str, status: str) -> None:
+            tally.add(outcome, status, (time.monotonic() - started) * 1000, retry=retry)
+
+        try:
+            with self._deadline.within(self._service.timeout), self._posted(batch) as response:
+                status = response.status_code
+                try:
+                    body = response.read()
+                except (httpx.TransportError, httpx.DecodingError) as error:
+                    self.breaker.failed()
+                    count("retriable_error", "body_read_error")
+                    late = isinstance(error, httpx.TimeoutException)
+                    why = f"was not there within {self._service.timeout:g} s" if late else f"could not be read: {_said(error)}"
+                    return None, f"HTTP {status}, and the body {why}", None
+        except httpx.TimeoutException:
+            self.breaker.failed()
+            count("retriable_error", "timeout")
+            return None, f"no answer within {self._service.timeout:g} s", None
+        except httpx.TransportError as error:
+            self.breaker.failed()
+            count("retriable_error", "network_error")
+            return None, self._clean(_said(error)), None
+        return self._judged(response, status, body, count)
+
+    def _posted(self, batch: Batch) -> AbstractContextManager[httpx.Response]:
+        return self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key})
+
+    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[Reply | None, str, float | None]:
+        if 200 <= status < 300:
+            self.breaker.succeeded()
+            count("success", "2xx")
+            return Reply(status, body), "", None
+        said = f"HTTP {status}{self._excerpt(body)}"
+        if status in _AGAIN or status >= 500:
+            # A service that asks to be left alone works.
+            (self.breaker.succeeded if status == 429 else self.breaker.failed)()
+            count("retriable_error", f"{status // 100}xx")
+            return None, said, _retry_after(response.headers.get("Retry-After"))
+        self.breaker.succeeded()
+        count("non_retriable_error", f"{status // 100}xx")
+        where = f"POST {self._service.shown}"
+        if 300 <= status < 400:
+            hint = "Write the address that it redirects to as `url`: requests with rows in them do not follow."
+            msg = f"{where}: {said}"
+            raise UserError(msg, hint=hint, node=self._service.node)
+        hint = "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of the node."
+        msg = f"{where}: non-retriable {said}"
+        raise UserError(msg, hint=hint, node=self._service.node)
+
+    def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
+        circuit = f"; the circuit is open after {self._service.break_after} failures in a row" if self.breaker.open else ""
+        msg = f"POST {self._service.shown}: given up after {attempts} attempts in {seconds:.1f} s{circuit}; the last: {last}"
+        hint = "The epoch is tried again from its plan once the service answers; `retry_for` and `max_attempts` say for how long."
+        return TransientError(msg, hint=hint, node=self._service.node)
+
+    def _excerpt(self, body: bytes) -> str:
+        found = excerpt(body, self._service.secrets)
+        return f": {found}" if found else ""
+
+    def _clean(self, text: str) -> str:
+        for secret in self._service.secrets:
+            text = text.replace(secret, "***") if secret else text
+        return text
+
+
+_callers: dict[str, Caller] = {}
+"""Of this process: Spark keeps its Python workers for the next epoch."""
+
+
+def caller_for(service: Service) -> Caller:
+    """The caller of a service, made once per process; the oldest of more than a few is let go."""
+    digest = service.digest
+    if digest not in _callers:
+        _callers[digest] = Caller(service)
+        while len(_callers) > _KEPT:
+            _callers.pop(next(iter(_callers))).close()
+    return _callers[digest]
+
+
+class _Stop(threading.Event):
+    """Set once a task has failed or ended, so that none of its threads begins anything; knows what failed first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: HeadraceError | None = None
+
+    def failed(self, error: HeadraceError) -> None:
+        """One request will not succeed."""
+        if not self.is_set():
+            self.error = error
+            self.set()
+
+
+@dataclass(frozen=True)
+class HandlerTask:
+    """A task of a handler, for `mapInArrow`. Picklable. `prefix` begins every idempotency key; `key` are places in the answer's columns."""
+
+    service: Service
+    decoder: Decoder
+    batch_size: int
+    prefix: str
+    key: tuple[int, ...]
+    count: Any = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of the answers in the order of the requests. Errors travel in what is raised, with class and hint."""
+        from headrace.connectors.row_errors import task_error
+
+        stop, tally = _Stop(), Tally()
+        pool = ThreadPoolExecutor(self.service.concurrency, thread_name_prefix="handler")
+        waiting: deque[Future[pa.RecordBatch]] = deque()
+        try:
+            caller = caller_for(self.service)
+            for batch in self._cut(batches):
+                waiting.append(pool.submit(self._answer, caller, batch, stop, tally))
+                if len(waiting) > self.service.concurrency:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except HeadraceError as error:
+            raise task_error(stop.error or error) from None
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            if self.count is not None:
+                self.count.add(tally.calls())
+
+    def _cut(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
+        """Requests of `batch_size` rows (one, where the decoder reads single rows), the last one with what is left."""
+        size = 1 if self.decoder.single else self.batch_size
+        kept: list[pa.RecordBatch] = []
+        held = 0
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            kept.append(batch)
+            held += batch.num_rows
+            at = 0
+            whole = _joined(kept) if held >= size else None
+            while whole is not None and held >= size:
+                yield self._batch(whole.slice(at, size))
+                at, held = at + size, held - size
+            if whole is not None:
+                kept = [whole.slice(at)] if held else []
+        if held:
+            yield self._batch(_joined(kept))
+
+    def _batch(self, rows: pa.RecordBatch) -> Batch:
+        if self.decoder.single:
+            body = rows.column(TEXT)[0].as_buffer().to_pybytes()
+        else:
+            texts = pc.binary_join(pa.ListArray.from_arrays([0, rows.num_rows], rows.column(TEXT)), ",\n")
+            body = b"[" + texts[0].as_buffer().to_pybytes() + b"]\n"
+        first = rows.column(POS)[0].as_py()
+        where = "{source}.{part}.{off}.{sub}".format(**first)
+        return Batch(rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}")
+
+    def _answer(self, caller: Caller, batch: Batch, stop: _Stop, tally: Tally) -> pa.RecordBatch:
+        try:
+            return self._asked(caller, batch, stop, tally)
+        except HeadraceError as error:
+            stop.failed(error)
+            raise
+
+    def _asked(self, caller: Caller, batch: Batch, stop: _Stop, tally: Tally) -> pa.RecordBatch:
+        if stop.is_set():
+            msg = "another request of the task failed"
+            raise stop.error or TransientError(msg, node=self.service.node)
+        reply = caller.ask(batch, stop, tally)
+        try:
+            return self._rows(batch.rows, self.decoder.read(reply.body))
+        except AnswerError as error:
+            found = excerpt(reply.body, self.service.secrets)
+            msg = f"POST {self.service.shown} answered HTTP {reply.status}, but {error}" + (f"\n  body: {found}" if found else "")
+            hint = "An answer has the columns of the node: those of `from`, changed by `schema_override`."
+            raise DataError(msg, hint=hint, node=self.service.node) from None
+
+    def _rows(self, sent: pa.RecordBatch, answer: Answer) -> pa.RecordBatch:
+        back = [answer.columns[at] for at in self.key]
+        for at, column in zip(self.key, back, strict=True):
+            if column.null_count:
+                name = self.decoder.schema.field(at).name
+                msg = f"{column.null_count} of {answer.rows} rows lack `{name}`, which is a column of the key"
+                raise AnswerError(msg)
+        asked = [sent.column(KEYS + at) for at in range(sent.num_columns - KEYS)] if self.key else []
+        at = origins(asked, back, sent.num_rows, answer.rows)
+        ops = pc.coalesce(answer.ops, sent.column(OP).take(at)) if answer.rows else answer.ops
+        _check_ops(ops)
+        columns = [*answer.columns, ops, positions(sent.column(POS), at)]
+        return pa.RecordBatch.from_arrays(columns, names=[f"c{place}" for place in range(len(columns))])
+
+
+def _check_ops(ops: pa.Array) -> None:
+    if ops.null_count:
+        msg = f"{ops.null_count} of {len(ops)} rows lack `_gs_op`, and no row of the request has their key"
+        raise AnswerError(msg)
+    wrong = pc.filter(ops, pc.invert(pc.is_in(ops, pa.array(["i", "u", "d"]))))
+    if len(wrong):
+        msg = f"`_gs_op` is `{str(wrong[0])[:20]}` in {len(wrong)} rows; allowed: i, u, d"
+        raise AnswerError(msg)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    (whole,) = pa.Table.from_batches(batches).combine_chunks().to_batches()  # more than one where texts are over 2 GiB
+    return whole
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds that a service wants to be left alone, by number or by date."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return None
+    return min(max(0.0, seconds), _LONGEST)
+
+
+def _said(error: Exception) -> str:
+    text = str(error).split("\n", maxsplit=1)[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

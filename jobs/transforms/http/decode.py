@@ -1,0 +1,350 @@
+"""Answers of a service as Arrow: by Arrow's own reader of JSON, and where that fails by Python, which says what is wrong where.
+
+The slow way also takes what the fast one does not know: maps, nested dates, wide numbers that come as numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation, localcontext
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.json as pj
+from pyarrow import types as kinds
+
+from headrace.connectors.base import OP
+from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_columns, plain_digits
+
+pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
+_EXCERPT = 200
+_DIGITS = 100
+_NAMES = {bool: "a boolean", int: "a number", Decimal: "a number", str: "a text", list: "an array", dict: "an object", type(None): "null"}
+
+
+class AnswerError(Exception):
+    """What is wrong with an answer, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The rows of an answer: payload columns in their order, as Spark's rows hold them. `ops` may have nulls where it said none."""
+
+    columns: list[pa.Array]
+    ops: pa.Array
+    rows: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Reads answers of one node. Picklable. `schema` has the declared types; `version` is `payload_version`."""
+
+    schema: pa.Schema
+    version: int
+    single: bool
+
+    def read(self, body: bytes) -> Answer:
+        """The rows of an answer. Raises AnswerError for anything that is not what was declared."""
+        text = body.strip(b" \t\r\n\xef\xbb\xbf")
+        if not text:
+            msg = "the body is empty"
+            raise AnswerError(msg)
+        if text.startswith(b"{") and self.single:
+            text = b"[" + text + b"]"
+        try:
+            text.decode()  # Arrow's reader takes any bytes for text
+        except UnicodeDecodeError as error:
+            msg = f"the body is not UTF-8, which JSON is: {error.reason} {text[error.start : error.start + 1]!r}"
+            raise AnswerError(msg) from None
+        mode = "single-row" if self.single else "batch"
+        if not text.startswith(b"["):
+            wanted = "an object or an array of objects" if self.single else "an array of objects"
+            msg = f"failed to parse JSON in {mode} mode: expected {wanted}, found {_found(text)}"
+            raise AnswerError(msg)
+        answer = self._fast(text)
+        return answer if answer is not None else self._slow(text, mode)
+
+    # --- by Arrow
+
+    def _fast(self, text: bytes) -> Answer | None:
+        """None where Arrow cannot say."""
+        fields = [field.with_type(wire) for field in self.schema if (wire := _wire(field.type)) is not None]
+        if len(fields) != len(self.schema):
+            return None
+        row = pa.struct([field.with_nullable(True) for field in fields] + [pa.field(OP, pa.string())])
+        if self.version:
+            row = pa.struct([("data", row), ("metadata", pa.struct([("op", pa.string())]))])
+        whole = b'{"r":' + text + b"}"
+        options = pj.ParseOptions(
+            explicit_schema=pa.schema([("r", pa.list_(row))]), newlines_in_values=True, unexpected_field_behavior="ignore"
+        )
+        try:
+            table = pj.read_json(
+                pa.BufferReader(whole), read_options=pj.ReadOptions(use_threads=False, block_size=len(whole) + 1), parse_options=options
+            )
+            if table.num_rows != 1 or table["r"].null_count:
+                return None
+            rows = table["r"].combine_chunks().flatten()
+            if rows.null_count:
+                return None
+            data = rows.field("data") if self.version else rows
+            if data.null_count:
+                return None
+            ops = data.field(OP)
+            if self.version:
+                ops = pc.coalesce(ops, rows.field("metadata").field("op"))
+            columns = [_unwired(data.field(at), field.type) for at, field in enumerate(self.schema)]
+        except (pa.ArrowException, ValueError):
+            return None
+        return Answer(columns, ops, len(rows))
+
+    # --- by Python
+
+    def _slow(self, text: bytes, mode: str) -> Answer:
+        try:
+            found = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as error:
+            msg = f"failed to parse JSON in {mode} mode: {error}"
+            raise AnswerError(msg) from None
+        rows = [self._row(row, number) for number, row in enumerate(found)]
+        values: dict[str, list[Any]] = {field.name: [] for field in self.schema}
+        for number, (row, _) in enumerate(rows):
+            for field in self.schema:
+                values[field.name].append(_value(row.get(field.name), field.type, f"row {number}, column `{field.name}`"))
+        columns = [_column(field.name, values[field.name], pa.string() if is_wide(field.type) else field.type) for field in self.schema]
+        return Answer(columns, _column(OP, [op for _, op in rows], pa.string()), len(rows))
+
+    def _row(self, row: Any, number: int) -> tuple[Mapping[str, Any], str | None]:
+        if not isinstance(row, dict):
+            msg = f"row {number} is {_kind(row)}, an object is expected"
+            raise AnswerError(msg)
+        op = None
+        if self.version:
+            meta = row.get("metadata")
+            op = meta.get("op") if isinstance(meta, dict) else None
+            if not isinstance(row.get("data"), dict):
+                msg = f"row {number}: field 'data' not found in JSON object"
+                raise AnswerError(msg)
+            row = row["data"]
+        op = row[OP] if row.get(OP) is not None else op
+        if op is not None and not isinstance(op, str):
+            msg = f"row {number}: `{OP}` is {_kind(op)}; allowed: i, u, d"
+            raise AnswerError(msg)
+        return row, op
+
+
+def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except UnicodeEncodeError:
+        msg = f"column `{name}` holds half of a surrogate pair, which is no character"
+    except (pa.ArrowException, OverflowError) as error:
+        msg = f"a value has no room in its column `{name}`: {error}"
+    raise AnswerError(msg)
+
+
+def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
+    """The beginning of a body on one line, without the secrets."""
+    text = body[: 4 * _EXCERPT].decode("utf-8", "replace")
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    text = " ".join(text.split())
+    return text if len(text) <= _EXCERPT else f"{text[:_EXCERPT]}…"
+
+
+def _wire(kind: pa.DataType) -> pa.DataType | None:
+    """What Arrow's reader is asked for; None for what it cannot read."""
+    if kinds.is_date(kind) or kinds.is_timestamp(kind) or kinds.is_binary(kind) or is_wide(kind):
+        return pa.string()
+    if kinds.is_struct(kind):
+        inner = [_wire(field.type) for field in kind]
+        return kind if all(wire == field.type for wire, field in zip(inner, kind, strict=True)) else None
+    if kinds.is_list(kind):
+        return kind if _wire(kind.value_type) == kind.value_type else None
+    plain = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind) or kinds.is_string(kind) or kinds.is_decimal(kind)
+    return kind if plain else None
+
+
+def _unwired(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column that was meant. Raises ValueError or ArrowException for a text that says no such value."""
+    if is_wide(kind):
+        if not pc.all(pc.match_substring_regex(array, pattern(kind)), min_count=0).as_py():
+            msg = "digits"
+            raise ValueError(msg)
+        if isinstance(kind, WideInteger):
+            _check_range(array, kind)
+        return plain_columns(array)
+    if kinds.is_date(kind):
+        return array.cast(pa.date32()).cast(kind)
+    if kinds.is_timestamp(kind):
+        return _moments(array, kind)
+    return _unhexed(array) if kinds.is_binary(kind) else array
+
+
+def _check_range(array: pa.Array, kind: WideInteger) -> None:
+    """Raises ValueError where digits say more than 256 bits hold. Only texts that are long enough for it are looked at."""
+    for value in pc.filter(array, pc.greater(pc.utf8_length(array), 76)):
+        number = int(value.as_py().split(".")[0])
+        if not kind.lowest <= number <= kind.highest:
+            msg = "range"
+            raise ValueError(msg)
+    if not kind.signed and pc.any(pc.starts_with(array, "-"), min_count=0).as_py():
+        msg = "range"
+        raise ValueError(msg)
+
+
+def _moments(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
+    texts = pc.replace_substring_regex(array, r"(\.\d{6})\d+", r"\1")
+    zoned = pc.match_substring_regex(texts, r"(?:Z|[+-]\d{2}:?\d{2})$")
+    if kind.tz is None:
+        if pc.any(zoned, min_count=0).as_py():
+            msg = "a zone"
+            raise ValueError(msg)
+        return texts.cast(kind)
+    return pc.if_else(zoned, texts, pc.binary_join_element_wise(texts, "Z", "")).cast(kind)
+
+
+def _unhexed(array: pa.Array) -> pa.Array:
+    """Bytes from hex, in one piece: the digits of all rows lie side by side."""
+    texts = pc.replace_substring_regex(array, r"^0[xX]", "")
+    if not pc.all(pc.match_substring_regex(texts, r"^(?:[0-9a-fA-F]{2})*$"), min_count=0).as_py():
+        msg = "hex"
+        raise ValueError(msg)
+    plain = pc.fill_null(texts, "")
+    offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(plain)) // 2)]).astype(np.int32)
+    digits = pc.binary_join(pa.ListArray.from_arrays([0, len(plain)], plain), "")[0].as_py()
+    made = pa.Array.from_buffers(pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))])
+    return pc.if_else(pc.is_valid(texts), made, pa.scalar(None, pa.binary()))
+
+
+def _value(value: Any, kind: pa.DataType, where: str) -> Any:
+    """One value as its column's type. Raises AnswerError that says where it is and what was expected."""
+    if value is None:
+        return None
+    if is_wide(kind):
+        return _wide(value, kind, where)
+    if kinds.is_nested(kind):
+        return _nested(value, kind, where)
+    if kinds.is_boolean(kind) or kinds.is_string(kind):
+        return _as(value, bool if kinds.is_boolean(kind) else str, kind, where)
+    if kinds.is_integer(kind):
+        return _integer(value, kind, where)
+    return _text_value(value, kind, where)
+
+
+def _nested(value: Any, kind: Any, where: str) -> Any:
+    if kinds.is_struct(kind):
+        parts = _as(value, dict, kind, where)
+        return {field.name: _value(parts.get(field.name), field.type, f"{where}.{field.name}") for field in kind}
+    if kinds.is_map(kind):
+        return [(key, _value(item, kind.item_type, f"{where}[{key}]")) for key, item in _as(value, dict, kind, where).items()]
+    return [_value(item, kind.value_type, f"{where}[{at}]") for at, item in enumerate(_as(value, list, kind, where))]
+
+
+def _text_value(value: Any, kind: pa.DataType, where: str) -> Any:
+    """Numbers with a point, and what is written as text."""
+    try:
+        if kinds.is_floating(kind):
+            number = float(_as(value, (int, Decimal), kind, where))
+            return number if math.isfinite(number) else _refused(value)
+        if kinds.is_decimal(kind):
+            return _decimal(_as(value, (int, Decimal, str), kind, where), kind)
+        text = _as(value, str, kind, where)
+        if kinds.is_binary(kind):
+            return bytes.fromhex(re.sub("^0[xX]", "", text))
+        if kinds.is_date(kind):
+            return date.fromisoformat(text)
+        if kinds.is_timestamp(kind):
+            return _moment(text, kind)
+    except (ValueError, OverflowError, InvalidOperation):
+        raise _wrong(value, kind, where) from None
+    msg = f"{where}: a {kind} cannot be read from JSON"
+    raise AnswerError(msg)
+
+
+def _refused(value: Any) -> Any:
+    raise ValueError(str(value))
+
+
+def _moment(text: str, kind: pa.TimestampType) -> datetime:
+    found = datetime.fromisoformat(text)
+    if kind.tz is None:
+        if found.tzinfo is not None:
+            raise ValueError(text)
+        return found
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _decimal(value: int | Decimal | str, kind: pa.Decimal128Type) -> Decimal:
+    number = Decimal(value)
+    if not number.is_finite() or abs(number) >= Decimal(10) ** (kind.precision - kind.scale):
+        raise ValueError(str(value))
+    with localcontext(prec=_DIGITS):
+        rounded = round(number, kind.scale)
+    if rounded != number:
+        raise ValueError(str(value))
+    return rounded
+
+
+def _integer(value: Any, kind: pa.DataType, where: str) -> int:
+    number = _as(value, (int, Decimal), kind, where)
+    if isinstance(number, Decimal) and (_is_long(number) or number != number.to_integral_value()):
+        raise _wrong(value, kind, where)
+    low, high = (
+        (0, 2**kind.bit_width - 1) if kinds.is_unsigned_integer(kind) else (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
+    )
+    if not low <= int(number) <= high:
+        raise _wrong(value, kind, where)
+    return int(number)
+
+
+def _is_long(number: Decimal) -> bool:
+    """Whether its digits, written out, are more than any column takes: 1e999999999 has a gigabyte of them."""
+    return abs(number.adjusted()) > _DIGITS
+
+
+def _wide(value: Any, kind: pa.DataType, where: str) -> str:
+    if isinstance(value, Decimal) and _is_long(value):
+        raise _wrong(value, kind, where)
+    text = format(value, "f") if isinstance(value, Decimal) else str(_as(value, (int, str), kind, where))
+    if not re.match(pattern(kind), text):
+        raise _wrong(value, kind, where)
+    if isinstance(kind, WideInteger) and not kind.lowest <= int(text.split(".")[0]) <= kind.highest:
+        raise _wrong(value, kind, where)
+    return plain_digits(text)
+
+
+def _as(value: Any, wanted: Any, kind: pa.DataType, where: str) -> Any:
+    allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise _wrong(value, kind, where)
+    return value
+
+
+def _wrong(value: Any, kind: pa.DataType, where: str) -> AnswerError:
+    shown = "" if value is None or isinstance(value, dict | list) else f" {json.dumps(value, default=str)[:60]}"
+    return AnswerError(f"{where} is declared as {kind}, found {_kind(value)}{shown}")
+
+
+def _kind(value: object) -> str:
+    return _NAMES.get(type(value), type(value).__name__)
+
+
+def _found(text: bytes) -> str:
+    try:
+        return _kind(json.loads(text, parse_float=Decimal))
+    except (ValueError, RecursionError):
+        return "no JSON"
+
+
+def _no_constant(name: str) -> Any:
+    msg = f"{name} is no JSON"
+    raise ValueError(msg)

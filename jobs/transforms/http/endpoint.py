@@ -1,0 +1,80 @@
+"""Where a handler sends its rows: address and headers with what variables and settings bring, and what messages must not show of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, urlsplit
+
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import Place, SettingsError, UserError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.model.handler import HandlerTransform, header_problem, url_problem
+from headrace.pipeline.yaml.interpolation import VARIABLE, filled
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An address, the headers of every request, and the texts among them that are secret."""
+
+    url: str = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
+
+
+def target_of(name: str, node: HandlerTransform, settings: Settings, place: Callable[..., Place | None] = lambda *_: None) -> Target:
+    """Raises UserError for a variable or a secret that is not set, or cannot be sent. `place` gives the place of a key of the node."""
+    url = filled(node.url, node=name)
+    headers = {key: filled(value, node=name) for key, value in node.headers.items()}
+    secrets = [value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)]
+    secrets += [part for part in secrets for part in part.split(" ", 1)[1:]]
+    hint = "See the variable or the setting that it comes from."
+    for key, value in headers.items():
+        if said := header_problem(value):
+            msg = f"the header `{key}` {said}"
+            raise UserError(msg, hint=hint, node=name, place=place("headers", key))
+    if node.secret_name is not None:
+        at = place("secret_name")
+        try:
+            header, value = settings.http_secret(node.secret_name)
+        except SettingsError as error:
+            raise UserError(error.message, hint=error.hint, node=name, place=at) from None
+        if header.lower() in {key.lower() for key in headers}:
+            msg = f"cannot set both 'secret_name' and an explicit '{header}' header - remove one"
+            raise UserError(msg, node=name, place=at)
+        if said := header_problem(value):
+            msg = f"the header `{header}` {said}"
+            raise UserError(msg, hint=hint, node=name, place=at)
+        headers[header] = value
+        secrets.append(value)
+    if not any(key.lower() == "content-type" for key in headers):
+        headers["Content-Type"] = "application/json"
+    if said := url_problem(url):
+        msg = f"`url` {said}"
+        raise UserError(msg, hint="See the variables in it.", node=name, place=place("url"))
+    return Target(url, headers, (*secrets, *_in_url(url, node.url)))
+
+
+def without_target(file: PipelineFile, settings: Settings) -> list[UserError]:
+    """Handlers that could not send anything, each with its reason. Asks no service."""
+    problems: list[UserError] = []
+    for name, node in file.model.transforms.items():
+        if isinstance(node, HandlerTransform):
+            try:
+                target_of(name, node, settings, lambda *path, name=name: file.place_of(name, *path))
+            except UserError as error:
+                error.place = error.place or file.place_of(name)
+                problems.append(error)
+    return problems
+
+
+def _is_secret(header: str) -> bool:
+    return header.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key")
+
+
+def _in_url(url: str, written: str) -> list[str]:
+    """Texts of a URL that a message must not show: what variables brought, the password, values of the query."""
+    parts = urlsplit(url)
+    found = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
+    found += [filled(match[0]) for match in VARIABLE.finditer(written)]
+    return [text for text in found if len(text) > 3]

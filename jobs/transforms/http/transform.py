@@ -1,0 +1,160 @@
+"""A handler on the driver: which columns come out, and the plan of its tasks."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyarrow import types as kinds
+
+from headrace.connectors.base import OP, POS, POS_TYPE
+from headrace.connectors.row_errors import row_error
+from headrace.connectors.spark_types import arrow_schema, spark_schema
+from headrace.jobs.staging.pending_calls import Wait, waits_folder
+from headrace.jobs.transforms.base import RowTransform, TransformContext
+from headrace.jobs.transforms.http.call_metrics import counter
+from headrace.jobs.transforms.http.client import HandlerTask, Service
+from headrace.jobs.transforms.http.decode import Decoder
+from headrace.jobs.transforms.http.encode import row_json
+from headrace.jobs.transforms.http.endpoint import target_of
+from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.model.handler import HandlerTransform, override_types, shown_url
+from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_NOT_IN_TESTS = "a test asks no service"
+
+
+class HandlerRows(RowTransform):
+    """Rows of one node out, rows of the answers in. Nothing is asked before an epoch is computed."""
+
+    def __init__(self, context: TransformContext) -> None:
+        import httpx
+
+        del httpx  # a missing package is told when the node is opened, not in the first task
+        super().__init__(context)
+        self._node: HandlerTransform = context.node
+        self._payload = arrow_schema(spark_schema(answered(context.name, context.node, context.schema)))
+        names = self._payload.names
+        shared = all(name in names and name in context.schema.names for name in context.key)
+        self._key = tuple(names.index(name) for name in context.key) if shared else ()
+
+    def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
+        """The rows of the answers. Raises UserError for a secret or a variable that is not set."""
+        if plan is None:
+            return rows.sparkSession.createDataFrame([], self._schema())
+        if not self._context.pipeline():
+            return self._unasked(rows)
+        task = self._task(plan)
+        columns = [row_json(cast("StructType", _without_hidden(rows)), self._node.payload_version), OP, POS]
+        asked = rows.select(*columns, *(f"`{self._payload.field(at).name}`" for at in self._key))
+        # mapInArrow does not quote names, so columns travel by their place.
+        numbered = asked.toDF(*(f"c{at}" for at in range(len(asked.columns))))
+        found = self._spread(numbered, plan).mapInArrow(task, self._numbered())
+        return self._named(found)
+
+    def _spread(self, rows: DataFrame, plan: EpochPlan) -> DataFrame:
+        """The rows by tasks, each in order: by blocks of offsets, so that the same requests are cut on any machine."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        size = 1 if self._node.one_row_per_request else self._node.batch_size
+        order = ("c2", "c0")  # rows of a union may stand at one place
+        tasks = min(self._node.parallelism, max(1, -(-rows_of(plan) // size)))
+        if tasks == 1:
+            return rows.coalesce(1).sortWithinPartitions(*order)
+        block = F.floor(F.col("c2.off") / F.lit(max(size, 100)))
+        return rows.repartition(tasks, F.col("c2.source"), F.col("c2.part"), block).sortWithinPartitions(*order)
+
+    def _task(self, plan: EpochPlan) -> HandlerTask:
+        node, name = self._node, self._context.name
+        prefix = f"{self._context.pipeline()}/{name}/{plan.number}"
+        decoder = Decoder(self._payload, node.payload_version, node.one_row_per_request)
+        return HandlerTask(self._service(), decoder, node.batch_size, prefix, self._key, counter(self._context.spark, name))
+
+    def _service(self) -> Service:
+        node, name = self._node, self._context.name
+        target = target_of(name, node, self._context.settings)
+        return Service(
+            node=name,
+            url=target.url,
+            shown=shown_url(node.url),
+            headers=target.headers,
+            secrets=target.secrets,
+            timeout=node.timeout.total_seconds(),
+            retry_for=node.retry_for.total_seconds() if isinstance(node.retry_for, timedelta) else None,
+            max_attempts=node.max_attempts,
+            concurrency=node.concurrency,
+            break_after=node.break_after,
+            break_for=node.break_for.total_seconds(),
+            wait=Wait(waits_folder(self._context.settings, self._context.pipeline()), name),
+        )
+
+    def _unasked(self, rows: DataFrame) -> DataFrame:
+        """The columns; a row that is asked for is an error that says how a test gives the node's rows."""
+        hint = f"Give the rows that it would answer: `given: {{{self._context.name}: …}}`."
+        refused = row_error(self._context.name, _NOT_IN_TESTS, hint)
+        return rows.select(*(refused.cast(field.dataType).alias(field.name, metadata=field.metadata) for field in self._schema().fields))
+
+    # --- columns
+
+    def _schema(self) -> StructType:
+        from pyspark.sql.types import StructType
+
+        hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
+        return StructType([*spark_schema(self._payload).fields, *hidden.fields])
+
+    def _numbered(self) -> StructType:
+        from pyspark.sql.types import StructField, StructType
+
+        return StructType([StructField(f"c{at}", field.dataType) for at, field in enumerate(self._schema().fields)])
+
+    def _named(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        fields = self._schema().fields
+        return rows.select(*(F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)))
+
+
+def answered(name: str, node: HandlerTransform, asked: pa.Schema) -> pa.Schema:
+    """The columns of an answer: those that are sent, retyped, without those that go, and new ones behind them.
+
+    Raises SchemaError for a type that cannot be read from JSON.
+    """
+    types: Mapping[str, Any] = override_types(node)
+    fields = [field.with_type(types.get(field.name) or field.type) for field in asked if types.get(field.name, field) is not None]
+    fields += [pa.field(column, kind) for column, kind in types.items() if column not in asked.names and kind is not None]
+    for field in fields:
+        if kinds.is_duration(field.type) or kinds.is_interval(field.type):
+            msg = f"column `{field.name}` is a {field.type}, which JSON has no word for"
+            hint = f"Cast it to a number or a text before, or drop it: schema_override: {{{field.name}: null}}."
+            raise SchemaError(msg, hint=hint, node=name)
+    if unknown := [column for column, kind in types.items() if kind is None and column not in asked.names]:
+        msg = f"`schema_override` drops `{unknown[0]}`, which is no column of `{node.from_}`"
+        raise SchemaError(msg, hint=f"Columns: {', '.join(asked.names)}.", node=name)
+    return pa.schema(fields)
+
+
+def rows_of(plan: EpochPlan) -> int:
+    """An upper bound of the rows that an epoch reads, by its plan alone: the same whenever and wherever it is computed."""
+    if plan.phase is Phase.HISTORY:
+        return sum(piece["split"].get("rows", 0) for piece in plan.splits)
+    total = 0
+    for name, end in plan.end.items():
+        start = plan.start.get(name, {})
+        before, after = start.get("stream", start.get("fence")), end.get("stream")
+        if after is not None and before is not None:
+            total += positions.distance(before, after)
+    return total
+
+
+def _without_hidden(rows: DataFrame) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in rows.schema.fields if field.name not in (OP, POS)])

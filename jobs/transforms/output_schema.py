@@ -1,0 +1,39 @@
+"""Columns of transforms that run in Python: declared ones as Spark has them, and the hidden ones beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from headrace.connectors.base import OP, POS, POS_TYPE
+from headrace.connectors.kafka.json_decoder import payload_schema
+from headrace.connectors.spark_types import POS_ARROW
+from headrace.pipeline.types.int256 import stored
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def final_schema(node: str, declared: Mapping[str, str] | None, inputs: pa.Schema) -> pa.Schema:
+    """The columns that come out: the declared ones in the order of their names, all nullable, or those that come in.
+
+    Raises SchemaError for a type that rows cannot have.
+    """
+    if declared is None:
+        return pa.schema([field.with_nullable(True) for field in inputs])
+    return payload_schema(node, dict(sorted(declared.items())), metadata=False)
+
+
+def hidden_fields(payload: StructType) -> StructType:
+    """Spark's columns of a payload, with the hidden ones behind it."""
+    from pyspark.sql.types import StructType
+
+    hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
+    return StructType([*payload.fields, *hidden.fields])
+
+
+def with_hidden(payload: pa.Schema) -> pa.Schema:
+    """The same for Arrow, as rows hold them."""
+    return pa.schema([*stored(payload), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)])

@@ -1,0 +1,131 @@
+"""Marked rows (`pipeline.lineage.retractions`) in Spark: how a source marks what its filter leaves out, and what a sink makes of marks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from headrace.connectors import registry
+from headrace.connectors.base import OP, POS
+from headrace.connectors.filters import quoted
+from headrace.pipeline.errors import GuaranteeError, SchemaError
+from headrace.pipeline.file.loader import PipelineFile
+from headrace.pipeline.lineage.retractions import Retractions, kept_columns, retractions
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.sql.filter_marking import EMPTIED
+from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headrace.jobs.transforms.base import RowTransform
+    from headrace.pipeline.model.nodes import SinkNode
+    from headrace.pipeline.protocol.epochs import EpochPlan
+
+
+def retractions_of(model: PipelineModel) -> Retractions:
+    """What filters mean in a pipeline whose sinks are known."""
+    return retractions(model, lambda name: registry.sink_class(model.sinks[name]).capabilities.upsert)
+
+
+def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[GuaranteeError]:
+    """Yield the sinks that share a target and would delete keys of another pipeline by a filter."""
+    for sink in found.sinks:
+        nodes = found.behind(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
+        if nodes:
+            said = "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
+            msg = f"it shares its target, and a row that {said} leaves out is a delete of its key, which may be a row of another pipeline"
+            hint = (
+                "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as `WHERE region = 'eu'` with `region`"
+                " in `primary_key`; or write both inputs by one pipeline, with UNION ALL and without `share`."
+            )
+            yield GuaranteeError(msg, hint=hint, node=sink, place=file.place_of(sink, "share"))
+
+
+def without_marked(frame: DataFrame) -> DataFrame:
+    """The rows that passed all filters."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.where(F.col(f"{POS}.sub") >= 0)
+
+
+def follows_updates(node: SinkNode) -> bool:
+    """Whether an update that a filter leaves out deletes the row: not where the sink would not take every update either."""
+    return getattr(node, "on_conflict", "update") == "update" and not getattr(node, "update_where", {})
+
+
+class Boundary:
+    """What a sink is given of the rows of its node."""
+
+    def __init__(self, model: PipelineModel, found: Retractions, keys: dict[str, tuple[str, ...]]) -> None:
+        self._model = model
+        self._found = found
+        self._keys = keys
+
+    def rows(self, sink: str, frame: DataFrame) -> DataFrame:
+        """With marked rows as deletes of their keys, or without them."""
+        node = self._model.sinks[sink]
+        if node.from_ not in self._found.marked:
+            return frame
+        if sink not in self._found.sinks:
+            return without_marked(frame)
+        return self._deletes(node, frame, self._keys[sink], self._found.sinks[sink])
+
+    def shown(self, node: str, frame: DataFrame) -> DataFrame:
+        """What people see of a node's rows: at a sink what it is given, elsewhere those that passed all filters."""
+        if node in self._model.sinks:
+            return self.rows(node, frame)
+        return without_marked(frame) if node in self._found.marked else frame
+
+    def _deletes(self, node: SinkNode, frame: DataFrame, key: tuple[str, ...], others: Collection[str]) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        sub, source = F.col(f"{POS}.sub"), F.col(f"{POS}.source")
+        keyed = F.lit(True)
+        for name in key:
+            keyed = keyed & F.col(quoted(name)).isNotNull()
+        # A delete without its key is an error like any other; an update that was left out and has none was never in the target.
+        meant = keyed | ((F.col(OP) == "d") & (sub > EMPTIED))
+        if not follows_updates(node):
+            meant = meant & (F.col(OP) == "d")
+        if others:
+            places = [place for place, name in enumerate(self._model.sources) if name in others]
+            meant = meant & ~F.floor(source / ORDINALS_PER_NODE).isin(places)
+        kept = {name.lower() for name in (*key, *kept_columns(node))}
+        columns = [
+            F.col(quoted(field.name))
+            if field.name.lower() in kept
+            else F.when(sub >= 0, F.col(quoted(field.name))).alias(field.name, metadata=field.metadata or {})
+            for field in frame.schema.fields
+            if field.name not in (OP, POS)
+        ]
+        operation = F.when(sub < 0, F.lit("d")).otherwise(F.col(OP)).alias(OP)
+        return frame.where((sub >= 0) | meant).select(*columns, operation, POS)
+
+
+def passed_by(transform: RowTransform, name: str, upstream: str, frame: DataFrame, plan: EpochPlan | None, found: Retractions) -> DataFrame:
+    """The rows of a program: it is given those that passed all filters; marked rows pass it by with their keys, which it hands on by name.
+
+    Raises SchemaError where it gives a column of the key another type.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if upstream not in found.marked:
+        return transform.rows(frame, plan)
+    made = transform.rows(without_marked(frame), plan)
+    if name not in found.needs:
+        return made
+    there, wanted = {field.name.lower(): field for field in frame.schema.fields}, found.needs[name]
+    columns = []
+    for field in made.schema.fields:
+        before = there.get(field.name.lower())
+        if field.name in (OP, POS):
+            continue
+        if field.name.lower() in wanted and (before is None or before.dataType != field.dataType):
+            was = before.dataType.simpleString() if before is not None else "missing"
+            msg = f"key column `{field.name}` is {was} in `{upstream}` and {field.dataType.simpleString()} here, so filters before it cannot delete"
+            raise SchemaError(msg, hint="Put the filter into a sql transform after this node.", node=name)
+        value = F.col(quoted(before.name)) if before is not None and field.name.lower() in wanted else F.lit(None).cast(field.dataType)
+        columns.append(value.alias(field.name, metadata=field.metadata or {}))
+    return made.unionByName(frame.where(F.col(f"{POS}.sub") < 0).select(*columns, OP, POS))

@@ -1,0 +1,189 @@
+"""Batches through a script: what a Spark task runs, without anything of Spark in it.
+
+Order and identity: every row carries `_gs_pos`. A script may make several rows of one, so `sub` becomes `sub * FAN_OUT + number` for
+all of its rows, whether it does or not: only so does the order of rows that an earlier transform made of one stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from headrace.connectors.base import FAN_OUT, OP, POS
+from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
+from headrace.jobs.transforms.script.process import Limits, Program, StoppedError, Vm, borrowed
+from headrace.pipeline.errors import DataError, HeadraceError, Place, UserError
+from headrace.pipeline.types.durations import spell_duration
+
+pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
+
+_BYTES = 4 << 20
+"""Of Arrow data that are handed over at a time, about."""
+_CHANCE = "$hr_chance"
+"""The refusal that stands for Math.random in runtime.js."""
+_FRAME = re.compile(r"^\s*at (?:(.*?) \()?<input>:(\d+)(?::(\d+))?\)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script node, ready for work. `outputs` are the columns that come out: the type that is checked, and that which rows have.
+
+    `text_at` is where line 1 of the script stands in its file; `key` are columns that tell people which row is meant.
+    """
+
+    node: str
+    program: Program
+    limits: Limits
+    inputs: tuple[str, ...]
+    outputs: dict[str, tuple[pa.DataType, pa.DataType]]
+    batch: int
+    key: tuple[str, ...] = ()
+    text_at: Place | None = None
+
+    def at(self, moment: datetime) -> Script:
+        """The same with a clock that stands at `moment`."""
+        return replace(self, program=replace(self.program, fixed=int(moment.timestamp() * 1000)))
+
+    def check(self) -> None:
+        """Loads the script and runs nothing. Raises UserError, with its place, where it does not load."""
+        vm = Vm(self.limits)
+        try:
+            self._load(vm)
+        finally:
+            vm.end()
+
+    def rows(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
+        count, last, tail = 0, None, None
+        with borrowed(self.limits) as vm:
+            self._load(vm)
+            for whole in batches:
+                for last in self._cut(whole):
+                    count += last.num_rows
+                    tail = None
+                    for made, of_last in self._through(vm, last, schema):
+                        yield made
+                        tail = made.slice(made.num_rows - of_last)
+            if last is not None and count > 1 and self.program.deterministic:
+                self._again(vm, last.slice(last.num_rows - 1), tail, schema)
+
+    def _load(self, vm: Vm) -> None:
+        try:
+            vm.open(self.program)
+        except StoppedError as error:
+            raise self._explained(error, None) from None
+
+    def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        each = max(1, min(self.batch, batch.num_rows * _BYTES // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, each):
+            yield batch.slice(start, each)
+
+    def _through(self, vm: Vm, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """What becomes of a batch, in pieces; with each, how many of its rows, at its end, are the last input row's."""
+        text = encoded([batch.column(name) for name in (*self.inputs, OP)])
+        try:
+            for piece in vm.rows(text):
+                yield self._batch(piece, batch, schema)
+        except StoppedError as error:
+            raise self._explained(self._located(error, text), batch) from None
+
+    def _batch(self, piece: bytes, batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, int]:
+        try:
+            row, number, op, columns = decoded(piece, self.outputs)
+        except ValueRefusedError as error:
+            name = list(self.outputs)[error.column]
+            msg = f"column `{name}` of what the script returned: {error.said}"
+            raise DataError(msg, node=self.node, hint="Return another value, or correct the type in `schema`.") from None
+        pos = batch.column(POS).take(row)
+        try:
+            sub = pc.add_checked(pc.multiply_checked(pos.field("sub"), FAN_OUT), number)
+        except pa.ArrowInvalid:
+            msg = "too many transforms that make several rows of one stand behind each other; three fit"
+            raise DataError(msg, node=self.node, hint="Do the work of two of them in one.") from None
+        fields = [pos.field(name) if name != "sub" else sub for name in (field.name for field in pos.type)]
+        hidden = pa.StructArray.from_arrays(fields, names=[field.name for field in pos.type])
+        of_last = pc.sum(pc.equal(row, batch.num_rows - 1)).as_py() or 0
+        return pa.RecordBatch.from_arrays([*columns, op, hidden], schema=schema), of_last
+
+    def _located(self, error: StoppedError, text: str) -> StoppedError:
+        """The same end with its row, found by running the batch again row by row, where the process could not say it."""
+        if error.row >= 0 or error.kind == "threw":
+            return error
+        try:
+            with borrowed(self.limits) as vm:
+                vm.open(self.program)
+                for _ in vm.rows(text, one=True):
+                    continue
+        except StoppedError as again:
+            return again
+        return error
+
+    def _again(self, vm: Vm, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
+        """Holds a script that says it is deterministic to it: its last row alone, in a fresh engine, gives the same rows.
+
+        One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed in other batches.
+        """
+        self._load(vm)
+        alone = [one for piece, _ in self._through(vm, row, schema) for one in piece.to_pylist()]
+        if repr(before.to_pylist() if before is not None else []) != repr(alone):
+            where = self._row(row, 0)
+            msg = f"the script gives other rows for {where} when it is processed alone: it keeps something from row to row"
+            hint = "Let the result depend on `input` alone; or say `deterministic: false`: the rows are then staged, so that a replay repeats them."
+            raise DataError(msg, hint=hint, node=self.node)
+
+    def _explained(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
+        """The end of a script in words: which row, which limit or message, where in the script."""
+        at = f"{self._row(batch, error.row)}: " if batch is not None else ""
+        seconds = spell_duration(timedelta(seconds=self.limits.seconds))
+        match error.kind:
+            case "time":
+                more = f" ({error.said})" if "native" in error.said or "life" in error.said else ""
+                msg, hint = f"{at}the script took longer than its `timeout` of {seconds}{more}", "Make it quicker, or raise `timeout`."
+            case "memory":
+                msg = f"{at}the script used more memory than its `memory_limit` of {self.limits.memory >> 20} MiB"
+                hint = "Let it hold less, or raise `memory_limit`."
+            case "died":
+                msg = f"{at}the script's process was ended by the system ({error.said}), for want of memory or by a fault of the engine"
+                hint = "Let the script hold less and nest less deeply; raise `memory_limit` if it needs more."
+            case _ if error.said.startswith("InternalError: out of memory"):
+                return self._explained(StoppedError("memory", error.row, ""), batch)
+            case _:
+                said = error.said.removeprefix("Refused: ")
+                # What Headrace refuses of a whole script stands at no line of it.
+                place, where = self._place(error.stack) if batch is not None or said == error.said else (self.text_at, "")
+                if batch is None:
+                    return UserError(f"the script does not load: {said}{where}", node=self.node, place=place)
+                return DataError(f"{at}{said}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
+        return DataError(msg, node=self.node, hint=hint)
+
+    def _place(self, stack: str) -> tuple[Place | None, str]:
+        """Where in the script an error was raised, for a place and for a sentence. Frames of Headrace's own code end the search."""
+        lines = self.program.script.count("\n") + 1
+        for name, line, column in _FRAME.findall(stack):
+            if name == _CHANCE:
+                continue  # it is called by the script, and is no place in it
+            if name.startswith("$hr_"):
+                break
+            number = min(max(int(line) - 1, 1), lines)
+            known = column and number == int(line) - 1  # what ends too early is told behind its last line
+            if self.text_at is not None and self.text_at.line is not None:
+                shift = (self.text_at.column or 1) - 1
+                place = replace(self.text_at, line=self.text_at.line + number - 1, column=int(column) + shift if known else None)
+                return place, f" (line {number} of the script, {place})"
+            return None, f" (line {number} of the script)"
+        return self.text_at, ""
+
+    def _row(self, batch: pa.RecordBatch | None, row: int) -> str:
+        """A row by its place in its source, and by its key where the node has one."""
+        if batch is None or not 0 <= row < batch.num_rows:
+            return "a row of this epoch"
+        pos = batch.column(POS)[row].as_py()
+        keys = [f"{name} {batch.column(name)[row].as_py()}" for name in self.key if name in batch.schema.names]
+        found = f"partition {pos['part']}, offset {pos['off']}"
+        return f"row {', '.join(keys)} ({found})" if keys else f"row at {found}"

@@ -1,0 +1,224 @@
+"""A script's process, seen from the worker: it is started, asked, waited for, and ended.
+
+One process serves one stream of batches at a time and is kept for the next one. Whatever goes wrong in it ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+_CHILD = Path(__file__).with_name("sandbox.py")
+_RUNTIME = Path(__file__).with_name("runtime.js")
+_PATIENCE_S = 30.0
+"""Added to twice a limit of processor time: how long a process may be silent by the clock on the wall."""
+MOST_TEXT = 16 << 20
+"""Characters that may be made of one row."""
+_MOST_BYTES = 16 * MOST_TEXT
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one call may use: seconds of processor time, bytes of the engine's memory, rows made of one row."""
+
+    seconds: float
+    memory: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A script in plain JavaScript and what it is run with. `shape` is JSON text, `fixed` milliseconds since 1970."""
+
+    script: str
+    shape: str
+    deterministic: bool
+    fixed: int | None
+
+
+class StoppedError(Exception):
+    """A script ended badly. `kind`: failed, threw, time, memory, died. `row` counts in the batch, -1 where it is not known."""
+
+    def __init__(self, kind: str, row: int, said: str, stack: str = "") -> None:
+        super().__init__(said)
+        self.kind, self.row, self.said, self.stack = kind, row, said, stack
+
+
+class Vm:
+    """One process. Not shared between threads."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # Nothing of the worker's environment, where secrets may be; times of day are UTC everywhere.
+            env={"TZ": "UTC", "LC_ALL": "C.UTF-8"},
+            cwd="/",
+        )
+
+    def open(self, program: Program) -> None:
+        """Loads a script into a fresh engine. Raises StoppedError where it does not load."""
+        settings = {
+            "fixed": program.fixed or 0,
+            "deterministic": program.deterministic,
+            "mostRows": self._limits.rows,
+            "mostText": MOST_TEXT,
+        }
+        asked = {
+            "engine": _engine(),
+            "runtime": _runtime(),
+            "script": program.script,
+            "shape": program.shape,
+            "settings": json.dumps(settings),
+            "memory": self._limits.memory,
+            "seconds": self._limits.seconds,
+        }
+        self._ask(b"o", asked)
+        self._answer()
+
+    def rows(self, text: str, *, one: bool = False) -> Iterator[bytes]:
+        """What becomes of a batch, in pieces. Raises StoppedError. With `one`, row by row: the row is then always known."""
+        self._ask(b"b", {"text": text, "one": one})
+        while (piece := self._answer()) is not None:
+            yield piece
+
+    def end(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with _broken_is_fine():
+                    pipe.close()
+
+    def _ask(self, tag: bytes, asked: dict[str, object]) -> None:
+        content = marshal.dumps(asked)
+        assert self._process.stdin is not None  # noqa: S101  asked for above
+        try:
+            self._process.stdin.write(tag + len(content).to_bytes(4, "little") + content)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._death(-1) from None
+
+    def _answer(self) -> bytes | None:
+        """The next piece, None behind the last one."""
+        row = -1
+        while True:
+            head = self._read(5, row)
+            size = int.from_bytes(head[1:], "little")
+            if size > _MOST_BYTES:
+                kind, said = "died", "an answer of an impossible length"
+                raise StoppedError(kind, row, said)
+            tag, content = head[:1], self._read(size, row)
+            match tag:
+                case b"r":
+                    return content
+                case b"o" | b"d":
+                    return None
+                case b"p":
+                    row = int(content)
+                case b"a":
+                    continue
+                case b"f":
+                    found = json.loads(content)
+                    raise StoppedError(*_failed(found))
+                case _:
+                    raise _told(tag, content)
+
+    def _read(self, size: int, row: int) -> bytes:
+        assert self._process.stdout is not None  # noqa: S101  asked for above
+        pipe = self._process.stdout.fileno()
+        ready = select.poll()
+        ready.register(pipe, select.POLLIN)
+        parts: list[bytes] = []
+        until = time.monotonic() + 2 * self._limits.seconds + _PATIENCE_S
+        while size:
+            if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
+                self._process.kill()
+                kind, said = "time", "it gave no sign of life"
+                raise StoppedError(kind, row, said)
+            part = os.read(pipe, min(size, 1 << 20))
+            if not part:
+                raise self._death(row)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _death(self, row: int) -> StoppedError:
+        code = self._process.wait()
+        if code == -signal.SIGPROF:
+            return StoppedError("time", row, "it was in native code, which only the kernel can stop")
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return StoppedError("died", row, name)
+
+
+def _failed(found: dict[str, object]) -> tuple[str, int, str, str]:
+    return "failed", int(str(found["row"])), str(found["said"]), str(found["stack"])
+
+
+def _told(tag: bytes, content: bytes) -> StoppedError:
+    row, _, text = content.decode("utf-8", "replace").partition("\n")
+    said, _, stack = text.partition("\n")
+    return StoppedError({b"t": "time", b"m": "memory"}.get(tag, "threw"), int(row), said, stack)
+
+
+@contextmanager
+def _broken_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        return
+
+
+@cache
+def _engine() -> str:
+    """The path of the engine's library. Raises ImportError, with the package's name, where it is not installed."""
+    found = find_spec("_quickjs")
+    if found is None or found.origin is None:
+        msg = "quickjs"
+        raise ImportError(msg, name="quickjs-ng")
+    return found.origin
+
+
+@cache
+def _runtime() -> str:
+    return _RUNTIME.read_text(encoding="utf-8")
+
+
+_idle: dict[Limits, Vm] = {}
+
+
+@contextmanager
+def borrowed(limits: Limits) -> Iterator[Vm]:
+    """A process for one stream; kept for the next one only where nothing went wrong."""
+    vm = _idle.pop(limits, None) or Vm(limits)
+    try:
+        yield vm
+    except BaseException:
+        vm.end()
+        raise
+    if _idle.setdefault(limits, vm) is not vm:
+        vm.end()
+
+
+@atexit.register
+def end_idle() -> None:
+    """Ends the processes that nobody uses."""
+    while _idle:
+        _idle.popitem()[1].end()

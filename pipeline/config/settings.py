@@ -1,0 +1,401 @@
+"""Settings: embedded defaults < local services < config.yaml < environment.
+
+Environment names are `HEADRACE__A__B`. `STREAMLING__A__B` is read too, below the former. Local services are what
+`headrace services up` keeps in `<home>/services.json`. A secret is given as it is, or by reference: `{env: NAME}`, `{file: PATH}`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from headrace.pipeline.config.errors import in_words
+from headrace.pipeline.config.metric_labels import RESERVED
+from headrace.pipeline.config.plugins import PluginSettings
+from headrace.pipeline.config.secrets import Secret
+from headrace.pipeline.config.sources import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
+from headrace.pipeline.config.sources import looked_at as _looked_at
+from headrace.pipeline.errors import SettingsError
+
+__all__ = ["CONFIG_NAMES", "Settings", "load_settings", "looked_at"]
+
+log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+"""Settings that were told to be ignored by this process."""
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _backend(value: Any) -> Any:
+    """The ledger's place, in lower case. Streamling's third one, in memory, is told what it would mean here."""
+    if isinstance(value, str) and "".join(filter(str.isalnum, value)).lower() == "inmemory":
+        msg = (
+            f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would forget with the process what every target holds."
+            " `sqlite`, which is meant without this setting, needs no server: a file below `home`"
+        )
+        raise ValueError(msg)
+    return _lower(value)
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _parted(value: Any) -> Any:
+    """`a, b` is a list too, which is how a variable says one."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """Unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+class PostgresConnection(Section):
+    """One Postgres server."""
+
+    host: str = "127.0.0.1"
+    port: int = 5432
+    user: str = "postgres"
+    password: Secret = SecretStr("")
+    db: str = "postgres"
+    sslmode: str = "prefer"
+    statement_timeout_secs: int = Field(default=600, description="0: none.")
+
+    def conninfo(self) -> dict[str, str]:
+        """Keyword arguments for libpq. Holds the password: never log it."""
+        found = {"host": self.host, "port": str(self.port), "user": self.user, "dbname": self.db, "sslmode": self.sslmode}
+        return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
+
+
+class TableConnection(PostgresConnection):
+    """The Postgres server of dynamic tables, and how they are read there."""
+
+    cache_enabled: bool = Field(default=False, description="Whether tables with a `time_column` are kept by the pipeline.")
+    cache_refresh_debounce_ms: int = Field(default=1000, ge=0, description="How often at most a cache reads what is new.")
+    dt_schema_name: str | None = Field(default=None, description="The schema of tables that name none; `public` if not given.")
+
+
+class TableBackend(Section):
+    """Where dynamic tables lie."""
+
+    path: Path | None = Field(default=None, description="The folder of tables in memory, on this host; `tables` below `home` if not given.")
+    max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
+    postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
+        default_factory=dict, repr=False, description="Overrides of postgres_sink for dynamic tables, and how they are read."
+    )
+
+
+class ClickHouseConnection(Section):
+    """One ClickHouse server, by its HTTP interface."""
+
+    url: str = "http://localhost:8123"
+    user: str = "default"
+    password: Secret = SecretStr("")
+    database: str = Field(default="", description="Of tables that are named without one; what the server says if not given.")
+
+
+class KafkaConnection(Section):
+    """One Kafka cluster."""
+
+    brokers: str = "localhost:9092"
+    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(_upper)] = "PLAINTEXT"
+    consumer_group_id: str | None = None
+    options: dict[str, Secret] = Field(
+        default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
+    )
+
+
+class SqliteBackend(Section):
+    """A ledger in a file: one host only."""
+
+    path: Path = Path(".headrace/ledger.db")
+
+
+class StateBackend(Section):
+    """Where the ledger lies."""
+
+    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(_backend)] = "sqlite"
+    sqlite: SqliteBackend = SqliteBackend()
+    postgres: PostgresConnection = PostgresConnection()
+
+
+class IcebergSettings(Section):
+    """The hadoop catalog for Iceberg tables."""
+
+    warehouse: str | None = None
+
+
+class LedgerSettings(Section):
+    """How much the ledger keeps."""
+
+    keep_epochs: int | None = Field(
+        default=20_000,
+        ge=1,
+        description="How many committed epochs keep rows of their own, which `replay` needs: by default those of about 28 hours at one epoch"
+        " in 5 seconds, so that a sink can be restored from last night's backup. Older ones are rolled up into summaries, history once it"
+        " is complete. `null`: all.",
+    )
+
+
+class AuditSettings(Section):
+    """How much the audit reads where nothing else is asked for."""
+
+    sample_rows: int = Field(
+        default=10_000,
+        ge=1,
+        description="How many rows `content_matches` reads of the sources for one sink, after each run in Dagster and in `audit --content`.",
+    )
+
+
+class StagingSettings(Section):
+    """Where the rows of nodes lie that may give others when they are computed again (calls of a service, for instance)."""
+
+    path: Path | None = Field(
+        default=None,
+        description="A folder; `staging` below `home` if not given. Runs on several hosts, and Spark's workers there, need one that all share.",
+    )
+    keep_epochs: int = Field(
+        default=20, ge=0, description="For how many committed epochs staged rows are kept, so that a replay writes the same ones."
+    )
+    recompute: bool = Field(
+        default=False,
+        description="Whether rows of an epoch whose stage is gone may be computed anew although a sink holds the former ones.",
+    )
+
+
+class SparkSettings(Section):
+    """How Spark is started. `conf` overrides everything that Headrace sets, save what its guarantees rest on."""
+
+    master: str = "local[*]"
+    driver_memory: str = "2g"
+    jvm_options: str = Field(
+        default="", description="Added to the driver JVM's options; -XX:TieredStopAtLevel=1 starts faster and runs slower."
+    )
+    conf: dict[str, str] = Field(default_factory=dict)
+
+
+class MetricsSettings(Section):
+    """How metrics are named, and where they are sent beside what the endpoint of a run shows. Keys are Streamling's, and two more."""
+
+    ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; `none`: nowhere.")
+    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(_lower)] = ""
+    batch_interval_secs: float = Field(default=15.0, gt=0)
+    global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
+    metric_deny_list: str = Field(default="", description="Regular expressions with commas between them: metrics that are left out.")
+    headers: dict[str, Secret] = Field(default_factory=dict, description="HTTP headers for the collector, such as Authorization.")
+    prefix: str = Field(default="headrace", pattern=r"^[a-zA-Z][a-zA-Z0-9_]*$", description="What names begin with.")
+
+    @field_validator("ingestion_endpoint")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if not is_url(value) and re.search(r"[:./]", value):
+            msg = "must begin with http:// or https://, or be `none`"
+            raise ValueError(msg)
+        if is_url(value) and ("@" in urlsplit(value).netloc or urlsplit(value).query):
+            msg = "must not hold credentials, which would end up in logs; put them under `headers`"
+            raise ValueError(msg)
+        return value
+
+    @field_validator("global_tags")
+    @classmethod
+    def _pairs(cls, value: str) -> str:
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            key, colon, _ = part.partition(":")
+            if not colon or not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", key.strip()):
+                msg = f"must be written as key:value,key:value; `{key.strip()}` is not, or is no name of a label"
+                raise ValueError(msg)
+            if key.strip() in RESERVED:
+                msg = f"must have other labels than {', '.join(RESERVED)}, which Headrace sets itself"
+                raise ValueError(msg)
+        return value
+
+    @field_validator("metric_deny_list")
+    @classmethod
+    def _expressions(cls, value: str) -> str:
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            try:
+                re.compile(part)
+            except re.error as error:
+                msg = f"`{part}` is no regular expression: {error}"
+                raise ValueError(msg) from None
+        return value
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """`global_tags` as a map."""
+        pairs = (part.partition(":") for part in self.global_tags.split(",") if part.strip())
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+    def denied(self, name: str) -> bool:
+        """Whether a metric is left out, by its name with or without the prefix; `name` has none."""
+        names = (name, f"{self.prefix}_{name}")
+        return any(re.search(part.strip(), one) for part in self.metric_deny_list.split(",") if part.strip() for one in names)
+
+
+class InspectSettings(Section):
+    """How much of the rows on their way can be looked at."""
+
+    records_per_topology_node: int = Field(default=15, gt=0, description="Rows kept per node, and shown of it in `refresh_in_secs`.")
+    refresh_in_secs: float = Field(default=30.0, gt=0)
+
+
+def is_url(value: str) -> bool:
+    """Whether a setting names an HTTP address; `none`, for one, does not."""
+    return value.startswith(("http://", "https://"))
+
+
+class PythonTransforms(Section):
+    """Which Python a pipeline file may name."""
+
+    allow: Annotated[list[str], BeforeValidator(_parted)] = Field(
+        default_factory=list,
+        description="Modules, with all below them, whose functions `python` transforms may call: a list, or a text with commas. Empty: none.",
+    )
+
+
+class Settings(BaseSettings):
+    """All settings of one process."""
+
+    model_config = SettingsConfigDict(extra="forbid", nested_model_default_partial_update=True, hide_input_in_errors=True)
+
+    home: Path = Path(".headrace")
+    java_home: Path | None = None
+    log_format: Literal["text", "json"] = "text"
+    lease_seconds: float = Field(default=15.0, gt=0)
+    commit_timeout_seconds: float = Field(
+        default=5.0, ge=0, description="How long a dead run's commit may still land at sinks that cannot fence."
+    )
+    enforce_primary_keys: bool = Field(
+        default=False, description="Whether a source without a key before a sink that could use one is a mistake."
+    )
+    state_backend: StateBackend = StateBackend()
+    kafka_source: KafkaConnection = KafkaConnection()
+    clickhouse_source: ClickHouseConnection = ClickHouseConnection()
+    postgres_sink: PostgresConnection = PostgresConnection()
+    postgres_sink_connections: dict[str, Annotated[dict[str, Any], PartOf(PostgresConnection)]] = Field(
+        default_factory=dict, repr=False, description="Overrides of postgres_sink by sink name."
+    )
+    http_secret_header: dict[str, str] = Field(
+        default_factory=dict, description="Headers that nodes name by `secret_name`: the header's name, by the secret's."
+    )
+    http_secret_value: dict[str, Secret] = Field(default_factory=dict, repr=False, description="The values of these headers.")
+    dynamic_table_backend: TableBackend = TableBackend()
+    iceberg: IcebergSettings = IcebergSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    audit: AuditSettings = AuditSettings()
+    staging: StagingSettings = StagingSettings()
+    spark: SparkSettings = SparkSettings()
+    open_telemetry_metrics: MetricsSettings = MetricsSettings()
+    admin_api_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Where a run answers /metrics and /health over HTTP; 0: any free port. Not given: nowhere.",
+    )
+    admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
+    live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")
+    live_data_inspect: InspectSettings = InspectSettings()
+    python_transforms: PythonTransforms = PythonTransforms()
+    plugin: PluginSettings = PluginSettings()
+
+    def postgres_for(self, sink: str) -> PostgresConnection:
+        """The connection of one Postgres sink: its overrides over the general block."""
+        name = "_".join(part for part in "".join(c if c.isalnum() else " " for c in sink.lower()).split())
+        base = self.postgres_sink.model_dump()
+        return PostgresConnection.model_validate(base | self.postgres_sink_connections.get(name, {}))
+
+    def http_secret(self, name: str) -> tuple[str, str]:
+        """Name and value of the header that a node calls `secret_name`. Raises SettingsError that names the missing variable."""
+        key = "_".join(part for part in re.split(r"[^a-z0-9]+", name.lower()) if part)
+        header, value = self.http_secret_header.get(key), self.http_secret_value.get(key)
+        for missing, setting in ((header, "http_secret_header"), (value, "http_secret_value")):
+            if not missing:
+                msg = f"the secret `{name}` has no `{setting}.{key}`"
+                hint = f"Set the environment variable HEADRACE__{setting.upper()}__{key.upper()}, or the setting in config.yaml."
+                raise SettingsError(msg, hint=hint)
+        return str(header), value.get_secret_value() if value else ""
+
+    def postgres_for_tables(self) -> TableConnection:
+        """The connection of dynamic tables: their section over the general block."""
+        return TableConnection.model_validate(self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given in code goes before every place."""
+        del env_settings, dotenv_settings, file_secret_settings
+        return (init_settings, _Places(settings_cls))
+
+
+class _Places(PydanticBaseSettingsSource):
+    """All layers as one source."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Not asked: the whole tree is given at once."""
+        del field
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        """The merged tree. Raises SettingsError for a variable that is not what its setting needs."""
+        layers = read_layers(self.settings_cls)
+        if lines := [line for layer in layers for line in layer.problems]:
+            raise _wrong(lines)
+        return merged(layers)
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """The settings of this process. Raises SettingsError that names each wrong setting and every place that was looked at."""
+    layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        raise _wrong(in_words(error, Settings, layers)) from None
+    if lines := _sink_connections(settings, layers):
+        raise _wrong(lines)
+    for name, place, instead in ignored(layers):
+        if name not in _said:
+            _said.add(name)
+            log.warning("setting=%s place=%s ignored=yes instead=%s", name, place, instead)
+    return settings
+
+
+def looked_at(name: str) -> str:
+    """The places where a setting may be, in order, for whoever misses one: `iceberg.warehouse`."""
+    return _looked_at(tuple(name.split(".")), read_layers(Settings))
+
+
+def _wrong(lines: list[str]) -> SettingsError:
+    return SettingsError("settings are wrong:\n  " + "\n  ".join(lines))
+
+
+def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
+    """What is wrong with connections of single sinks and of dynamic tables; else it would show when the sink is opened, hours later perhaps."""
+    lines = []
+    for name in settings.postgres_sink_connections:
+        try:
+            settings.postgres_for(name)
+        except ValidationError as error:
+            lines += in_words(error, Settings, layers, ("postgres_sink_connections", name))
+    try:
+        settings.postgres_for_tables()
+    except ValidationError as error:
+        lines += in_words(error, Settings, layers, ("dynamic_table_backend", "postgres"))
+    return lines

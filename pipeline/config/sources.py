@@ -1,0 +1,275 @@
+"""Where settings come from: the environment, config.yaml, the local services. What each place says, and where it says it.
+
+Nothing here shows a value: every place may hold a secret.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+
+from headrace.pipeline.compat.streamling_settings import IGNORED, MOVED, RENAMED
+from headrace.pipeline.config.secrets import hidden
+from headrace.pipeline.errors import PipelineFileError, SettingsError
+from headrace.pipeline.yaml.reader import Tree, read_tree
+
+CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
+OURS, THEIRS = "HEADRACE__", "STREAMLING__"
+"""Of environment variables, the stronger first."""
+
+_NO_BREAK = "\u00a0"
+
+Loc = tuple[str, ...]
+"""The names that lead to a setting: `("postgres_sink", "port")`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartOf:
+    """Marks a map in which some keys of a section may stand, and no others."""
+
+    model: type[BaseModel]
+
+
+@dataclass(slots=True)
+class Layer:
+    """One place that settings come from. `written` says where in it each of its settings stands."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    written: dict[Loc, str] = field(default_factory=dict)
+    ignored: dict[Loc, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    told: bool = True
+
+    def has(self, loc: Loc) -> bool:
+        """Whether it says something of a setting, or something that is no map above it."""
+        found: Any = self.values
+        for part in loc:
+            if not isinstance(found, dict):
+                return True
+            if part not in found:
+                return False
+            found = found[part]
+        return True
+
+    def where(self, loc: Loc) -> str:
+        """Where it says that: the variable, or file, line and column."""
+        above = (self.written[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in self.written)
+        inside = (place for other, place in self.written.items() if other[: len(loc)] == loc)
+        return next(above, None) or next(inside, self.name)
+
+    def asked(self, loc: Loc) -> str:
+        """What was looked at in vain. Keys with dots have no variables of their own, only the map has that they are in."""
+        if self.name in (OURS, THEIRS):
+            named = itertools.takewhile(lambda part: part.isidentifier(), loc)
+            return f"{self.name}{'__'.join(named).upper()} (not set)"
+        return f"{self.name} (not there)"
+
+
+def type_at(loc: Sequence[str], kind: Any) -> Any:
+    """The type of the setting at a location; None where there is no such setting."""
+    for part in loc:
+        kind = _bare(kind)
+        if _is_section(kind):
+            if part not in kind.model_fields:
+                return None
+            field = kind.model_fields[part]
+            kind = next((mark.model for mark in field.metadata if isinstance(mark, PartOf)), field.annotation)
+        elif get_origin(kind) is dict:
+            kind = get_args(kind)[1]
+        else:
+            return None
+    return _bare(kind)
+
+
+def is_secret(loc: Sequence[str], model: type[BaseModel]) -> bool:
+    """Whether a setting is never shown: secrets, and what is not known."""
+    kind = type_at(loc, model)
+    return kind is None or kind is SecretStr
+
+
+def _bare(kind: Any) -> Any:
+    if get_origin(kind) is not Annotated:
+        return kind
+    return next((mark.model for mark in kind.__metadata__ if isinstance(mark, PartOf)), get_args(kind)[0])
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def read_layers(model: type[BaseModel]) -> list[Layer]:
+    """Every place, strongest first. Raises SettingsError for a file that cannot be read; what is wrong inside is in `problems`."""
+    home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
+    layers = [_environment(OURS, model), _environment(THEIRS, model), _config_file(), _services_file(home)]
+    for layer in layers:
+        _adapt(layer, model, layer.values, ())
+    at_home = {"home": str(home), "state_backend": {"sqlite": {"path": str(home / "ledger.db")}}}
+    return [*layers, Layer("HEADRACE_HOME", at_home, told=False)]
+
+
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    """One tree of all layers: maps are merged, of everything else the strongest stands."""
+    found: dict[str, Any] = {}
+    for layer in layers:
+        _put_below(found, layer.values)
+    return found
+
+
+def _put_below(found: dict[str, Any], weaker: Mapping[str, Any]) -> None:
+    for key, value in weaker.items():
+        if key not in found:
+            found[key] = {} if isinstance(value, dict) else value
+        if isinstance(found[key], dict) and isinstance(value, dict):
+            _put_below(found[key], value)
+
+
+def looked_at(loc: Loc, layers: Sequence[Layer]) -> str:
+    """Every place where a setting may be, in order, and which of them was taken."""
+    taken = next((layer for layer in layers if layer.has(loc)), None)
+    said = []
+    for layer in layers:
+        if layer.has(loc):
+            said.append(f"{layer.where(loc)} ({'taken' if layer is taken else 'not needed'})")
+        elif layer.told:
+            said.append(layer.asked(loc))
+    if taken is None:
+        said.append("the default (taken)")
+    return "looked at " + ", ".join(said)
+
+
+def paragraph(text: str) -> str:
+    """A sentence below a line of a message, within 80 columns. What is in brackets stays with what it is about."""
+    kept = re.sub(r" (?=\(|[^(]*\))", _NO_BREAK, text)
+    return textwrap.fill(kept, 78, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False).replace(
+        _NO_BREAK, " "
+    )
+
+
+def _environment(prefix: str, model: type[BaseModel]) -> Layer:
+    """`PREFIX__A__B` as {a: {b: text}}. Where the setting is a map, the text is JSON."""
+    layer = Layer(prefix)
+    named = [name for name in os.environ if name.upper().startswith(prefix)]
+    for name in sorted(named, key=lambda name: (name.count("__"), name)):
+        *above, last = loc = tuple(name[len(prefix) :].lower().split("__"))
+        value: Any = os.environ[name]
+        kind = type_at(loc, model)
+        if _is_section(kind) or get_origin(kind) is dict:
+            value = _json_map(value)
+            if value is None:
+                layer.problems.append(f"{name}: must be JSON, such as " + '{"key": "value"}')
+                continue
+        inner = layer.values
+        for part in above:
+            if not isinstance(inner.get(part), dict):
+                inner[part] = {}
+            inner = inner[part]
+        inner[last] = value
+        layer.written[loc] = name
+    return layer
+
+
+def _json_map(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _config_file() -> Layer:
+    """The first of config.yaml, config.yml, config.json in the working directory. `${VAR}` means nothing there."""
+    path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
+    if path is None:
+        return Layer(CONFIG_NAMES[0])
+    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/your-own-pipeline.md."
+    tree = _config_tree(path, hint)
+    if tree.value is None:
+        tree.value = {}
+    if not isinstance(tree.value, dict):
+        msg = f"{path} must be a map of settings, and is {'a list' if isinstance(tree.value, list) else 'a single value'}"
+        raise SettingsError(msg, hint=hint)
+    return Layer(str(path), tree.value, {tuple(map(str, loc)): str(place) for loc, place in tree.places.items() if loc})
+
+
+def _config_tree(path: Path, hint: str) -> Tree:
+    try:
+        tree = read_tree(path.read_text(encoding="utf-8"), str(path), fill=False)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        msg = f"{path} cannot be read: {reason}"
+        raise SettingsError(msg, hint=hint) from None
+    except PipelineFileError as error:
+        raise SettingsError(str(error)) from None
+    if tree.problems:
+        raise SettingsError("\n".join(str(problem) for problem in tree.problems))
+    return tree
+
+
+def _services_file(home: Path) -> Layer:
+    """Connections of the local servers, as `headrace services up` keeps them."""
+    path = home / "services.json"
+    layer = Layer(str(path))
+    if not path.is_file():
+        return layer
+    try:
+        services = json.loads(path.read_text()).get("services", {})
+        if postgres := services.get("postgres"):
+            layer.values["postgres_sink"] = {key: postgres[key] for key in ("host", "port", "user", "password")} | {
+                "db": postgres["dbname"]
+            }
+        if clickhouse := services.get("clickhouse"):
+            url = f"http://{clickhouse['host']}:{clickhouse['port']}"
+            layer.values["clickhouse_source"] = {"url": url, "user": clickhouse["user"], "password": clickhouse["password"]}
+        if kafka := services.get("kafka"):
+            layer.values["kafka_source"] = {"brokers": f"{kafka['host']}:{kafka['port']}"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        msg = f"{path} is not what `headrace services up` wrote"
+        raise SettingsError(msg, hint="Remove the file and run `headrace services up` again.") from None
+    return layer
+
+
+def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: Loc) -> None:
+    """Turns a layer into our settings: references are marked, Streamling's keys renamed, moved or left out, and its other variables too."""
+    kind = type_at(above, model)
+    for key, name in RENAMED.items():
+        if _is_section(kind) and name in kind.model_fields and key in values and name not in values:
+            values[name] = values.pop(key)
+            layer.written[*above, name] = layer.where((*above, key))
+    for key in [key for key in values if ".".join((*above, key)) in MOVED]:
+        section, name = MOVED[".".join((*above, key))]
+        inside = values.setdefault(section, {})
+        if isinstance(inside, dict) and name not in inside:
+            inside[name] = values[key]
+            layer.written[*above, section, name] = layer.where((*above, key))
+        del values[key]
+    for key in list(values):
+        loc, value = (*above, key), values[key]
+        found = type_at(loc, model)
+        if found is None and (instead := IGNORED.get(".".join(loc))):
+            layer.ignored[loc] = instead
+            del values[key]
+        elif found is None and layer.name == THEIRS:
+            del values[key]
+        elif found is SecretStr:
+            values[key] = hidden(value)
+        elif isinstance(value, dict):
+            _adapt(layer, model, value, loc)
+            if not value and layer.name == THEIRS:
+                del values[key]
+
+
+def ignored(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
+    """Settings of Streamling that are left out: name, where it stands, what there is instead."""
+    for layer in layers:
+        for loc, instead in layer.ignored.items():
+            yield ".".join(loc), layer.where(loc), instead

@@ -1,0 +1,122 @@
+"""`headrace validate --fix`: an older or another tool's spelling becomes today's. Comments, order and quotes stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.util import load_yaml_guess_indent
+from sqlglot.expressions import Expr
+
+from headrace.pipeline.errors import PipelineFileError, UserError
+from headrace.pipeline.file.loader import name_of, parse_pipeline
+from headrace.pipeline.model.nodes import VERSION, WITHOUT_EFFECT, without_effect
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.dialects.translation import DIALECTS
+from headrace.pipeline.yaml.reader import WRAPPER
+
+_WIDEST = 10_000
+
+
+def fixed(text: str, shown: str) -> tuple[str, list[str]]:
+    """The text in today's spelling, and what was changed in words; the same text and nothing where it is so already.
+
+    SQL that only another dialect can read gets its `dialect:`, where all that can read it mean the same by it. Else what the
+    pipeline does stays the same. Raises PipelineFileError where the file has mistakes beside that: those are for people to mend.
+    """
+    try:
+        before, said = parse_pipeline(text, shown), list[str]()
+    except PipelineFileError:
+        text, said = _with_dialects(text)
+        if not said:
+            raise
+        before = parse_pipeline(text, shown)
+    yaml, root = _loaded(text)
+    respelled = [*_unwrapped(root), *_removed(root), *_named(root, shown)]
+    if not respelled:
+        return text, said
+    text = _dumped(yaml, root)
+    if parse_pipeline(text, shown).hash != before.hash:
+        msg = "fixing changed what the pipeline does"
+        raise AssertionError(msg)
+    return text, [*said, *respelled]
+
+
+def _loaded(text: str) -> tuple[YAML, CommentedMap]:
+    """The file, and what writes it again with its own indentation, comments and quotes."""
+    _, indent, offset = load_yaml_guess_indent(text)
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = _WIDEST
+    yaml.indent(mapping=2 if indent is None else indent - (offset or 0), sequence=indent or 2, offset=offset or 0)
+    return yaml, yaml.load(text)
+
+
+def _dumped(yaml: YAML, root: CommentedMap) -> str:
+    target = StringIO()
+    yaml.dump(root, target)
+    return target.getvalue()
+
+
+def _with_dialects(text: str) -> tuple[str, list[str]]:
+    """The text with a `dialect:` at the nodes whose SQL needs one; the same text and nothing where none does, or it is no map."""
+    try:
+        yaml, root = _loaded(text)
+    except YAMLError:
+        return text, []
+    inner = root.get(WRAPPER, root) if isinstance(root, CommentedMap) else None
+    nodes = inner.get("transforms") if isinstance(inner, CommentedMap) else None
+    said = []
+    for name, node in nodes.items() if isinstance(nodes, CommentedMap) else ():
+        if not isinstance(node, CommentedMap) or not isinstance(node.get("sql"), str) or "dialect" in node:
+            continue
+        if found := _only_meaning(node["sql"]):
+            node.insert(list(node).index("sql"), "dialect", found[0])
+            others = f" ({' and '.join(found[1:])} would read the same)" if found[1:] else ""
+            said.append(f"node '{name}': added `dialect: {found[0]}`, since Spark cannot read its SQL{others}")
+    return (_dumped(yaml, root), said) if said else (text, [])
+
+
+def _only_meaning(text: str) -> list[str]:
+    """The dialects that can read a statement that Spark cannot, if all of them mean the same by it."""
+    found: dict[str, Expr] = {}
+    for dialect in DIALECTS:
+        try:
+            found[dialect] = statements.parse(text, dialect=dialect)
+        except UserError:
+            continue
+    return list(found) if "spark" not in found and len(set(found.values())) == 1 else []
+
+
+def _unwrapped(root: CommentedMap) -> Iterator[str]:
+    inner = root.get(WRAPPER)
+    if not isinstance(inner, CommentedMap):
+        return
+    at = list(root).index(WRAPPER)
+    del root[WRAPPER]
+    for index, (key, value) in enumerate(inner.items()):
+        root.insert(at + index, key, value)
+        if key in inner.ca.items:
+            root.ca.items[key] = inner.ca.items[key]
+    yield f"took off `{WRAPPER}:` round the file"
+
+
+def _removed(root: CommentedMap) -> Iterator[str]:
+    for part in WITHOUT_EFFECT:
+        for name, node in (root.get(part) or {}).items():
+            silent = without_effect(part, node.get("type", ""))
+            for key in [key for key in node if key in silent]:
+                del node[key]
+                yield f"node '{name}': removed `{key}`, which has no effect"
+
+
+def _named(root: CommentedMap, shown: str) -> Iterator[str]:
+    lacking: list[tuple[str, Any]] = [("version", VERSION), ("name", name_of(shown))]
+    for at, (key, value) in enumerate(lacking):
+        if key not in root:
+            root.insert(min(at, len(root)), key, value)
+            yield f"added `{key}: {value}`"

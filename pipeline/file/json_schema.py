@@ -1,0 +1,113 @@
+"""The JSON Schema of a pipeline file, for editors: what they complete, explain and underline."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from headrace.pipeline.errors import PluginError
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.plugins import NODES, TAG, model_of
+from headrace.pipeline.plugins.api import Kind
+from headrace.pipeline.plugins.discovery import installed, load
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.types.durations import spell_duration
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+"""The newest draft that the editors' YAML plugins know in full."""
+
+_DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*[a-z]+\s*)+$|\$\{", "examples": ["500ms", "5s", "1h 30m"]}
+_DAY = {"type": "string", "pattern": r"^\d{4}-\d{2}(-\d{2})?$|\$\{", "examples": ["2013-01", "2013-01-31"]}
+_MOMENT = {"type": "string", "pattern": r"^\d{4}-\d{2}-\d{2}|\$\{", "examples": ["2025-01-31T12:00:00Z"]}
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+
+
+class _Generator(GenerateJsonSchema):
+    """Pydantic's generator in the words of the file: durations and days as they are written, columns with commas, `${VAR}`."""
+
+    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
+        del schema
+        return dict(_DURATION)
+
+    def date_schema(self, schema: core_schema.DateSchema) -> JsonSchemaValue:
+        del schema
+        return dict(_DAY)
+
+    def datetime_schema(self, schema: core_schema.DatetimeSchema) -> JsonSchemaValue:
+        del schema
+        return dict(_MOMENT)
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().float_schema(schema), _VARIABLE]}
+
+    def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().int_schema(schema), _VARIABLE]}
+
+    def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
+        return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
+
+    def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
+        found = super().literal_schema(schema)
+        return {"anyOf": [found, _VARIABLE]} if "enum" in found else found
+
+    def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
+        found = super().str_schema(schema)
+        return found | {"pattern": rf"{found['pattern']}|\$\{{"} if "pattern" in found else found
+
+    def tuple_schema(self, schema: core_schema.TupleSchema) -> JsonSchemaValue:
+        found = super().tuple_schema(schema)
+        return {"anyOf": [found, {"type": "string"}]} if found.get("items") == {"type": "string"} else found
+
+    def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
+        """Nodes by their `type`; plugins, which only their own ids tell apart, are added in `file_schema`."""
+        built_in = {tag: choice for tag, choice in schema["choices"].items() if tag != TAG}
+        return super().tagged_union_schema({**schema, "choices": built_in, "discriminator": "type"})
+
+    def encode_default(self, dft: Any) -> Any:
+        if isinstance(dft, timedelta):
+            return spell_duration(dft)
+        return dft.model_dump(mode="json", by_alias=True) if isinstance(dft, BaseModel) else super().encode_default(dft)
+
+
+def file_schema() -> Json:
+    """The schema of a whole pipeline file. It tells less than `headrace validate`: nothing about SQL and who reads whom."""
+    found = nodes.PipelineModel.model_json_schema(by_alias=True, schema_generator=_Generator)
+    for definition in found["$defs"].values():
+        if "const" in definition["properties"].get("type", {}):
+            # The models give it a default so that code can make nodes without saying it twice; a file must say it.
+            definition["required"] = ["type", *definition.get("required", [])]
+            definition["properties"]["type"].pop("default", None)
+    _add_plugins(found)
+    found["title"] = "Headrace pipeline file"
+    transforms = found["properties"]["transforms"]
+    transforms["type"] = [transforms["type"], "null"]
+    return cast("Json", {"$schema": DRAFT, **found})
+
+
+def _add_plugins(found: Json) -> None:
+    """The nodes of those plugins that are installed here and can be loaded, as further choices."""
+    parts = {model.KIND: part for part, model in NODES.items()}
+    for plugin in installed():
+        try:
+            part = parts.get(Kind(load(plugin).kind))
+        except PluginError:
+            continue
+        if part is None:
+            continue
+        model = model_of(part, plugin.id)
+        made = model.model_json_schema(by_alias=True, schema_generator=_Generator)
+        found["$defs"] |= made.pop("$defs", {})
+        # Options may stand under `options:` or in the environment as well, so none of them must stand here.
+        made["required"] = [key for key in made.get("required", []) if key == "from"] + ["type"]
+        made["properties"]["type"].pop("default", None)
+        made["additionalProperties"] = model.model_config.get("extra") == "allow"
+        found["$defs"][model.__name__] = made
+        nodes_of = found["properties"][part]["additionalProperties"]
+        if "oneOf" not in nodes_of:
+            nodes_of["oneOf"] = [{"$ref": nodes_of.pop("$ref")}] if "$ref" in nodes_of else []
+        nodes_of["oneOf"].append({"$ref": f"#/$defs/{model.__name__}"})
+        nodes_of.get("discriminator", {}).get("mapping", {})[plugin.id] = f"#/$defs/{model.__name__}"

@@ -1,0 +1,212 @@
+"""Reading a pipeline file: YAML with places, `${VAR}`, all mistakes in one go."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from headrace.pipeline.errors import HeadraceError, LaneError, PipelineFileError, Place, PluginError, UserError
+from headrace.pipeline.file.typescript import javascript
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.plugins import SECRETS, TAG, PluginNode
+from headrace.pipeline.plugins.options import secret_keys
+from headrace.pipeline.plugins.preprocessors import Rewritten, preprocessed
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.validation.dynamic_tables import check_tables
+from headrace.pipeline.validation.guarantees import check_model
+from headrace.pipeline.validation.messages import all_in_words, as_written
+from headrace.pipeline.validation.structure import check_shape
+from headrace.pipeline.validation.testcases import check_cases
+from headrace.pipeline.validation.warnings import warnings_of
+from headrace.pipeline.yaml.interpolation import keep_late
+from headrace.pipeline.yaml.reader import PARTS, Tree, nearest, read_tree, unwrap
+
+_COMMAND = re.compile(r"(headrace (?:run|replay|adopt|rewind|reset|audit)) FILE\b")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFile:
+    """A pipeline file that was read and found good. `hash` changes with everything that changes what rows come out."""
+
+    model: nodes.PipelineModel
+    path: str
+    places: Mapping[tuple[str | int, ...], Place]
+    texts: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
+    """Numbers and times as the file spells them, which the tests in it need."""
+    warnings: tuple[UserError, ...] = ()
+    """What is no mistake and yet worth a word, each with its place."""
+
+    @property
+    def name(self) -> str:
+        """The pipeline's name, for people."""
+        return self.model.name
+
+    def place(self, *path: str | int) -> Place:
+        """Where `path` stands in the file; the nearest thing above it if it is not written there."""
+        return nearest(self.places, path) or Place(self.path)
+
+    def place_of(self, name: str, *path: str | int) -> Place:
+        """Where a node stands, or what is at `path` in it."""
+        return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
+
+    def lines_of(self, name: str, key: str) -> Place | None:
+        """Where the first line of a node's text of several lines stands, if it stands in the file line by line; else None."""
+        node = self.model.nodes()[name]
+        place, text = self.place_of(name, key), getattr(node, key, None)
+        if not isinstance(text, str) or place.line is None:
+            return None
+        try:
+            lines = Path(self.path).read_text(encoding="utf-8").splitlines()[place.line :]
+        except (OSError, UnicodeDecodeError):
+            return None
+        wanted = text.rstrip("\n").split("\n")
+        if [line.strip() for line in lines[: len(wanted)]] != [line.strip() for line in wanted]:
+            return None
+        first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
+        return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
+
+    def placed(self, error: Exception) -> Exception:
+        """The same error, with the line of its node if that is what is to be mended, and not where the lane stands.
+
+        Commands in its hint name this file.
+        """
+        if isinstance(error, UserError) and not isinstance(error, LaneError) and error.place is None and error.node in self.model.nodes():
+            error.place = self.place_of(error.node)
+        if isinstance(error, HeadraceError):
+            error.hint = _COMMAND.sub(lambda found: f"{found[1]} {self.path}", error.hint)
+        return error
+
+    def compiled(self) -> Json:
+        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
+
+        Texts that may carry secrets (`pipeline.yaml.interpolation`) are as the file has them.
+        """
+        silent: Any = {
+            part: {
+                name: set(nodes.without_effect(part, node.type) | nodes.WITHOUT_ROWS) for name, node in getattr(self.model, part).items()
+            }
+            for part in PARTS
+        }
+        return self.model.model_dump(
+            mode="json", by_alias=True, include={"version", "name", "sources", "transforms", "sinks", "partitions"}, exclude=silent
+        )
+
+    @property
+    def hash(self) -> str:
+        """Of `compiled()`, 16 hex digits."""
+        return hash_of(self.compiled())
+
+
+def hash_of(body: Json) -> str:
+    """The hash of a compiled pipeline as it is stored, whatever release wrote it."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None = None) -> PipelineFile:
+    """The pipeline that the ledger stored, as if read from a file.
+
+    `now` is the file as it is today: secrets of plugins, which the ledger does not hold, come from there. Raises PluginError where
+    a plugin is gone, or does not take the options any more.
+    """
+    secrets: dict[str, dict[str, Any]] = {}
+    for node in now.model.nodes().values() if now else ():
+        if isinstance(node, PluginNode):
+            secrets[node.type] = {key: node.options[key] for key in secret_keys(node.plugin.options) & node.options.keys()}
+    try:
+        return PipelineFile(nodes.PipelineModel.model_validate(body, context={SECRETS: secrets}), path, {})
+    except ValidationError as error:
+        wrong = next(iter(error.errors()))
+        where = ".".join(str(part) for part in wrong["loc"][1:] if part != TAG)
+        msg = f"the pipeline of the open epoch, as the ledger stored it, cannot be read any more: {where}: {wrong['msg']}"
+        hint = "Install the version of the plugin that the epoch was planned with, and run again."
+        raise PluginError(msg, hint=hint) from None
+
+
+def load_pipeline(path: str | Path) -> PipelineFile:
+    """Reads and checks a pipeline file.
+
+    Raises PipelineFileError with every mistake that was found, each with its line and column. Opens no connection.
+    """
+    text = preprocessed(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+    return parse_pipeline(text.text, str(path)) if not text.lines else _rewritten(text, str(path))
+
+
+def _rewritten(text: Rewritten, shown: str) -> PipelineFile:
+    """The pipeline of a text that preprocessors changed, with the places of the file itself."""
+    try:
+        found = parse_pipeline(text.text, shown)
+    except PipelineFileError as error:
+        raise PipelineFileError([text.problem(problem) for problem in error.problems]) from None
+    places = {path: text.place(place) for path, place in found.places.items()}
+    return replace(found, places=places, warnings=tuple(text.problem(warning) for warning in found.warnings))
+
+
+def read_text(path: str | Path, hint: str, place: Place | None = None) -> str:
+    """What a file says. Raises PipelineFileError where it cannot be read; `place` is where the path is written."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        strange = isinstance(error, UnicodeDecodeError)
+        reason = f"it is not UTF-8 text (byte {error.start + 1})" if strange else error.strerror
+        hint = "Save it as UTF-8 text." if strange else hint
+        raise PipelineFileError([UserError(f"`{path}` cannot be read: {reason}", hint=hint, place=place)]) from None
+
+
+def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
+    """The same for text; `shown` stands in messages where the path would."""
+    tree = read_tree(text, shown)
+    if not isinstance(tree.value, dict):
+        msg = "a pipeline file is a map with `name`, `sources` and `sinks`"
+        hint = "docs/your-own-pipeline.md shows one from top to bottom."
+        raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=Place(shown, 1, 1))])
+    problems = tree.problems
+    unwrap(tree)
+    tree.value.setdefault("name", name_of(shown))
+    for part in PARTS:
+        if part in tree.value and tree.value[part] is None:
+            tree.value[part] = {}
+    problems += check_shape(tree)
+    problems += check_cases(tree, tree.value)
+    keep_late(tree.value, tree.written)
+    try:
+        model = nodes.PipelineModel.model_validate(tree.value)
+    except ValidationError as error:
+        problems += all_in_words(error, tree)
+        raise PipelineFileError(in_order(problems, tree)) from None
+    found = PipelineFile(model, shown, tree.places, texts=tree.texts)
+    if not problems:
+        problems += check_tables(model, found.place) or [*check_model(model, found.place), *_types_in_scripts(found)]
+    if problems:
+        raise PipelineFileError(in_order(problems, tree))
+    return replace(found, warnings=tuple(in_order(list(warnings_of(model, found.place)), tree)))
+
+
+def _types_in_scripts(file: PipelineFile) -> Iterator[UserError]:
+    """What cannot be taken out of TypeScript. Where its parser is not installed, a run says so."""
+    for name, node in file.model.transforms.items():
+        if node.type == "script" and node.language == "typescript" and find_spec("tree_sitter_typescript"):
+            try:
+                javascript(node.script, node=name, at=file.lines_of(name, "script"))
+            except UserError as error:
+                error.place = error.place or file.place_of(name, "script")
+                yield error
+
+
+def name_of(shown: str) -> str:
+    """The name of a pipeline whose file says none, as Streamling's do: the file's own, in letters that a name may have."""
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(shown).name.split(".")[0]).strip("_")
+    return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")
+
+
+def in_order(problems: list[UserError], tree: Tree) -> list[UserError]:
+    """Mistakes as they stand in the file, without what variables brought."""
+    told = [as_written(problem, tree) for problem in problems]
+    return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))

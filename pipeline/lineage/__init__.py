@@ -1,0 +1,1 @@
+"""Which source columns a column is computed from, and which filters can retract rows."""

@@ -1,0 +1,140 @@
+"""Which source columns every column of a pipeline comes from, and through which expressions. Read from the SQL alone.
+
+A SELECT of a per-row transform reads one relation (joins are refused), so a name has one meaning and no schema is needed to
+find it: only `*` needs to know the columns. Names are compared without case and shown as they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.optimizer.annotate_types import annotate_types
+from sqlglot.optimizer.qualify import qualify
+
+from headrace.pipeline.lineage.relations import Derived, Origin, Reader, Relation, Step, UntoldError
+from headrace.pipeline.model import graph
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.dynamic_tables import VALUE
+
+Schemas = Mapping[str, Mapping[str, str]]
+"""By node the Spark SQL type of every column, in order; an empty one where only the name is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLineage:
+    """The columns of a node in order. `unknown` says why there are others, or none at all; empty where all are told."""
+
+    columns: Mapping[str, Derived]
+    types: Mapping[str, str]
+    unknown: str = ""
+
+
+def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
+    """The lineage of every node.
+
+    Args:
+        model: the pipeline.
+        schemas: the columns of nodes, as far as they are known. Those of transforms give their columns' true names and types.
+    """
+    relations: dict[str, Relation] = {}
+    reasons: dict[str, str] = {}
+    types: dict[str, Mapping[str, str]] = {}
+    for name in model.sources:
+        known = schemas.get(name)
+        relations[name] = Relation(
+            [(column, Derived((Origin(name, column),))) for column in known or ()], open_source="" if known else name
+        )
+        types[name] = known or {}
+    for name in graph.in_order(model):
+        if poor := next((upstream for upstream in graph.inputs_of(model, name) if upstream in reasons), None):
+            reasons[name] = reasons[poor]
+            continue
+        try:
+            query = _query_of(model, name)
+            relations[name] = _named(Reader(name, relations).query(query, {}, None), name, schemas.get(name))
+        except UntoldError as error:
+            reasons[name] = f"transform `{name}`: {error}"
+            continue
+        names = [column for column, _ in relations[name].columns]
+        known = schemas.get(name)
+        kinds = list(known.values()) if known else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
+        types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
+    rows = {name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.tables(model)}
+    told = {name: _told(node, relations, reasons, types) for name, node in rows.items()}
+    return told | {name: _filled(node, name, relations, reasons) for name, node in graph.tables(model).items()}
+
+
+def _filled(node: DynamicTable, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
+    """The one column of a dynamic table, if SQL fills it."""
+    if node.sql is None:
+        return NodeLineage({VALUE: Derived(())}, {VALUE: "STRING"})
+    if poor := next((upstream for upstream in node.inputs(name) if upstream in reasons), None):
+        return NodeLineage({}, {}, reasons[poor])
+    try:
+        ((_, value),) = Reader(name, relations).query(node.query(name), {}, None).columns
+    except UntoldError as error:
+        return NodeLineage({}, {}, f"dynamic table `{name}`: {error}")
+    return NodeLineage({VALUE: value}, {VALUE: "STRING"})
+
+
+def _query_of(model: PipelineModel, name: str) -> exp.Query:
+    node = model.transforms[name]
+    if node.type != "sql":
+        msg = f"what a {node.type} makes of its rows is not in the file"
+        raise UntoldError(msg)
+    return node.query(name)
+
+
+def _told(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:
+    if name in reasons:
+        return NodeLineage({}, {}, reasons[name])
+    found = relations[name]
+    unknown = "" if found.complete else f"the columns of `{found.unknown()}` are not known"
+    return NodeLineage(dict(found.columns), types[name], unknown)
+
+
+def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
+    """With the names that Spark gives, and with items that stand for several columns spread over theirs."""
+    several = [place for place, (name, _) in enumerate(found.columns) if name == "*"]
+    if known is None or not found.complete:
+        if several:
+            msg = "how many columns one of its items stands for is not known"
+            raise UntoldError(msg)
+        return found
+    columns, names = list(found.columns), list(known)
+    if len(several) == 1 and len(names) >= len(columns) - 1:
+        place, more = several[0], len(names) - len(columns) + 1
+        spread = columns[place][1]
+        columns[place : place + 1] = [(name, _labelled(spread, node, name)) for name in names[place : place + more]]
+    if len(columns) != len(names):
+        msg = "it has other columns than its SELECT list says"
+        raise UntoldError(msg)
+    return Relation([(name, derived) for name, (_, derived) in zip(names, columns, strict=True)])
+
+
+def _labelled(spread: Derived, node: str, name: str) -> Derived:
+    *before, own = spread.steps
+    return Derived(spread.origins, (*before, Step(node, name, own.expression)))
+
+
+def _types(query: exp.Query, inputs: Schemas) -> list[str]:
+    """The types of a statement's columns in order, as far as they can be told without Spark; none where they cannot."""
+    if not all(inputs.values()) or any(not kind for columns in inputs.values() for kind in columns.values()):
+        return []
+    schema: dict[str, Any] = {node: dict(columns) for node, columns in inputs.items()}
+    try:
+        known = annotate_types(qualify(query.copy(), schema=schema, dialect=statements.DIALECT), schema=schema, dialect=statements.DIALECT)
+    except (SqlglotError, KeyError):
+        return []
+    return [_spelled(part) for part in known.selects]
+
+
+def _spelled(part: exp.Expr) -> str:
+    kind = part.type
+    return "" if kind is None or kind.is_type(exp.DType.UNKNOWN) else kind.sql(dialect=statements.DIALECT)

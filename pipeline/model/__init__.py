@@ -1,0 +1,1 @@
+"""The models of a pipeline file: nodes, options, and the graph that they form."""

@@ -1,0 +1,27 @@
+"""What the nodes of a pipeline file share."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.pipeline.model.strict import Columns, Strict
+from headrace.pipeline.model.telemetry import Telemetry
+
+PARALLELISM = "Taken for Streamling's files; Spark divides the work by its own settings (`spark.master`)."
+FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how often they come."
+
+VERSION_COLUMN = (
+    "With a key: the row with the highest value of this column wins, and of equal values the later row. A whole number, a decimal, a date"
+    " or a timestamp. The last row by source, partition and offset wins if not given."
+)
+
+
+class Node(Strict):
+    """What all nodes share."""
+
+    primary_key: Columns = Field(
+        default=(),
+        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
+        " their key, and append without one.",
+    )
+    telemetry: Telemetry | None = Field(default=None, description="Labels and event time of the node's metrics.")

@@ -1,0 +1,112 @@
+"""The graph of a pipeline: which node reads which, and the key of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.sql import dynamic_tables as dynamic
+
+
+def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The nodes that a transform or a sink reads; none for a source. Raises UserError where its SQL cannot be parsed."""
+    if name in model.transforms:
+        return model.transforms[name].inputs(name)
+    return (model.sinks[name].from_,) if name in model.sinks else ()
+
+
+def tables(model: nodes.PipelineModel) -> dict[str, DynamicTable]:
+    """The dynamic tables. They stand among the transforms, and no rows leave them."""
+    return {name: node for name, node in model.transforms.items() if isinstance(node, DynamicTable)}
+
+
+def asks(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The dynamic tables that a transform's SQL asks. Raises UserError for a call that says no table."""
+    node: Any = model.transforms.get(name)
+    text = getattr(node, "sql", None)
+    return dynamic.asked(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
+
+
+def in_order(model: nodes.PipelineModel) -> list[str]:
+    """Transforms with rows so that each comes after what it reads. Raises UserError for a cycle."""
+    there = tables(model)
+    return [name for name in steps(model) if name not in there]
+
+
+def steps(model: nodes.PipelineModel) -> list[str]:
+    """All transforms: each after what it reads, dynamic tables after what fills them and before who asks them.
+
+    Raises UserError for a cycle.
+    """
+    done: list[str] = []
+    open_: list[str] = []
+
+    def visit(name: str) -> None:
+        if name in done or name not in model.transforms:
+            return
+        if name in open_:
+            msg = f"transforms read each other in a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
+            raise UserError(msg, node=name)
+        open_.append(name)
+        for upstream in (*inputs_of(model, name), *asks(model, name)):
+            visit(upstream)
+        open_.pop()
+        done.append(name)
+
+    for name in model.transforms:
+        visit(name)
+    return done
+
+
+def is_shared(sink: Any) -> bool:
+    """Return whether a sink's node says that other pipelines write its target too. Nodes of plugins have no such option."""
+    return bool(getattr(sink, "share", False))
+
+
+def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The node's own primary key, else the one that its inputs agree on, else (); a dynamic table has none."""
+    if isinstance(model.nodes()[name], DynamicTable):
+        return ()
+    if own := model.nodes()[name].primary_key:
+        return own
+    found = {key_of(model, upstream) for upstream in inputs_of(model, name) if upstream in model.nodes()}
+    return found.pop() if len(found) == 1 else ()
+
+
+def key_givers(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The nodes whose `primary_key` is the key of this one: itself, or those that it is inherited from; none without a key."""
+    if model.nodes()[name].primary_key:
+        return (name,)
+    if not key_of(model, name):
+        return ()
+    return tuple(dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_givers(model, upstream)))
+
+
+def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The sources whose rows reach a node, in the file's order."""
+    if name in model.sources:
+        return (name,)
+    found = {source for upstream in inputs_of(model, name) for source in upstream_sources(model, upstream)}
+    return tuple(source for source in model.sources if source in found)
+
+
+def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
+    """The sinks that take each row of a source exactly once and have no key to tell a row that comes again."""
+    return tuple(
+        name
+        for name, sink in model.sinks.items()
+        if not (key_of(model, name) or forgetful(sink) or sink.delivery == "at_least_once") and source in upstream_sources(model, name)
+    )
+
+
+def asked_behind(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+    """The dynamic tables that the rows of a node were asked about on their way, in the file's order."""
+    found = {*asks(model, name)}.union(*(asked_behind(model, upstream) for upstream in inputs_of(model, name)))
+    return tuple(table for table in tables(model) if table in found)
+
+
+def forgetful(sink: Any) -> bool:
+    """Whether a sink keeps no record of its epochs, so that rows may arrive there twice."""
+    return sink.type in ("print", "blackhole") or getattr(sink, "forgetful", False)

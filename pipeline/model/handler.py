@@ -1,0 +1,195 @@
+"""The handler transform of a pipeline file: rows go to a service over HTTP, and what it answers goes on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, NonNegativeInt, PlainSerializer, PositiveInt
+
+from headrace.pipeline.errors import SchemaError, UserError
+from headrace.pipeline.model.base import FLUSH, Node
+from headrace.pipeline.model.run_options import Duration, as_duration
+from headrace.pipeline.types.arrow import parse_type
+from headrace.pipeline.types.durations import spell_duration
+from headrace.pipeline.yaml.interpolation import VARIABLE
+
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_LONG = 20
+
+
+def _retry_for(value: object) -> object:
+    if value == "forever":
+        return value
+    try:
+        return as_duration(value)
+    except ValueError as error:
+        msg = f"{error}; or `forever`"
+        raise ValueError(msg) from error
+
+
+def _spell(value: timedelta | str) -> str:
+    return value if isinstance(value, str) else spell_duration(value)
+
+
+def _override(value: object) -> object:
+    """Names of Arrow's own for the types that a file has others for."""
+    return {column: _ours(kind) for column, kind in value.items()} if isinstance(value, dict) else value
+
+
+def _ours(kind: object) -> object:
+    if not isinstance(kind, str):
+        return kind
+    plain = re.sub(r"\s+", "", kind.lower())
+    if plain in ("largeutf8", "utf8view"):
+        return "utf8"
+    if plain in ("largebinary", "binaryview"):
+        return "binary"
+    zoned = re.fullmatch(r"timestamp\((?:second|millisecond|microsecond|nanosecond),(?:some\(.+\)|\".+\")\)", plain)
+    return "timestamp" if zoned else kind
+
+
+RetryFor = Annotated[timedelta | Literal["forever"], BeforeValidator(_retry_for), PlainSerializer(_spell, when_used="json")]
+
+
+class HandlerTransform(Node):
+    """Rows are sent to a service over HTTP as JSON; the rows of its answers go on, and are staged first."""
+
+    type: Literal["handler"] = "handler"
+    from_: str = Field(alias="from", description="The node whose rows are sent.")
+    url: str = Field(description="Where to POST. `${VAR}` is looked up when a run needs it; its value is in no plan, ledger or message.")
+    headers: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further headers of every request; `${VAR}` as in `url`. Content-Type is application/json if it is not among them.",
+    )
+    secret_name: str | None = Field(
+        default=None,
+        description="A further header from the settings: its name from `http_secret_header`, its value from `http_secret_value`.",
+    )
+    one_row_per_request: bool = Field(default=False, description="Sends one object per request instead of an array of up to `batch_size`.")
+    payload_version: Literal[0, 1] = Field(
+        default=0, description='1: each row is `{"metadata": {"op": "i"}, "data": {…}}`, in requests and in answers; 0: the columns alone.'
+    )
+    schema_override: Annotated[dict[str, str | None], BeforeValidator(_override)] = Field(
+        default_factory=dict,
+        description="Columns of the answer that differ from those of `from`: `column: type`, or `column: null` for none.",
+    )
+    batch_size: PositiveInt = Field(default=1000, description="Rows in one request, at most.")
+    concurrency: PositiveInt = Field(default=4, description="Requests that one task has under way at a time.")
+    parallelism: PositiveInt = Field(
+        default=4, description="Tasks that send, at most; a small epoch takes fewer. Another number cuts other requests."
+    )
+    timeout: Duration = Field(
+        default=timedelta(seconds=30), description="For one attempt as a whole, from the connection to the last byte of the answer."
+    )
+    retry_for: RetryFor = Field(
+        default=timedelta(minutes=5),
+        description="How long one request is tried again before the epoch fails; `forever`, as Streamling does.",
+    )
+    max_attempts: PositiveInt | None = Field(
+        default=None, description="How often one request is tried, at most; not given: `retry_for` decides."
+    )
+    break_after: NonNegativeInt = Field(
+        default=10, description="Failures in a row after which a task sends one probe at a time, each after `break_for`; 0: never."
+    )
+    break_for: Duration = Field(default=timedelta(seconds=10), description="How long a task waits before such a probe.")
+    batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
+
+    def inputs(self, node: str) -> tuple[str, ...]:
+        """The node that it reads."""
+        del node
+        return (self.from_,)
+
+
+def handler_problems(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], UserError]]:
+    """What is wrong with the values of a handler, each with the keys that lead to it."""
+    if said := url_problem(node.url):
+        yield ("url",), UserError(f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.")
+    for name, value in node.headers.items():
+        if not _HEADER.fullmatch(name):
+            yield ("headers", name), UserError(f"`{name}` cannot be a header's name", hint="Letters, digits and dashes, such as X-Api-Key.")
+        elif said := header_problem(value):
+            yield ("headers", name), UserError(f"the header `{name}` {said}", hint="Write it on one line, in ASCII.")
+        elif name.lower() in ("idempotency-key", "content-length", "host"):
+            yield ("headers", name), UserError(f"the header `{name}` is set by Headrace itself", hint="Remove it.")
+    for column, kind in node.schema_override.items():
+        if column in ("_gs_op", "_gs_pos"):
+            yield ("schema_override", column), UserError(f"`{column}` cannot be overridden", hint="Every row has it as it is.")
+        elif kind is not None and (problem := _type_problem(kind)):
+            said, _, supported = problem.message.partition("supported: ")
+            msg = f"column `{column}`: {said.replace(chr(39), '`').rstrip('; ')}"
+            yield ("schema_override", column), SchemaError(msg, hint=f"Supported: {supported}." if supported else "")
+    if node.retry_for != "forever" and node.retry_for < timedelta(0):
+        yield ("retry_for",), UserError("`retry_for` is less than nothing", hint="Write a duration, such as 5m.")
+    if node.timeout <= timedelta(0):
+        yield ("timeout",), UserError("`timeout` must be longer than nothing", hint="Write a duration, such as 30s.")
+
+
+def handler_words(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], UserError]]:
+    """What is no mistake and yet worth a word: secrets that stand in the file, and so in the ledger."""
+    hint = "Write it as ${VAR}, or give it by `secret_name`: what stands in the file is in the ledger too."
+    if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):
+        yield ("url",), UserError("`url` holds a password", hint=hint)
+    for name, value in node.headers.items():
+        if name.lower() in ("authorization", "proxy-authorization", "cookie", "x-api-key") and not VARIABLE.search(value):
+            yield ("headers", name), UserError(f"the header `{name}` holds a secret", hint=hint)
+
+
+def shown_url(url: str) -> str:
+    """A URL for messages: without user and password, values of the query, and parts of the path that may be tokens."""
+    kept, marks = url, []
+    for found in VARIABLE.finditer(url):
+        mark = f"hr{len(marks)}var"
+        marks.append((mark, found[0]))
+        kept = kept.replace(found[0], mark, 1)
+    try:
+        parts = urlsplit(kept)
+    except ValueError:
+        return "(a URL that cannot be read)"
+    host = parts.netloc.rpartition("@")[2]
+    path = "/".join("***" if len(piece) >= _LONG else piece for piece in parts.path.split("/"))
+    shown = (
+        f"{f'{parts.scheme}://' if parts.scheme else ''}{'***@' if '@' in parts.netloc else ''}{host}{path}{'?***' if parts.query else ''}"
+    )
+    for mark, written in marks:
+        shown = shown.replace(mark, re.sub(r":-[^}]*", "", written))
+    return shown
+
+
+def header_problem(value: str) -> str:
+    """What is wrong with a header's value, without showing it."""
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        return "has a control character in it"
+    return "" if value.isascii() else "has a letter in it that is not ASCII"
+
+
+def url_problem(url: str) -> str:
+    """What is wrong with a URL, without showing it; variables may stand for any part."""
+    if VARIABLE.match(url):
+        return ""
+    if any(char.isspace() or ord(char) < 32 for char in url):
+        return "has a blank in it"
+    try:
+        parts = urlsplit(VARIABLE.sub("1", url))
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        return "cannot be read as a URL"
+    if parts.scheme not in ("http", "https"):
+        return "must begin with http:// or https://"
+    return "" if parts.hostname and port_is_fine else "names no host"
+
+
+def _type_problem(kind: str) -> SchemaError | None:
+    try:
+        parse_type(kind)
+    except SchemaError as error:
+        return error
+    return None
+
+
+def override_types(node: Any) -> dict[str, Any]:
+    """The Arrow types of `schema_override`, None where a column goes."""
+    return {column: None if kind is None else parse_type(kind) for column, kind in node.schema_override.items()}

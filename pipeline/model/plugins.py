@@ -1,0 +1,271 @@
+"""The nodes of a pipeline file whose `type` is a plugin's id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args
+
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_serializer,
+    model_validator,
+)
+
+from headrace.pipeline.errors import PluginError
+from headrace.pipeline.model.base import FLUSH, VERSION_COLUMN, Node
+from headrace.pipeline.model.run_options import Duration
+from headrace.pipeline.model.telemetry import Telemetry
+from headrace.pipeline.plugins import discovery as plugins
+from headrace.pipeline.plugins.api import Kind, Plugin
+from headrace.pipeline.plugins.discovery import Found
+from headrace.pipeline.plugins.options import Given, check, fields_of, gather, relocated, secret_keys
+
+TAG = "<plugin>"
+"""How pydantic's locations call a node whose type is a plugin's."""
+SECRETS = "headrace.secrets"
+"""In a validation's context: secrets that a stored pipeline lacks, by node type and key."""
+_NO_EFFECT = "Taken for Streamling's files; " + FLUSH.partition("; ")[2]
+
+
+class PluginNode(Node):
+    """What nodes of plugins share. Raises, as mistakes of the file, what the plugin's model finds wrong with the options."""
+
+    KIND: ClassVar[Kind]
+
+    type: str = Field(description="The plugin's id: `operator` or `namespace.operator`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        repr=False,
+        description="The plugin's own options. They may also stand beside `type`; there they win over those in here.",
+    )
+    _found: Found = PrivateAttr()
+    _plugin: Plugin = PrivateAttr()
+    _parsed: BaseModel = PrivateAttr()
+    _pipeline: str = PrivateAttr(default="")
+    _overridden: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def found(self) -> Found:
+        """The installed plugin."""
+        return self._found
+
+    @property
+    def plugin(self) -> Plugin:
+        """What the plugin declares."""
+        return self._plugin
+
+    @property
+    def parsed(self) -> BaseModel:
+        """The options as the plugin's own model, those of the environment included. May hold secrets."""
+        return self._parsed
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline that the node is in."""
+        return self._pipeline
+
+    @property
+    def overridden(self) -> tuple[str, ...]:
+        """Labels of the file that the plugin sets itself, to other values."""
+        return self._overridden
+
+    def belongs_to(self, pipeline: str) -> None:
+        """Tells the node which pipeline it is in."""
+        self._pipeline = pipeline
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_plugin(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        if not isinstance(value, Mapping):
+            return handler(value)
+        try:
+            found, plugin = plugins.of_kind(str(value.get("type")), cls.KIND)
+        except PluginError as error:
+            line = relocated("plugin", error.message, ("type",), value.get("type"), {"hint": error.hint})
+            raise ValidationError.from_exception_data(cls.__name__, [line]) from None
+        keys = cls._own_keys()
+        under = value.get("options") if isinstance(value.get("options"), Mapping) else {}
+        flat = {key: one for key, one in value.items() if key not in keys}
+        given = gather(found.id, plugin.options, flat, dict(under or {}))
+        cls._add(value, plugin, given, info)
+        parsed, lines = check(plugin.options, given)
+        kept = {key: one for key, one in given.values.items() if key not in given.variables}
+        shown = value.get("options", {})
+        own = {key: one for key, one in value.items() if key in keys} | {"options": kept if isinstance(shown, Mapping) else shown}
+        try:
+            node = handler(own)
+        except ValidationError as error:
+            said = [relocated(one["type"], one["msg"], one["loc"], one.get("input"), one.get("ctx")) for one in error.errors()]
+            raise ValidationError.from_exception_data(cls.__name__, [*said, *lines]) from None
+        if parsed is None:
+            raise ValidationError.from_exception_data(cls.__name__, lines)
+        return node._opened(found, plugin, parsed)  # noqa: SLF001  its own kind
+
+    @classmethod
+    def _own_keys(cls) -> set[str]:
+        return {*fields_of(cls), *cls.model_fields}
+
+    @classmethod
+    def _add(cls, value: Mapping[str, Any], plugin: Plugin, given: Given, info: ValidationInfo) -> None:
+        """Options that do not stand among the options: a sink's key, and the secrets that a stored pipeline lacks."""
+        fields = fields_of(plugin.options)
+        if cls.KIND is Kind.SINK and "primary_key" in fields and value.get("primary_key"):
+            key = value["primary_key"]
+            listed = [part.strip() for part in key.split(",") if part.strip()] if isinstance(key, str) else key
+            as_text = fields["primary_key"].annotation is str and isinstance(listed, list)
+            given.values.setdefault("primary_key", ",".join(map(str, listed)) if as_text else listed)
+            given.at.setdefault("primary_key", ("primary_key",))
+        known: Mapping[str, Any] = (info.context or {}).get(SECRETS, {}).get(plugin.id, {})
+        for key in secret_keys(plugin.options) & known.keys():
+            given.values.setdefault(key, known[key])
+
+    def _opened(self, found: Found, plugin: Plugin, parsed: BaseModel) -> Self:
+        self._found, self._plugin, self._parsed = found, plugin, parsed
+        if not plugin.labels:
+            return self
+        said = self.telemetry.labels if self.telemetry else {}
+        telemetry = (self.telemetry or Telemetry()).model_copy(update={"labels": {**said, **plugin.labels}})
+        node = self.model_copy(update={"telemetry": telemetry})
+        node._overridden = tuple(key for key, text in plugin.labels.items() if said.get(key, text) != text)  # noqa: SLF001  its own kind
+        if self.telemetry is None:
+            node.model_fields_set.discard("telemetry")  # the file did not say it
+        return node
+
+    @field_serializer("options", mode="wrap")
+    def _without_secrets(self, value: dict[str, Any], handler: SerializerFunctionWrapHandler) -> Any:
+        """Secrets are not stored: a pipeline that comes back from the ledger gets them from the file, or from the environment."""
+        hidden = secret_keys(self._plugin.options)
+        return handler({key: one for key, one in value.items() if key not in hidden})
+
+
+class PluginSource(PluginNode):
+    """A source that a plugin brings."""
+
+    KIND: ClassVar[Kind] = Kind.SOURCE
+
+    @property
+    def endless(self) -> bool:
+        """Whether it is a stream."""
+        return not self.plugin.make.capabilities.bounded  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
+
+
+class PluginTransform(PluginNode):
+    """A transform that a plugin brings."""
+
+    KIND: ClassVar[Kind] = Kind.TRANSFORM
+
+    from_: str = Field(alias="from", description="The node whose rows are read.")
+    batch_size: int | None = Field(default=None, exclude=True, description=_NO_EFFECT)
+    batch_flush_interval: Duration | None = Field(default=None, exclude=True, description=_NO_EFFECT)
+
+    def inputs(self, node: str) -> tuple[str, ...]:
+        """The node that it reads."""
+        del node
+        return (self.from_,)
+
+
+class PluginSink(PluginNode):
+    """A sink that a plugin brings."""
+
+    KIND: ClassVar[Kind] = Kind.SINK
+
+    from_: str = Field(alias="from", description="The node whose rows are written.")
+    delivery: Literal["exactly_once", "at_least_once"] | None = Field(
+        default=None, description="What the sink can keep if not given. A sink that keeps no record of its epochs is at least once."
+    )
+    batch_size: int | None = Field(default=None, description=FLUSH)
+    batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
+
+    version_column: str | None = Field(default=None, description=VERSION_COLUMN)
+
+    @property
+    def compares_versions(self) -> bool:
+        """Whether it can compare the version of a row with that of the row that its target has."""
+        return bool(getattr(self.plugin.make.capabilities, "versions", False))  # pyright: ignore[reportFunctionMemberAccess]
+
+    @property
+    def forgetful(self) -> bool:
+        """Whether it keeps no record of epochs: at least once."""
+        return str(self.plugin.make.capabilities.delivery) != "exactly_once"  # pyright: ignore[reportFunctionMemberAccess]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a key makes it upsert."""
+        return bool(self.plugin.make.capabilities.upsert)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+NODES: Mapping[str, type[PluginNode]] = {"sources": PluginSource, "transforms": PluginTransform, "sinks": PluginSink}
+"""By the part of the file."""
+
+
+def with_plugins(union: Any, part: str) -> Any:
+    """A union of nodes, told apart by `type`, that takes plugins too. Built-in types go before plugins of the same name."""
+    members = get_args(union)[0]
+    models = get_args(members) or (members,)
+    tags = {
+        name: get_args(model.model_fields["type"].annotation)[0]
+        for model in models
+        for name in get_args(model.model_fields["type"].annotation)
+    }
+    tagged = [Annotated[model, Tag(get_args(model.model_fields["type"].annotation)[0])] for model in models]
+
+    def tag(value: Any) -> str | None:
+        return _tag(tags, value)
+
+    return Annotated[Union[(*tagged, Annotated[NODES[part], Tag(TAG)])], Discriminator(tag)]
+
+
+def _tag(tags: Mapping[str, str], value: Any) -> str | None:
+    """The built-in type or the mark of plugins; another type as it is, which is then told as unknown."""
+    if isinstance(value, PluginNode):
+        return TAG
+    if not isinstance(value, Mapping | BaseModel):
+        return next(iter(tags.values()))  # whichever refuses what is no map
+    if isinstance(value, Mapping) and "type" not in value:
+        return None
+    kind = value["type"] if isinstance(value, Mapping) else getattr(value, "type", None)
+    if isinstance(kind, str) and kind not in tags and _is_there(kind):
+        return TAG
+    return tags.get(kind, kind) if isinstance(kind, str) else str(kind)
+
+
+def _is_there(plugin_id: str) -> bool:
+    try:
+        return plugins.find(plugin_id) is not None
+    except PluginError:
+        return True  # twice, which the node raises with its place
+
+
+def model_of(part: str, plugin_id: str) -> type[BaseModel]:
+    """The keys of a plugin's nodes in one model: those of every such node, and the plugin's options."""
+    try:
+        _, plugin = plugins.of_kind(plugin_id, NODES[part].KIND)
+    except PluginError:
+        return NODES[part]
+    return _together(part, plugin.id, plugin.options)
+
+
+@cache
+def _together(part: str, plugin_id: str, options: type[BaseModel]) -> type[BaseModel]:
+    base = NODES[part]
+    fields: dict[str, Any] = {name: (info.annotation, info) for name, info in base.model_fields.items() if name != "type"}
+    own = {name: (info.annotation, info) for name, info in options.model_fields.items() if name not in fields}
+    kind: Any = Literal[plugin_id]  # pyright: ignore[reportInvalidTypeForm]  a type of its own per plugin
+    make: Any = create_model
+    return make(
+        f"Plugin{part.capitalize()}{plugin_id.title()}".replace(".", "").replace("-", ""),
+        __doc__=(options.__doc__ or base.__doc__),
+        type=(kind, plugin_id),
+        **fields,
+        **own,
+    )

@@ -1,0 +1,130 @@
+"""How a pipeline is run: windows of history, the size and pace of epochs, the stream's runs, the schedule."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, WithJsonSchema, model_validator
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.model.strict import Strict
+from headrace.pipeline.types.durations import parse_duration, spell_duration
+
+
+def as_duration(value: object) -> object:
+    """The duration that a text says, anything else as it is. Raises ValueError for what is none."""
+    if isinstance(value, int | float) and value < 0:
+        msg = f"`{value}` is not a duration; write a number and a unit, such as 500ms or 1h 30m"
+        raise ValueError(msg)
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_duration(value)
+    except UserError as error:
+        msg = f"{error.message}; {error.hint[:1].lower()}{error.hint[1:].rstrip('.')}"
+        raise ValueError(msg) from error
+
+
+Duration = Annotated[timedelta, BeforeValidator(as_duration), PlainSerializer(spell_duration, when_used="json")]
+
+
+_SIZES = {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "b": 1, "": 1}
+LEAST_EPOCH = 64 << 10
+
+
+def parse_size(value: object) -> int:
+    """Return the bytes that a number, or a text with a unit, stands for. Raises ValueError for what is neither."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
+    if isinstance(value, bool) or found is None or found[2] not in _SIZES:
+        msg = f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of bytes, or one with a unit such as 64MiB"
+        raise ValueError(msg)
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def _epoch_size(value: object) -> int:
+    size = parse_size(value)
+    if size < LEAST_EPOCH:
+        msg = f"`{value}` is less than 64KiB"
+        raise ValueError(msg)
+    return size
+
+
+EpochSize = Annotated[int, BeforeValidator(_epoch_size), WithJsonSchema({"type": ["integer", "string"]})]
+
+
+def _day(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.date()
+    if not isinstance(value, str):
+        return value
+    try:
+        return date.fromisoformat(f"{value}-01" if len(value) == len("2013-01") else value)
+    except ValueError:
+        msg = f"`{value}` is no day and no month; write one such as 2013-01-31 or 2013-01"
+        raise ValueError(msg) from None
+
+
+Day = Annotated[date, BeforeValidator(_day)]
+
+
+class Partitions(Strict):
+    """History in windows of time, each a partition in Dagster."""
+
+    column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
+    every: Literal["day", "month"] = Field(default="month", description="How long a partition is.")
+    start: Day = Field(description="First day of the first partition.")
+    end: Day = Field(description="Day behind the last partition that Dagster shows.")
+    history_end: Day | None = Field(
+        default=None, description="Day behind the last partition that history fills, later ones are the stream's; `end` if not given."
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Partitions:
+        if self.start >= self.end:
+            msg = f"`start` {self.start} must be before `end` {self.end}"
+            raise ValueError(msg)
+        if self.history_end and not self.start < self.history_end <= self.end:
+            msg = f"`history_end` {self.history_end} must be after `start` {self.start} and not behind `end` {self.end}"
+            raise ValueError(msg)
+        if self.every == "month" and any(day.day != 1 for day in (self.start, self.end, self.history_end or self.end)):
+            msg = "monthly partitions start and end on the first day of a month"
+            raise ValueError(msg)
+        return self
+
+
+class EpochOptions(Strict):
+    """How large epochs are and how often they come."""
+
+    rows: PositiveInt = Field(default=100_000, description="Messages in a stream epoch, at most; shared equally among the sources.")
+    history_rows: PositiveInt = Field(
+        default=1_000_000, description="Rows in a history epoch, about: as many whole splits as fit, at least one."
+    )
+    max_bytes: EpochSize = Field(
+        default=256 << 20,
+        description="Bytes in an epoch, about, as samples and statistics of the source tell: a number, or such as 64MiB; at least 64KiB. 256MiB"
+        " if not given. One split of history is taken whole, and one message of each partition.",
+    )
+    interval: Duration = Field(
+        default=timedelta(seconds=5), description="From the start of one stream epoch to the next; 0s: as fast as it can."
+    )
+    max_attempts: PositiveInt = Field(default=3, description="Equal failures of one epoch before the lane is blocked.")
+
+
+class StreamOptions(Strict):
+    """How Dagster runs the stream."""
+
+    mode: Literal["continuous", "triggered"] = Field(
+        default="continuous", description="`continuous` is kept running, `triggered` ends when it has caught up."
+    )
+    lifetime: Duration = Field(
+        default=timedelta(hours=6), description="A continuous run ends at an epoch's border after this and is started again."
+    )
+
+
+class Schedule(Strict):
+    """When Dagster materializes the pipeline by itself."""
+
+    cron: str = Field(description="Five fields: minute, hour, day of month, month, day of week.")
+    timezone: str = Field(default="UTC", description="A name of the tz database, such as Europe/Berlin.")

@@ -1,0 +1,102 @@
+"""Transforms of a pipeline file. Keys follow Streamling's topology files; keys of our own stand beside theirs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
+from sqlglot import exp
+
+from headrace.pipeline.model.base import PARALLELISM, Node
+from headrace.pipeline.model.handler import HandlerTransform
+from headrace.pipeline.model.scripts import PythonTransform, ScriptTransform
+from headrace.pipeline.model.strict import Columns, Strict
+from headrace.pipeline.model.telemetry import Telemetry
+from headrace.pipeline.sql import statements as sql
+from headrace.pipeline.sql.dialects.translation import DialectName
+
+_DIALECT = "Whose SQL it is. Spark runs it in any case: another dialect is translated, and what cannot be is an error."
+
+
+class SqlTransform(Node):
+    """A projection, a filter, an unnest or a union in SQL."""
+
+    type: Literal["sql"] = "sql"
+    sql: str = Field(description="One SELECT over sources and other transforms by their names: columns, WHERE, unnest, UNION ALL.")
+    dialect: DialectName = Field(default="spark", description=_DIALECT)
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
+
+    def inputs(self, node: str) -> tuple[str, ...]:
+        """The nodes that it reads. Raises UserError, naming `node`, where its SQL cannot be parsed."""
+        return sql.tables(self.sql, node=node, dialect=self.dialect)
+
+    def query(self, node: str = "") -> exp.Query:
+        """What it means in Spark's SQL, to look at. Raises UserError, naming `node`, for what is not allowed."""
+        return sql.parse(self.sql, node=node, dialect=self.dialect)
+
+    def spark_sql(self, node: str = "") -> str:
+        """What it means in Spark's SQL, as text."""
+        return sql.spark_text(self.sql, node=node, dialect=self.dialect)
+
+
+def _backend(value: object) -> object:
+    """`In-Memory`, `in_memory` and `INMEMORY` are one."""
+    names = {"inmemory": "InMemory", "postgres": "Postgres"}
+    found = names.get(re.sub(r"[^a-z0-9]", "", value.lower())) if isinstance(value, str) else None
+    if found is None:
+        msg = f"invalid dynamic table backend_type '{value}' (expected 'Postgres' or 'InMemory')"
+        raise ValueError(msg)
+    return found
+
+
+def _named(value: str) -> str:
+    if not value.strip():
+        msg = "it is empty"
+        raise ValueError(msg)
+    return value
+
+
+_Name = Annotated[str, AfterValidator(_named)]
+
+
+class DynamicTable(Strict):
+    """A set of texts beside the stream: filled by SQL or by others, asked with `dynamic_table_check`."""
+
+    primary_key: ClassVar[Columns] = ()
+
+    type: Literal["dynamic_table"] = "dynamic_table"
+    backend_type: Annotated[Literal["InMemory", "Postgres"], BeforeValidator(_backend)] = Field(
+        description="`InMemory`: values of this pipeline alone, kept across restarts. `Postgres`: a table that others may write as well."
+    )
+    backend_entity_name: _Name = Field(description="The set's name; for Postgres `table` or `schema.table`.")
+    sql: str | None = Field(
+        default=None, description="What fills it: one text column of one source or transform, with or without WHERE. Nothing if not given."
+    )
+    dialect: DialectName = Field(default="spark", description=_DIALECT)
+    schema_: str | None = Field(default=None, alias="schema", description="Postgres: the table's schema; from the name, else `public`.")
+    column: _Name = Field(default="value", description="Postgres: the column of the values, a text.")
+    time_column: _Name | None = Field(default=None, description="Postgres: the column that says when a value came; `cache` needs it.")
+    cache: bool | None = Field(
+        default=None, description="Postgres: keep the values here and read what is new; the setting `cache_enabled` if not given."
+    )
+    cache_refresh_debounce_ms: NonNegativeInt | None = Field(
+        default=None, description="Postgres: read what is new at most this often; the setting if not given, else 1000."
+    )
+    telemetry: Telemetry | None = Field(default=None, description="Labels of the node's metrics, which tell how many rows it was given.")
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the values belong to this pipeline alone."""
+        return self.backend_type == "InMemory"
+
+    def inputs(self, node: str) -> tuple[str, ...]:
+        """The node whose rows fill it, if one does. Raises UserError where its SQL cannot be parsed."""
+        return sql.tables(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
+
+    def query(self, node: str = "") -> exp.Query:
+        """What its SQL, which is there, means in Spark's, to look at."""
+        return sql.parse(self.sql or "", node=node, dialect=self.dialect)
+
+
+TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]

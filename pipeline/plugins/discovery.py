@@ -1,0 +1,147 @@
+"""Which plugins are installed: entry points of packages, looked at without importing them, and loaded one by one."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from headrace.pipeline.errors import PluginError
+from headrace.pipeline.plugins.api import GROUP, Kind, Plugin, sql_name
+from headrace.pipeline.plugins.settings import plugin_settings
+
+LIST = "`headrace plugin list` shows what is installed."
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An installed plugin, not necessarily one that can be loaded. `entry` is `module:object`."""
+
+    id: str
+    package: str
+    version: str
+    entry: str
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for messages."""
+        return f"{self.package} {self.version}, {self.entry}"
+
+
+_here: dict[str, tuple[Found, Plugin]] = {}
+"""Plugins of this process that no package brings, as a plugin's own tests have them."""
+
+
+@contextmanager
+def pretending(plugin: Plugin) -> Iterator[Found]:
+    """Inside, a plugin counts as installed."""
+    module = getattr(plugin.make, "__module__", "?")
+    _here[plugin.id] = found, _ = Found(plugin.id, module.replace("_", "-"), "(not installed)", module), plugin
+    try:
+        yield found
+    finally:
+        del _here[plugin.id]
+
+
+@lru_cache(maxsize=8)
+def _scan(path: tuple[str, ...]) -> tuple[Found, ...]:
+    del path  # of which installed packages are looked for
+    listed = [
+        Found(point.name, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?", point.value)
+        for point in metadata.entry_points(group=GROUP)
+    ]
+    return tuple(sorted(listed, key=lambda found: (found.id, found.package)))
+
+
+def installed() -> tuple[Found, ...]:
+    """Every plugin of this environment, by id. Imports none of them."""
+    scanned = _scan(tuple(sys.path))
+    if not _here:
+        return scanned
+    return tuple(sorted([*(found for found, _ in _here.values()), *(found for found in scanned if found.id not in _here)], key=_by_id))
+
+
+def _by_id(found: Found) -> str:
+    return found.id
+
+
+def allowed(plugin_id: str) -> bool:
+    """Whether the setting `plugin.allow` lets a plugin be used."""
+    allow = plugin_settings().allow
+    return allow is None or plugin_id in allow
+
+
+def find(plugin_id: str) -> Found | None:
+    """The installed plugin of that id, whether it is allowed or not. Raises PluginError where two packages bring one."""
+    found = [one for one in installed() if one.id == plugin_id]
+    if len(found) > 1:
+        msg = f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
+        raise PluginError(msg, hint="Uninstall all but one of these packages.")
+    return found[0] if found else None
+
+
+def functions(names: frozenset[str]) -> list[Found]:
+    """The plugins that may be behind these names of SQL functions, which are lower-case."""
+    return [one for one in installed() if sql_name(one.id) in names]
+
+
+def function_names() -> list[str]:
+    """What every plugin would be called in SQL, were it a function: for guessing what somebody meant."""
+    return [sql_name(one.id) for one in installed()]
+
+
+def load(found: Found) -> Plugin:
+    """The plugin's declaration. Raises PluginError, naming it, where it may not be used, cannot be imported, or declares no plugin."""
+    if not allowed(found.id):
+        msg = f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does not name it"
+        raise PluginError(msg, hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.")
+    if found.id in _here:
+        return _here[found.id][1]
+    return _loaded(found)
+
+
+@lru_cache(maxsize=256)
+def _loaded(found: Found) -> Plugin:
+    point = metadata.EntryPoint(found.id, found.entry, GROUP)
+    try:
+        plugin = point.load()
+    except Exception as error:
+        at = _place_in(error)
+        msg = f"the plugin `{found.id}` ({found.origin}) cannot be loaded: {type(error).__name__}: {error}{at}"
+        raise PluginError(msg, hint=f"Repair or uninstall the package {found.package}. {LIST}") from error
+    if not isinstance(plugin, Plugin):
+        msg = f"the plugin `{found.id}` ({found.origin}) is {type(plugin).__name__}, and no headrace.Plugin"
+        raise PluginError(msg, hint="Its entry point must lead to a headrace.Plugin(...).")
+    if plugin.id != found.id:
+        msg = f"the plugin `{found.id}` ({found.origin}) calls itself `{plugin.id}`"
+        raise PluginError(msg, hint="The name of the entry point and the id of the plugin must be the same.")
+    return plugin
+
+
+def of_kind(plugin_id: str, kind: Kind, setting: str = "") -> tuple[Found, Plugin]:
+    """An installed plugin of a kind, as a node or a setting names it. Raises PluginError where there is none."""
+    named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
+    found = find(plugin_id)
+    if found is None:
+        ids = ", ".join(one.id for one in installed()) or "none"
+        msg = f"{named_by}no such plugin is installed" if setting else f"no plugin `{plugin_id}` is installed"
+        raise PluginError(msg, hint=f"Installed: {ids}. Install the package that has it.")
+    plugin = load(found)
+    if plugin.kind != kind:
+        msg = f"{named_by}the plugin `{plugin_id}` ({found.origin}) is a {plugin.kind}, not a {kind}"
+        raise PluginError(msg, hint=LIST)
+    return found, plugin
+
+
+def _place_in(error: BaseException) -> str:
+    """` (file, line 12)`: where the innermost frame of a traceback is; nothing for a missing module, whose frame is Python's own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    if not frames or isinstance(error, SyntaxError):
+        return ""
+    path = Path(frames[-1].filename)
+    return "" if path == Path(metadata.__file__) or Path(__file__).name == path.name else f" ({path}, line {frames[-1].lineno})"

@@ -1,0 +1,104 @@
+"""Preprocessors: plugins that rewrite the text of a pipeline file before it is read, and what places in that text mean then."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from headrace.pipeline.errors import HeadraceError, Place, PluginError, UserError
+from headrace.pipeline.plugins.api import Kind, Plugin
+from headrace.pipeline.plugins.discovery import Found, of_kind
+from headrace.pipeline.plugins.options import Given, check, fields_of, gather
+from headrace.pipeline.plugins.runtime import PluginContext, crash
+from headrace.pipeline.plugins.settings import plugin_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A text, and of each of its lines the number that it had in the file, or the preprocessor that wrote it."""
+
+    text: str
+    lines: tuple[int | str, ...] = ()
+
+    def place(self, place: Place) -> Place:
+        """A place in the text as a place in the file; in a line that a preprocessor wrote, it says so."""
+        if not self.lines or place.line is None or not 1 <= place.line <= len(self.lines):
+            return place
+        was = self.lines[place.line - 1]
+        if isinstance(was, int):
+            return replace(place, line=was)
+        return replace(place, file=f"{place.file} as the preprocessor `{was}` wrote it")
+
+    def problem(self, problem: UserError) -> UserError:
+        """A mistake at its place in the file."""
+        if problem.place is None:
+            return problem
+        return type(problem)(problem.message, hint=problem.hint, node=problem.node, place=self.place(problem.place))
+
+
+def preprocessed(text: str, shown: str) -> Rewritten:
+    """The text as the preprocessors of the settings leave it. Raises PluginError where one is missing or fails."""
+    settings = plugin_settings()
+    found = Rewritten(text)
+    for plugin_id in settings.preprocessor_ids:
+        found = rewrite(found, plugin_id, settings.preprocessor_options, shown)
+    return found
+
+
+def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown: str) -> Rewritten:
+    """The text as one preprocessor leaves it. `options` are as in the setting `preprocessor_options`."""
+    found, plugin = of_kind(plugin_id, Kind.PREPROCESSOR, "preprocessor_ids")
+    parsed = options_of(found, plugin, options, "preprocessor_options")
+    try:
+        worker = plugin.make(PluginContext(plugin_id, parsed, found=found))
+        text = worker.process(before.text) if hasattr(worker, "process") else worker(before.text)
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise crash(error, found, doing="rewriting", place=Place(shown)) from error
+    if not isinstance(text, str):
+        msg = f"the preprocessor `{found.id}` ({found.origin}) returned {type(text).__name__}, and not a text"
+        raise PluginError(msg, place=Place(shown))
+    if text == before.text:
+        return before
+    return Rewritten(text, tuple(_origins(before, text, plugin_id)))
+
+
+def _in_words(item: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    match item["type"]:
+        case "missing":
+            return f"`{where}` is missing"
+        case "extra_forbidden":
+            return f"there is no option `{where}`"
+        case _:
+            return f"`{where}`: {item['msg'][:1].lower()}{item['msg'][1:]}"
+
+
+def _origins(before: Rewritten, text: str, plugin_id: str) -> list[int | str]:
+    old, new = before.text.splitlines(), text.splitlines()
+    known = before.lines or tuple(range(1, len(old) + 1))
+    found: list[int | str] = [plugin_id] * len(new)
+    for block in difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_matching_blocks():
+        for offset in range(block.size):
+            found[block.b + offset] = known[block.a + offset]
+    return found
+
+
+def options_of(found: Found, plugin: Plugin, said: Mapping[str, Any], setting: str) -> BaseModel:
+    """Options from a setting: a map under the plugin's id, or flat for all plugins of the setting. Raises PluginError."""
+    own = said.get(plugin.id)
+    known = fields_of(plugin.options)
+    flat = {key: value for key, value in said.items() if key in known}
+    given: Given = gather(plugin.id, plugin.options, own if isinstance(own, Mapping) else {}, flat)
+    parsed, lines = check(plugin.options, given)
+    if parsed is not None:
+        return parsed
+    told = "; ".join(_in_words(item) for item in ValidationError.from_exception_data("options", lines).errors())
+    msg = f"the plugin `{found.id}` ({found.origin}) does not take its options: {told}"
+    raise PluginError(msg, hint=f"They are in the setting plugin.{setting}, under `{plugin.id}`.")

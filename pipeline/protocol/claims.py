@@ -1,0 +1,71 @@
+"""Who owns a target. One pipeline does, unless every sink that writes it sets `share: true`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from headrace.pipeline.errors import RecordError
+from headrace.pipeline.protocol.epochs import SinkKey
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sink's claim to a target, as the target keeps it. `epoch` is the last one that the sink wrote, None where unknown."""
+
+    key: SinkKey
+    share: bool
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A sink that wants a target. `siblings` are the sinks of its pipeline file, by name."""
+
+    key: SinkKey
+    share: bool
+    siblings: frozenset[str] = frozenset()
+
+    def former(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Claims that this sink replaces when it joins.
+
+        They are those of the same pipeline name under a lost ledger's UUID, and of a sink that the file calls by another name now.
+        """
+        return [claim for claim in claims if claim.key != self.key and self._is_former(claim.key)]
+
+    def rivals(self, claims: Iterable[Claim]) -> list[Claim]:
+        """Claims that keep this sink from the target."""
+        others = (claim for claim in claims if claim.key != self.key and not self._is_former(claim.key))
+        return [claim for claim in others if not (self.share and claim.share)]
+
+    def refuse(self, claims: Iterable[Claim], target: str, *, file: str = "FILE") -> None:
+        """Raise RecordError if a rival is among `claims`."""
+        if found := self.rivals(claims):
+            raise claimed(self, found[0], target, file)
+
+    def _is_former(self, key: SinkKey) -> bool:
+        if (key.name, key.lane, key.sink) == (self.key.name, self.key.lane, self.key.sink):
+            return True
+        return (key.pipeline, key.lane) == (self.key.pipeline, self.key.lane) and key.sink not in self.siblings
+
+
+def claimed(owner: Owner, claim: Claim, target: str, file: str) -> RecordError:
+    """The refusal of a target that another sink claims."""
+    sink, key = owner.key.sink, claim.key
+    if key.pipeline == owner.key.pipeline:
+        msg = f"{target} is already the target of sink '{key.sink}' of this pipeline"
+        hint = "Give one of the two another target. To write two inputs into one target, use UNION ALL in a transform."
+        return RecordError(msg, hint=hint, node=sink)
+    at = f", epoch {claim.epoch}" if claim.epoch is not None else ""
+    msg = f"{target} is the target of another pipeline: sink '{key.sink}' of '{key.name}' ({key.pipeline}{at})"
+    shares = "both sinks" if not owner.share else f"that sink too, and run '{key.name}' once"
+    hint = (
+        f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace adopt {file} --sink {sink} --take-over` ends its"
+        f" claim; its rows stay. If both pipelines shall write the target, set `share: true` on {shares}."
+    )
+    return RecordError(msg, hint=hint, node=sink)
+
+
+def names(claims: Collection[Claim]) -> list[str]:
+    """The claims' keys as text, for the ledger and log lines."""
+    return sorted(f"{claim.key.name}:{claim.key.text}" for claim in claims)

@@ -1,0 +1,180 @@
+"""The coordinator of one lane: plan, write, commit, in this order and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Self
+
+from headrace.pipeline.errors import InternalError
+from headrace.pipeline.protocol.coordinator.blocking import blocked_error, failure_text, is_blocking
+from headrace.pipeline.protocol.coordinator.repair import Repairs
+from headrace.pipeline.protocol.coordinator.sinks import Pending
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
+from headrace.pipeline.protocol.ledger.reader import plain
+
+Write = Callable[[Pending], Mapping[str, Counts]]
+"""Writes one epoch to the sinks that `Pending` names; returns what each acknowledged. Raises if any of them failed."""
+
+
+class Lane(Repairs):
+    """A lane that this process holds. Make it with `Lane.open`, use it as a context manager.
+
+        with Lane.open(ledger, name, "main", holder, open_sinks, compiled, pipeline_hash, initial=start) as lane:
+            while lane.busy or (step := next_step(lane.position)):
+                try:
+                    if not lane.busy:
+                        lane.plan(step.end, step.phase)
+                    counts = lane.execute(write)
+                except SomeError as error:  # not FencedError
+                    lane.failed(node, error)
+
+    `execute` finishes whatever epoch is open, also one of a former run under the file as it was then, and writes only to the
+    sinks that do not hold it. `lane.sinks` are the open sinks that belong to that epoch. Not to be shared between threads, but
+    for `check`, which several writing threads may call.
+    """
+
+    @property
+    def position(self) -> Position:
+        """Where the next epoch starts."""
+        return self._state.open_plan.end if self._state.open_plan else self._state.position
+
+    @property
+    def committed(self) -> int:
+        """The last epoch that every sink holds."""
+        return self._state.committed
+
+    @property
+    def busy(self) -> bool:
+        """Whether an epoch is open, so that `execute` has work."""
+        return self._state.open_plan is not None
+
+    @property
+    def generation(self) -> int:
+        """What the sinks were fenced with."""
+        return self.lease.generation
+
+    def pending(self) -> Pending | None:
+        """The open epoch and the sinks that do not hold it, asked from the sinks where that is in doubt; None if none is open.
+
+        Raises RecordError when a record no longer agrees with the ledger.
+        """
+        self._ready()
+        if self._doubtful:
+            self._agree()
+            self._doubtful = False
+        if self._state.open_plan is None:
+            self._catch_up()
+            return None
+        held = self._held()
+        return Pending(self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held))
+
+    def _draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
+        """The next epoch, up to `end`, as it would be planned; nothing is stored."""
+        if self._body_hash != self.pipeline_hash:
+            msg = "an epoch of an earlier version of the file is open; finish it before the next is planned"
+            raise InternalError(msg)
+        plan = EpochPlan(
+            self._state.committed + 1,
+            phase,
+            self.position,
+            plain(end),
+            self.pipeline_hash,
+            datetime.now(UTC),
+            window=window,
+            splits=tuple(splits),
+        )
+        return EpochPlan.from_json(plain(plan.to_json()))
+
+    def plan(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
+        """Stores the next epoch in the ledger. Raises InternalError while another one is open."""
+        self._ready()
+        if self.busy:
+            msg = f"epoch {self._state.committed + 1} is still open"
+            raise InternalError(msg)
+        self._catch_up()
+        plan = self._draft(end, phase, window=window, splits=splits)
+        self._doubtful = True
+        self.ledger.plan(self.lease, plan, self.compiled)
+        self._sure()
+        return plan
+
+    def execute(self, write: Write) -> Mapping[str, Counts]:
+        """Writes the open epoch to the sinks that lack it, and commits it; returns the counts of all sinks.
+
+        What `write` raises passes through; tell `failed` about it, then execute again. Returns an empty mapping where the
+        epoch turned out to be committed already.
+        """
+        work = self.pending()
+        if work is None:
+            return {}
+        self._writing = True
+        counts = write(work) if work.sinks else {}
+        return self.commit(counts)
+
+    def commit(self, counts: Mapping[str, Counts]) -> Mapping[str, Counts]:
+        """Commits the open epoch, once every sink of it has returned.
+
+        Counts of sinks that held the epoch already come from their records. Raises InternalError for a sink without counts.
+        """
+        self._ready()
+        plan = self._state.open_plan
+        full = {name: record.counts for name, record in self._held().items()} | dict(counts)
+        if plan is None or full.keys() != self.sinks.keys():
+            msg = f"epoch {plan.number if plan else '?'} cannot be committed: counts of {sorted(full)}, sinks are {sorted(self.sinks)}"
+            raise InternalError(msg)
+        self._doubtful = True
+        self.ledger.commit(self.lease, plan.number, full)
+        self._writing = False
+        self._sure()
+        self._catch_up()
+        return full
+
+    def failed(self, node: str, error: BaseException) -> int:
+        """Notes that the open epoch failed at `node`; returns how many times in a row it did in this way.
+
+        Raises BlockedError after `max_attempts` equal failures, those of former runs included, unless the error is one that
+        passes by itself (not `blocks`): then the caller waits, and decides for how long.
+        """
+        self._doubtful = True
+        self.check()
+        self._state = self._ask()
+        if (plan := self._state.open_plan) is None:
+            self._catch_up()
+            return 0
+        text = failure_text(error)
+        attempts = self.ledger.failed(self.lease, plan.number, node, text)
+        if attempts >= self.max_attempts and is_blocking(error):
+            raise blocked_error(plan.number, node, attempts, text, self._file) from error
+        return attempts
+
+    def progress(self, progress: Json) -> None:
+        """What the next heartbeat says: phase, rows/s, lag, last error."""
+        self.heartbeat.progress = progress
+
+    def close(self, *, clean: bool | None = None) -> None:
+        """Gives the lane back. By default clean unless a write began and did not end in a commit."""
+        self._let_go(clean=not self._writing if clean is None else clean)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _sure(self) -> None:
+        """After a plan or a commit of our own nobody needs to be asked: no sink holds the open epoch."""
+        self._state = self._ask()
+        self._findings = {}
+        self._doubtful = False
+
+    def _catch_up(self) -> None:
+        """With no epoch open, nothing is being written, and the file as it is now takes over; again, if that failed before."""
+        if self.busy:
+            return
+        self._writing = False
+        if self._body_hash != self.pipeline_hash or not self._agreed:
+            self._check_file(self._ask())
+            self._enter(self.compiled, self.pipeline_hash)
+            self._advance()

@@ -1,0 +1,69 @@
+"""Keeps a lease alive, and notices when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from headrace.pipeline.errors import FencedError, HeadraceError
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.ledger import Lease, Ledger
+from headrace.pipeline.protocol.log_context import carried
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """A daemon thread that renews a lease three times per `ttl` seconds.
+
+    `threaded=False` leaves renewing to `check`, for tests that own the clock.
+    """
+
+    def __init__(self, ledger: Ledger, lease: Lease, ttl: float, clock: Callable[[], float], *, threaded: bool = True) -> None:
+        self._ledger = ledger
+        self._lease = lease
+        self._ttl = ttl
+        self._clock = clock
+        self._last = clock()
+        self._lost: FencedError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=carried(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
+        self.progress: Json = {}
+        self.more: Callable[[], Json] = dict
+        """What is asked before every beat, for what changes while the run's own thread is busy. Must not raise."""
+
+    def start(self) -> None:
+        """Starts the thread."""
+        if self._thread is not None:
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; waits for a renewal under way, so that none comes after a release."""
+        self._stop.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raises FencedError if the lease is lost. A process that slept asks the ledger first, before it does anything else."""
+        if self._lost is None and self._clock() - self._last > self._ttl / 2:
+            self.beat()
+        if self._lost is not None:
+            raise FencedError(self._lost.message, hint=self._lost.hint)
+
+    def beat(self) -> None:
+        """Renews the lease now; a lost one is remembered, not raised. Raises TransientError when the ledger is away."""
+        began = self._clock()
+        try:
+            self._ledger.heartbeat(self._lease, self._ttl, {**self.progress, **self.more()})
+        except FencedError as error:
+            self._lost = error
+        else:
+            self._last = began
+
+    def _run(self) -> None:
+        while self._lost is None and not self._stop.wait(self._ttl / 3):
+            try:
+                self.beat()
+            except HeadraceError as error:
+                log.warning("the lease could not be renewed: lane=%s error=%s", self._lease.lane, error.message)

@@ -1,0 +1,37 @@
+"""Ways out of an open epoch that cannot be written, and of sources that lost rows."""
+
+from __future__ import annotations
+
+from headrace.pipeline.errors import LaneError
+from headrace.pipeline.protocol.coordinator.startup import OpenLane
+
+
+class Exits(OpenLane):
+    """What a user decides when an epoch can never be finished."""
+
+    def skip_open(self) -> tuple[int, tuple[str, ...]]:
+        """Close the open epoch: sinks that hold it keep it, the others go on without its rows. Return its number and those.
+
+        All sinks were fenced when the lane was opened, so no process of an earlier run can write the epoch later. The ledger
+        commits and notes it in one transaction; a process that dies after it leaves sinks that join at the next start. Raise
+        LaneError where no epoch is open, where every sink holds it, or where a sink cannot refuse an older process.
+        """
+        self.check()
+        self._doubtful = False
+        self._agree()
+        plan, held = self._state.open_plan, self._held()
+        if plan is None:
+            msg = "no epoch is open, so there is none to skip"
+            raise LaneError(msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over.")
+        lacking = tuple(name for name in self.sinks if name not in held)
+        if not lacking:
+            msg = f"every sink holds epoch {plan.number}, so there is nothing to skip"
+            raise LaneError(msg, hint=f"`headrace run {self._file}` commits it.")
+        if unfenced := [name for name in lacking if not self.sinks[name].fences]:
+            msg = f"epoch {plan.number} cannot be skipped: an earlier process could still write it"
+            raise LaneError(msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0])
+        self.ledger.skip(self.lease, plan.number, {name: record.counts for name, record in held.items()}, lacking)
+        self._enter(self.compiled, self.pipeline_hash)
+        self._advance()
+        self._agree()
+        return plan.number, lacking

@@ -1,0 +1,351 @@
+"""How a lane is opened: lease, fences, agreement with every sink, and the end of what a former run left open."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Self
+
+from headrace.pipeline.errors import (
+    DataError,
+    FencedError,
+    HeadraceError,
+    InternalError,
+    LaneError,
+    RecordError,
+    TargetError,
+    TransientError,
+)
+from headrace.pipeline.protocol.claims import names
+from headrace.pipeline.protocol.coordinator.heartbeat import Heartbeat
+from headrace.pipeline.protocol.coordinator.reconcile import AGREES, Finding, Verdict, complaint, judge, judge_newcomer
+from headrace.pipeline.protocol.coordinator.sinks import CheckFile, EpochSink, OpenSinks
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, Record, SinkKey
+from headrace.pipeline.protocol.ledger import LaneState, Lease, Ledger
+
+log = logging.getLogger(__name__)
+
+
+class OpenLane:
+    """A lane in the hands of this process, up to the point where all sinks agree with the ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        lease: Lease,
+        sinks: OpenSinks,
+        compiled: Json,
+        pipeline_hash: str,
+        *,
+        holder: Json,
+        ttl: float,
+        commit_timeout: float,
+        max_attempts: int,
+        repair: Collection[str],
+        take_over: Collection[str],
+        vouched: bool,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        threaded: bool,
+        check_file: CheckFile,
+    ) -> None:
+        self.ledger = ledger
+        self.lease = lease
+        self.compiled = compiled
+        self.pipeline_hash = pipeline_hash
+        self.max_attempts = max_attempts
+        self.sinks: dict[str, EpochSink] = {}
+        self.heartbeat = Heartbeat(ledger, lease, ttl, clock, threaded=threaded)
+        self._open_sinks = sinks
+        self._check_file = check_file
+        self._file = str(holder.get("file", "FILE"))
+        self._commit_timeout = commit_timeout
+        self._repair = frozenset(repair)
+        self._take_over = frozenset(take_over)
+        self._released: dict[str, list[str]] = {}
+        self._vouched = vouched
+        self._sleep = sleep
+        self._clock = clock
+        self._acquired = clock()
+        self._body, self._body_hash = compiled, pipeline_hash
+        self._state: LaneState = self._ask()
+        self._findings: dict[str, Finding] = {}
+        self._agreed = False
+        self._doubtful = True
+        self._writing = False
+
+    @classmethod
+    def open(
+        cls,
+        ledger: Ledger,
+        name: str,
+        lane: str,
+        holder: Json,
+        sinks: OpenSinks,
+        compiled: Json,
+        pipeline_hash: str,
+        *,
+        initial: Position | Callable[[], Position],
+        ttl: float = 15.0,
+        commit_timeout: float = 30.0,
+        max_attempts: int = 3,
+        repair: Collection[str] = (),
+        take_over: Collection[str] = (),
+        vouched: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        threaded: bool = True,
+        check_file: CheckFile = lambda _: None,
+    ) -> Self:
+        """Takes the lane and brings ledger and sinks to agreement; what a former run left open is then `pending`.
+
+        `initial` is where a new lane starts, asked only then. `commit_timeout` bounds, in seconds, how long an atomic act of
+        a sink that does not fence may still land after its process was stopped. `repair` names sinks whose record may
+        disagree, for `replay` and `adopt`; `take_over` names sinks whose target other pipelines lose. `vouched`: the user says that no
+        earlier process of this lane is alive.
+        `check_file` is called before any sink is touched, and again when an open epoch of an earlier file has ended.
+        Raises LeaseHeldError, RecordError, FencedError, and what the sinks' `prepare` raises.
+        """
+        lease = ledger.acquire(name, lane, holder, ttl)
+        self = cls(
+            ledger,
+            lease,
+            sinks,
+            compiled,
+            pipeline_hash,
+            holder=holder,
+            ttl=ttl,
+            commit_timeout=commit_timeout,
+            max_attempts=max_attempts,
+            repair=repair,
+            take_over=take_over,
+            vouched=vouched,
+            clock=clock,
+            sleep=sleep,
+            threaded=threaded,
+            check_file=check_file,
+        )
+        try:
+            self.heartbeat.start()
+            self._start(initial if callable(initial) else lambda: initial)
+        except BaseException:
+            self._let_go(clean=not self._writing)
+            raise
+        return self
+
+    def check(self) -> None:
+        """Raises FencedError if this process no longer holds the lane. Call it right before any write of your own."""
+        self.heartbeat.check()
+
+    # --- opening
+
+    def _start(self, initial: Callable[[], Position]) -> None:
+        self.ledger.begin(self.lease, initial)
+        state = self._ask()
+        self._check_file(state)
+        plan = state.open_plan
+        if plan is None:
+            self._enter(self.compiled, self.pipeline_hash)
+        else:
+            self._enter_open(plan)
+        self._advance()
+
+    def _enter_open(self, plan: EpochPlan) -> None:
+        """Enter by the file of the open epoch. A sink that can no longer be opened keeps the lane from going on: say what does."""
+        same = plan.pipeline_hash == self.pipeline_hash
+        try:
+            self._enter(self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
+        except (LaneError, FencedError):
+            raise
+        except HeadraceError as error:
+            if error.node:
+                error.hint += f" Epoch {plan.number} is open and needs this node. If it is lost for good, take it out of the file, then"
+                error.hint += f" `headrace reset {self._file}` starts over without it."
+            raise
+
+    def _enter(self, compiled: Json, pipeline_hash: str) -> None:
+        """Opens the sinks of a compiled pipeline, fences them, and only then reads what they hold."""
+        self._close_sinks()
+        self._agreed = False
+        self._body, self._body_hash = compiled, pipeline_hash
+        self.sinks = dict(self._open_sinks(self.lease.pipeline, compiled))
+        for name, sink in self.sinks.items():
+            if name not in self._take_over:
+                sink.refuse_rivals()
+        self._prepare()
+        self._release()
+        self._wait_out()
+        self._agree()
+
+    def _prepare(self) -> None:
+        self.check()
+        for name, sink in self.sinks.items():
+            try:
+                sink.prepare(self.lease.generation)
+            except FencedError as error:
+                self._still_ours()
+                msg = f"a generation newer than {self.lease.generation}, the newest that the ledger ever gave, has been here"
+                hint = (
+                    "The ledger is older than the sink (restored from a backup?). Restore the newest one, or move it away and rebuild it."
+                )
+                raise RecordError(msg, hint=hint, node=name) from error
+
+    def _release(self) -> None:
+        """Ends the claims of other pipelines at the targets that are to be taken over."""
+        for name, sink in self.sinks.items():
+            if name not in self._take_over:
+                continue
+            self.check()
+            if ended := names(sink.release_rivals()):
+                log.warning("the claim of another pipeline was ended: sink=%s lane=%s of=%s", name, self.lease.lane, ", ".join(ended))
+                self._released[name] = ended
+
+    def _wait_out(self) -> None:
+        """Lets what a former holder began land before records are read, where a sink cannot refuse it."""
+        if self.lease.settled:
+            return
+        if not all(sink.fences for sink in self.sinks.values()):
+            left = self._acquired + self._commit_timeout - self._clock()
+            log.info("waiting out commits of the former run: seconds=%.1f lane=%s", left, self.lease.lane)
+            self._sleep(max(0.0, left))
+        self.lease = self.ledger.settle(self.lease)
+
+    def _agree(self) -> None:
+        """Judges every sink's record; raises RecordError for those that disagree and are not up for repair."""
+        state = self._ask()
+        self._state = state = replace(state, restarted=self.ledger.restart(state.name, state.lane))
+        last = next(self.ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
+        self._findings = {}
+        for name, row in state.sinks.items():
+            if row.state not in ("joined", "replaying"):
+                continue
+            if name in self.sinks:
+                self._findings[name] = judge(state, last, row, self.sinks[name].record(), self._file)
+            elif state.open_plan is not None:
+                self._still_ours()
+                msg = f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which was not opened"
+                raise InternalError(msg, node=name)
+        if state.open_plan is None:
+            for name in self._newcomers():
+                sink, row = self.sinks[name], state.sinks.get(name)
+                if row is not None and row.state == "emptying":
+                    # A reset takes the target whatever its record says: all rows go before it joins.
+                    self._findings[name] = Finding(name, Verdict.LEVEL, None)
+                    continue
+                self._findings[name] = judge_newcomer(state, last, name, row, sink.record(), sink.foreign_record(), self._file)
+        if refused := [one for one in self._problems() if one.sink not in self._repair]:
+            self._still_ours()
+            raise complaint(refused)
+
+    def _advance(self) -> None:
+        """Drops an open epoch that nobody holds and the file no longer means; with none open, lets sinks leave and join."""
+        if self._problems():
+            return
+        plan = self._state.open_plan
+        if plan is not None and plan.pipeline_hash != self.pipeline_hash and not self._held() and self._may_drop():
+            self.ledger.drop_plan(self.lease, plan.number, "the file changed and no sink held the epoch")
+            self._check_file(self._ask())
+            self._enter(self.compiled, self.pipeline_hash)
+            plan = None
+        if plan is None and not self._problems():
+            self._leave()
+            for name in self._newcomers():
+                if (row := self._state.sinks.get(name)) is not None and row.state == "left":
+                    # It missed no epoch, and keeps its record and its baseline.
+                    self.ledger.set_sink(self.lease, name, "joined", row.epoch)
+                else:
+                    if row is not None and row.state == "emptying":
+                        self._empty(name)
+                    self._join(name, self._state.committed, self._state.ended)
+            self._state = self._ask()
+        self._agreed = not self._problems()
+
+    def _empty(self, name: str) -> None:
+        self.check()
+        try:
+            self.sinks[name].empty()
+        except (DataError, TargetError) as error:
+            error.message = f"the target cannot be emptied: {error.message}"
+            error.hint = f"Delete its rows yourself and run again; or keep them: `headrace reset {self._file} --keep-targets`."
+            raise
+
+    def _may_drop(self) -> bool:
+        """Not while a paused process may know the plan and could write it to a sink that does not compare generations."""
+        return self._vouched or self._state.droppable or all(sink.fences for sink in self.sinks.values())
+
+    def _leave(self) -> None:
+        for name, row in self._state.sinks.items():
+            if name not in self.sinks and row.state != "left":
+                self.ledger.set_sink(self.lease, name, "left", row.epoch)
+            elif row.state == "replaying":
+                self.ledger.set_sink(self.lease, name, "joined", row.epoch)
+
+    def _join(self, name: str, epoch: int, position: Position, data: Json | None = None) -> None:
+        """Lets a sink join after `epoch`. Dying anywhere in between is safe: it joins again."""
+        self.check()
+        self.ledger.set_sink(self.lease, name, "joining", epoch, data)
+        written = self._write_join(name, epoch, position)
+        released = {"released": self._released[name]} if name in self._released else {}
+        self.ledger.set_sink(self.lease, name, "joined", epoch, {"baseline": written.baseline, **released})
+
+    def _write_join(self, name: str, epoch: int, position: Position) -> Record:
+        before, self._writing = self._writing, True
+        written = self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
+        self._writing = before
+        return written
+
+    # --- parts
+
+    def _still_ours(self) -> None:
+        """Raises FencedError if a newer holder has moved on meanwhile: then nothing is wrong but that this process is late."""
+        self.heartbeat.beat()
+        self.check()
+
+    def _ask(self) -> LaneState:
+        state = self.ledger.state(self.lease.name, self.lease.lane)
+        if state is None or state.pipeline != self.lease.pipeline:
+            msg = f"the ledger no longer knows lane '{self.lease.lane}' of pipeline '{self.lease.name}'"
+            raise FencedError(msg, hint="Was the ledger removed while the pipeline ran?")
+        return state
+
+    def _key(self, sink: str) -> SinkKey:
+        return SinkKey(self.lease.pipeline, self.lease.name, self.lease.lane, sink)
+
+    def _newcomers(self) -> list[str]:
+        known = self._state.sinks
+        return [name for name in self.sinks if name not in known or known[name].state not in ("joined", "replaying")]
+
+    def _problems(self) -> list[Finding]:
+        return [one for one in self._findings.values() if one.verdict not in AGREES]
+
+    def _held(self) -> dict[str, Record]:
+        """Records of the sinks that hold the open epoch."""
+        return {one.sink: one.record for one in self._findings.values() if one.verdict is Verdict.AHEAD and one.record is not None}
+
+    def _ready(self) -> None:
+        self.check()
+        if problems := self._problems():
+            names = ", ".join(f"'{one.sink}'" for one in problems)
+            msg = f"sink {names} must be replayed or adopted first"
+            raise LaneError(msg, hint="; ".join(one.message for one in problems))
+
+    def _close_sinks(self) -> None:
+        while self.sinks:
+            name, sink = self.sinks.popitem()
+            try:
+                sink.close()
+            except Exception as error:  # noqa: BLE001 - closing must not hide what went before
+                log.warning("a sink did not close: sink=%s error=%s", name, error)
+
+    def _let_go(self, *, clean: bool) -> None:
+        self.heartbeat.stop()
+        self._close_sinks()
+        try:
+            self.ledger.release(self.lease, clean=clean)
+        except FencedError:
+            log.info("the lane was no longer ours to give back: lane=%s generation=%s", self.lease.lane, self.lease.generation)
+        except TransientError as error:
+            # Must not hide what went before; the lease expires by itself.
+            log.warning("the lane could not be given back: lane=%s error=%s", self.lease.lane, error.message)

@@ -1,0 +1,247 @@
+"""What is written down about epochs: plans in the ledger, records in the sinks.
+
+All of it is JSON with a format number; a newer format than this code knows is refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Self
+
+from headrace.pipeline.errors import InternalError
+
+Json = dict[str, Any]
+Position = Mapping[str, Any]
+"""Where every source of a lane stands, by source name. Plain JSON, comparable with `==`."""
+
+RECORD_FORMAT = 2
+RECORD_BYTES = 1_000
+"""What a record may take as JSON. It is written with every epoch, into the target itself."""
+_END_BYTES, _STREAM_END_BYTES = 500, 65_536
+"""What a position may take inside a record. A stream's grows with its partitions only, and a rebuild needs it."""
+
+
+def content_ref(value: Any) -> str:
+    """Return the reference under which a ledger keeps a JSON value."""
+    return f"sha256:{digest({'value': value})}"
+
+
+def digest(position: Position) -> str:
+    """32 hex digits that two positions share only if they are equal."""
+    text = json.dumps(dict(position), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+class Phase(StrEnum):
+    """What an epoch carries."""
+
+    HISTORY = "history"
+    CATCHING_UP = "catching_up"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkKey:
+    """Identity of a sink's record. `pipeline` is the UUID from the ledger; `name` is for people only."""
+
+    pipeline: str
+    name: str
+    lane: str
+    sink: str
+
+    @property
+    def text(self) -> str:
+        """`<uuid>/<lane>/<sink>`, for systems that take one string (Delta's txn app id, Kafka's transactional id)."""
+        return f"{self.pipeline}/{self.lane}/{self.sink}"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """One epoch as it was planned, immutable once the ledger holds it.
+
+    `start` and `end` are lane positions: the epoch carries what lies in [start, end). `splits` are the pieces of
+    pinned history that it reads, empty in a stream epoch. `planned_at` is what `now()` means inside the epoch.
+    """
+
+    number: int
+    phase: Phase
+    start: Position
+    end: Position
+    pipeline_hash: str
+    planned_at: datetime
+    window: str | None = None
+    splits: tuple[Json, ...] = ()
+
+    def to_json(self) -> Json:
+        """The plan as plain JSON values."""
+        return asdict(self) | {"phase": str(self.phase), "planned_at": self.planned_at.isoformat(), "splits": list(self.splits)}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        """The inverse of `to_json`."""
+        return cls(
+            **data
+            | {"phase": Phase(data["phase"]), "planned_at": datetime.fromisoformat(data["planned_at"]), "splits": tuple(data["splits"])}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows of one epoch at one sink, as the sink acknowledged them.
+
+    `rows` is what was handed to the sink after de-duplication. The others are None where the sink cannot know them.
+    """
+
+    rows: int = 0
+    inserted: int | None = 0
+    updated: int | None = 0
+    deleted: int | None = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        def add(a: int | None, b: int | None) -> int | None:
+            return None if a is None or b is None else a + b
+
+        return Counts(
+            self.rows + other.rows, add(self.inserted, other.inserted), add(self.updated, other.updated), add(self.deleted, other.deleted)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a sink keeps about the last epoch that it holds, in 1 kB at most.
+
+    Positions are compared by digest. The end is there in full where it is small, or of a stream, so that a lost ledger can be
+    rebuilt from it; the splits where they fit. `totals` sums `counts` since the sink joined; `baseline` is the number of rows
+    that the target held then (None: unknown).
+    """
+
+    key: SinkKey
+    epoch: int
+    generation: int
+    phase: Phase
+    window: str | None
+    start_digest: str
+    end_digest: str
+    pipeline_hash: str
+    counts: Counts
+    totals: Counts
+    baseline: int | None
+    end: Position | None = None
+    """Where the epoch ended; None where that is too large for a record."""
+    written_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    planned_at: datetime | None = None
+    """When the epoch was planned; None in the record that a sink joins with."""
+    splits: tuple[Json, ...] | None = ()
+    """The splits of the epoch; None where they are too large for a record."""
+
+    @property
+    def is_join(self) -> bool:
+        """Whether the sink joined with this record and has written no epoch since."""
+        return self.planned_at is None
+
+    def is_of(self, plan: EpochPlan) -> bool:
+        """Whether this is the record of that very epoch."""
+        mine = (self.start_digest, self.end_digest, self.pipeline_hash)
+        return mine == (digest(plan.start), digest(plan.end), plan.pipeline_hash)
+
+    def plan_from(self, start: Position) -> EpochPlan | None:
+        """The plan that this record was written by. None if it does not begin at `start`, or if the record does not hold all of it."""
+        if self.planned_at is None or self.end is None or self.splits is None or digest(start) != self.start_digest:
+            return None
+        return EpochPlan(
+            self.epoch, self.phase, start, self.end, self.pipeline_hash, self.planned_at, window=self.window, splits=self.splits
+        )
+
+    @classmethod
+    def joined(cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None) -> Self:
+        """The first record of a sink that joins after `epoch`: it holds no row of this pipeline yet."""
+        at = digest(position)
+        return cls(key, epoch, generation, Phase.HISTORY, None, at, at, pipeline_hash, Counts(), Counts(), baseline, end=_fitting(position))
+
+    def next(self, plan: EpochPlan, generation: int, counts: Counts) -> Self:
+        """The record that follows this one once `plan` is written."""
+        found = replace(
+            self,
+            epoch=plan.number,
+            generation=generation,
+            phase=plan.phase,
+            window=plan.window,
+            start_digest=digest(plan.start),
+            end_digest=digest(plan.end),
+            pipeline_hash=plan.pipeline_hash,
+            counts=counts,
+            totals=self.totals + counts,
+            end=_fitting(plan.end),
+            written_at=datetime.now(UTC),
+            planned_at=plan.planned_at,
+            splits=plan.splits,
+        )
+        # Room for the counts, which some sinks know only after the record is made.
+        fits = not plan.splits or _size(found.to_json()) <= RECORD_BYTES - 100
+        return found if fits else replace(found, splits=None)
+
+    def to_json(self) -> Json:
+        """The record as plain JSON values, with its format number."""
+        found = {
+            "format": RECORD_FORMAT,
+            "key": asdict(self.key),
+            "epoch": self.epoch,
+            "generation": self.generation,
+            "phase": str(self.phase),
+            "window": self.window,
+            "start": self.start_digest,
+            "end": self.end_digest if self.end is None else dict(self.end),
+            "pipeline_hash": self.pipeline_hash,
+            "counts": _packed(self.counts),
+            "totals": _packed(self.totals),
+            "baseline": self.baseline,
+            "written_at": self.written_at.isoformat(),
+            "planned_at": self.planned_at and self.planned_at.isoformat(),
+            "splits": None if self.splits is None else list(self.splits),
+        }
+        absent = {"window": None, "planned_at": None, "splits": []}
+        return {name: value for name, value in found.items() if name not in absent or value != absent[name]}
+
+    @classmethod
+    def from_json(cls, data: Json) -> Self:
+        """The inverse of `to_json`. Raises InternalError for a format that this version does not know."""
+        if (found := data.get("format")) != RECORD_FORMAT:
+            msg = f"a sink's record has format {found}, this Headrace knows {RECORD_FORMAT}"
+            raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
+        end, splits = data["end"], data.get("splits", [])
+        return cls(
+            key=SinkKey(**data["key"]),
+            epoch=data["epoch"],
+            generation=data["generation"],
+            phase=Phase(data["phase"]),
+            window=data.get("window"),
+            start_digest=data["start"],
+            end_digest=end if isinstance(end, str) else digest(end),
+            pipeline_hash=data["pipeline_hash"],
+            counts=Counts(*data["counts"]),
+            totals=Counts(*data["totals"]),
+            baseline=data["baseline"],
+            end=None if isinstance(end, str) else end,
+            written_at=datetime.fromisoformat(data["written_at"]),
+            planned_at=datetime.fromisoformat(planned) if (planned := data.get("planned_at")) else None,
+            splits=None if splits is None else tuple(splits),
+        )
+
+
+def _packed(counts: Counts) -> list[int | None]:
+    return [counts.rows, counts.inserted, counts.updated, counts.deleted]
+
+
+def _size(value: Any) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def _fitting(position: Position) -> Position | None:
+    """The position, or None where it is too large for a record."""
+    streams = any(isinstance(one, Mapping) and "stream" in one for one in position.values())
+    return position if _size(dict(position)) <= (_STREAM_END_BYTES if streams else _END_BYTES) else None

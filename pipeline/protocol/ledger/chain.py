@@ -1,0 +1,14 @@
+"""The hash chain over committed epochs: each row carries a digest of itself and of the row before."""
+
+from __future__ import annotations
+
+import hashlib
+
+START = ""
+"""The link before the first epoch that a ledger knows."""
+
+
+def link(before: str, number: int, plan: str, generation: int, committed_at: str, counts: str) -> str:
+    """The link of a committed epoch: 32 hex digits. Texts are hashed as they are stored."""
+    parts = (before, str(number), plan, str(generation), committed_at, counts)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

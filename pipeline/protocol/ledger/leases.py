@@ -1,0 +1,197 @@
+"""Leases: who may write a lane, by compare-and-set on its generation."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+from headrace.pipeline.errors import FencedError, InternalError, LeaseHeldError
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.ledger.model import Lease
+from headrace.pipeline.protocol.ledger.owner import end_jvm, in_words
+from headrace.pipeline.protocol.ledger.reader import LedgerReader, dump, timestamp
+from headrace.pipeline.protocol.ledger.store import Presence, Store, Tx
+
+_GENERATIONS_BEGIN = 1_577_836_800  # 2020-01-01 UTC
+
+
+class Leases(LedgerReader):
+    """Takes, renews and gives back lanes."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._presences: dict[tuple[str, str, int], Presence] = {}
+        self._lock = threading.Lock()
+
+    def acquire(self, name: str, lane: str, holder: Json, ttl: float) -> Lease:
+        """Takes the lane for this process and raises its generation; the pipeline gets its UUID at first start.
+
+        A holder that is proven dead is followed at once, another one when its lease has expired. A JVM that the former
+        holder named (`holder["jvm"]`) is killed when it still lives on this host. Raises LeaseHeldError.
+        """
+        with ExitStack() as undo:
+            with self._store.write() as tx:
+                former, gone, lease = self._follow(tx, name, lane)
+                self._take(tx, lease, holder, ttl)
+                if not gone:
+                    tx.run(
+                        "update headrace_ledger_epoch set paused_holder = 1 where uuid = :uuid and lane = :lane and committed_at is null",
+                        **ids_of(lease),
+                    )
+                after = "release" if former is None else "death" if gone else "expiry"
+                self._note(tx, lease, "opened", {"holder": holder, "after": after})
+                presence = self._store.present(lease.pipeline, lane, lease.generation)
+                undo.callback(presence.release)
+            undo.pop_all()
+        with self._lock:
+            self._presences[lease.pipeline, lane, lease.generation] = presence
+        if former is None or not (end_jvm(former) and gone):
+            return replace(lease, settled=lease.settled and lease.clean)
+        # Whoever left the lane unsettled before the former holder is not settled by that one's death.
+        return self.settle(lease) if lease.settled else lease
+
+    def _follow(self, tx: Tx, name: str, lane: str) -> tuple[Json | None, bool, Lease]:
+        """The former holder (None: it gave the lane back), whether it is proven dead, and the lease that would follow its own."""
+        uuid = self._identity(tx, name)
+        tx.run(
+            "insert into headrace_ledger_lane values (:uuid, :lane, 0, 0, null, null, null, null, 0, '{}', 0)"
+            " on conflict (uuid, lane) do nothing",
+            uuid=uuid,
+            lane=lane,
+        )
+        row = tx.one(
+            "select generation, holder, expires_at, unsettled from headrace_ledger_lane where uuid = :uuid and lane = :lane",
+            uuid=uuid,
+            lane=lane,
+        )
+        old, text, expires, unsettled = row or missing_row()
+        former = json.loads(text) if text else None
+        gone = former is None or self._store.gone(uuid, lane, old)
+        if not gone and expires > tx.now:
+            msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({in_words(former or {})})"
+            left = f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s unless it is renewed."
+            raise LeaseHeldError(msg, hint=left)
+        return former, gone, Lease(uuid, name, lane, next_generation(old, tx.now), clean=former is None, settled=not unsettled, former=old)
+
+    def _take(self, tx: Tx, lease: Lease, holder: Json, ttl: float) -> None:
+        changed = tx.run(
+            "update headrace_ledger_lane set generation = :generation, holder = :holder, expires_at = :until, progress = '{}',"
+            " unsettled = :unsettled where uuid = :uuid and lane = :lane and generation = :old"
+            " and (holder is null or :clean = 0)",
+            generation=lease.generation,
+            holder=dump(holder),
+            until=tx.now + ttl,
+            unsettled=int(not (lease.settled and lease.clean)),
+            clean=int(lease.clean),
+            old=lease.former,
+            **ids_of(lease),
+        )
+        if changed != 1:
+            msg = f"lane '{lease.lane}' of pipeline '{lease.name}' was taken by another run in this moment"
+            raise LeaseHeldError(msg)
+
+    def settle(self, lease: Lease) -> Lease:
+        """Notes that nothing of an earlier holder can land any more: proven, or waited out."""
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            tx.run("update headrace_ledger_lane set unsettled = 0 where uuid = :uuid and lane = :lane", **ids_of(lease))
+        return replace(lease, settled=True)
+
+    def heartbeat(self, lease: Lease, ttl: float, progress: Json | None = None) -> None:
+        """Puts off the expiry to `ttl` seconds from now, and says how it goes."""
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            tx.run(
+                "update headrace_ledger_lane set expires_at = :until, progress = coalesce(:progress, progress) where uuid = :uuid and lane = :lane",
+                until=tx.now + ttl,
+                progress=None if progress is None else dump(progress),
+                **ids_of(lease),
+            )
+
+    def release(self, lease: Lease, *, clean: bool = True) -> None:
+        """Gives the lane back. `clean=False` says that a write may still be under way somewhere."""
+        try:
+            with self._store.write() as tx:
+                self._hold(tx, lease)
+                tx.run(
+                    "update headrace_ledger_lane set holder = null, expires_at = 0, unsettled = case when :clean = 1 then unsettled else 1 end"
+                    " where uuid = :uuid and lane = :lane",
+                    clean=int(clean),
+                    **ids_of(lease),
+                )
+                self._note(tx, lease, "released", {"clean": clean})
+        finally:
+            with self._lock:
+                presence = self._presences.pop((lease.pipeline, lease.lane, lease.generation), None)
+            if presence is not None:
+                presence.release()
+
+    def set_holder(self, lease: Lease, holder: Json) -> None:
+        """Replaces the holder's description, to add `"jvm"` once there is one. Call it before the first write to a sink."""
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            tx.run(
+                "update headrace_ledger_lane set holder = :holder where uuid = :uuid and lane = :lane", holder=dump(holder), **ids_of(lease)
+            )
+
+    # --- parts
+
+    def _identity(self, tx: Tx, name: str) -> str:
+        tx.run(
+            "insert into headrace_ledger_pipeline values (:name, :uuid, :at) on conflict (name) do nothing",
+            name=name,
+            uuid=str(uuid4()),
+            at=timestamp(),
+        )
+        row = tx.one("select uuid from headrace_ledger_pipeline where name = :name", name=name)
+        return (row or missing_row())[0]
+
+    def _hold(self, tx: Tx, lease: Lease) -> tuple[int, Json]:
+        """The compare-and-set under every change; also locks the lane's row. Returns committed epoch and position."""
+        row = tx.one(
+            "update headrace_ledger_lane set generation = generation where uuid = :uuid and lane = :lane"
+            " and generation = :generation and holder is not null"
+            " returning committed, position",
+            generation=lease.generation,
+            **ids_of(lease),
+        )
+        if row is None:
+            msg = f"generation {lease.generation} no longer holds lane '{lease.lane}' of pipeline '{lease.name}'"
+            raise FencedError(msg, hint="Another run has taken over; this one must end.")
+        return row[0], json.loads(row[1] or "{}")
+
+    def _note(self, tx: Tx, lease: Lease, kind: str, data: Json) -> None:
+        tx.run(
+            "insert into headrace_ledger_event select :uuid, :lane, coalesce(max(seq), 0) + 1, :at, :generation, :kind, :data"
+            " from headrace_ledger_event where uuid = :uuid and lane = :lane",
+            at=timestamp(),
+            generation=lease.generation,
+            kind=kind,
+            data=dump(data),
+            **ids_of(lease),
+        )
+
+
+def next_generation(former: int, now: float) -> int:
+    """Return the generation that follows `former`: the seconds since 2020, and always more than `former`.
+
+    A ledger that lost its last commits (a failover, a backup) counts on from an old number. The clock keeps it from giving out
+    a generation twice, so that ledger and sinks can tell two holders apart. A generation must fit into 31 bits (Delta's
+    transaction version holds it with a step): it does until 2088.
+    """
+    return max(former + 1, int(now) - _GENERATIONS_BEGIN)
+
+
+def ids_of(lease: Lease) -> dict[str, str]:
+    """The lane's key as bound values."""
+    return {"uuid": lease.pipeline, "lane": lease.lane}
+
+
+def missing_row() -> Any:
+    """Stands for a row that must be there; raises InternalError."""
+    msg = "a row of the ledger vanished inside its own transaction"
+    raise InternalError(msg)

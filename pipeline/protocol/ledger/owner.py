@@ -1,0 +1,79 @@
+"""Who holds a lane: a description for people, and the end of a JVM that outlived its driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+
+from headrace.pipeline.protocol.epochs import Json
+
+log = logging.getLogger(__name__)
+
+KILL_SECONDS = 10.0
+
+
+def describe_holder(run: str, door: str, **more: Any) -> Json:
+    """This process as a lease's holder: host, pid, its start, the run's id and the door it came through."""
+    me = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "pid": me.pid,
+        "create_time": me.create_time(),
+        "run_id": run,
+        "door": door,
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    } | more
+
+
+def describe_process(pid: int) -> Json:
+    """`{"pid", "create_time"}` of a process, which names it even after its pid was given to another."""
+    return {"pid": pid, "create_time": psutil.Process(pid).create_time()}
+
+
+def in_words(holder: Json) -> str:
+    """The holder in one clause, for messages."""
+    parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("door", "door"), ("since", "since"))
+    return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"
+
+
+def end_jvm(holder: Json) -> bool:
+    """Kills the JVM of a dead holder and waits for its end; a JVM outlives its driver by seconds and could still commit.
+
+    Returns whether no JVM of that holder can be alive: it is dead, or the holder never named one. False on another host,
+    where this process may not kill it, and where the holder was a former run of this very process, whose JVM may be ours.
+    """
+    if holder.get("host") != socket.gethostname() or holder.get("pid") == os.getpid():
+        return False
+    jvm = holder.get("jvm")
+    if jvm is None:
+        return True
+    try:
+        process = psutil.Process(jvm["pid"])
+        # The kernel counts in hundredths of a second, and psutil adds a boot time that drifts.
+        if abs(process.create_time() - jvm["create_time"]) > 1.0:
+            return True
+        log.warning("killing the JVM that outlived its driver: pid=%s", process.pid)
+        process.kill()
+        return _ended(process)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied as error:
+        log.warning("a former holder's JVM may not be ended: pid=%s error=%s", jvm["pid"], error)
+        return False
+
+
+def _ended(process: psutil.Process) -> bool:
+    """Waits for the end. A zombie has ended: nobody may be there to reap it, in a container for instance."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            log.warning("a former holder's JVM does not end: pid=%s", process.pid)
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,203 @@
+"""A ledger in a SQLite file, for lanes that run on one host.
+
+The database is durable at every commit (synchronous=FULL). A holder keeps a lock file per generation under flock(2), which
+the kernel drops when the process dies, so that a killed holder can be followed at once. Both need a local file system.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psutil
+import stamina
+
+from headrace.pipeline.errors import SettingsError, TransientError
+from headrace.pipeline.protocol.ledger.store import SCHEMA, SCHEMA_VERSION, Presence, check_version
+from headrace.pipeline.protocol.ledger.writer import Ledger
+
+NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "lustre", "sshfs", "fuse.s3fs", "fuse.gcsfuse")
+BUSY_SECONDS = 10.0
+_WAL_BYTES = 8 * 2**20
+_FREE_PAGES, _TRIMMED_PAGES = 512, 256
+"""How many free pages a file keeps for what comes next, and how many it gives back at a time."""
+
+
+def open_sqlite(path: Path) -> Ledger:
+    """Opens the ledger at `path`, making it where it is not. Raises SettingsError on a network file system."""
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _refuse_network(path)
+    return Ledger(SqliteStore(str(path), FileLocks(path.with_name(path.name + ".locks"))))
+
+
+def _refuse_network(path: Path) -> None:
+    resolved = path.parent.resolve()
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    mount = next((str(folder) for folder in (resolved, *resolved.parents) if str(folder) in mounts), None)
+    if mount is not None and mounts[mount].startswith(NETWORK_FILE_SYSTEMS):
+        msg = f"the ledger {path} lies on a network file system ({mounts[mount]} at {mount}), where file locks do not hold"
+        raise SettingsError(msg, hint="Put the SQLite ledger on a local disk, or use a Postgres ledger.")
+
+
+class FileLocks:
+    """One lock file per lane and generation, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _path(self, pipeline: str, lane: str, generation: int) -> Path:
+        return self.folder / f"{pipeline}.{quote(lane, safe='')}.{generation}"
+
+    def present(self, pipeline: str, lane: str, generation: int) -> Presence:
+        """Takes the lock of a generation. The caller's transaction makes sure that nobody else wants it."""
+        self.folder.mkdir(exist_ok=True)
+        path = self._path(pipeline, lane, generation)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        self._sweep(pipeline, lane, path)
+        return _FileLock(file, path)
+
+    def _sweep(self, pipeline: str, lane: str, own: Path) -> None:
+        """Removes the lock files of dead generations."""
+        for path in self.folder.glob(f"{pipeline}.{quote(lane, safe='')}.*"):
+            if path != own and self._free(path):
+                path.unlink(missing_ok=True)
+
+    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+        """Whether the lock is free. A lock file that is not there proves nothing."""
+        return self._free(self._path(pipeline, lane, generation))
+
+    def _free(self, path: Path) -> bool:
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(file)
+        return True
+
+
+class _FileLock:
+    def __init__(self, file: int, path: Path) -> None:
+        self._file: int | None = file
+        self._path = path
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+
+
+class SqliteStore:
+    """Store over one SQLite connection, shared by the threads of a process."""
+
+    def __init__(self, database: str, locks: Any) -> None:
+        self._lock = threading.RLock()
+        self._locks = locks
+        self._where = database
+        self._connection = sqlite3.connect(database, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        self._configure()
+        self._migrate()
+
+    # Two processes that make the file at once: the loser's change of the journal mode fails without waiting.
+    @stamina.retry(on=TransientError, attempts=20, wait_initial=0.02, wait_max=0.5, timeout=BUSY_SECONDS)
+    def _configure(self) -> None:
+        with self._lock, self._mapped():
+            # Only for a file that is empty: what is deleted later can then be given back page by page (`trim`).
+            self._connection.execute("pragma auto_vacuum=incremental")
+            self._connection.execute("pragma journal_mode=wal")
+            self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES:d}")
+            self._connection.execute("pragma synchronous=full")
+
+    def _migrate(self) -> None:
+        with self.write():
+            row = self._connection.execute("pragma user_version").fetchone()
+            if row[0] == 0:
+                for statement in SCHEMA:
+                    self._connection.execute(statement)
+                self._connection.execute(f"pragma user_version={SCHEMA_VERSION:d}")
+            else:
+                check_version(row[0], self._where)
+
+    def clock(self) -> float:
+        """The host's clock: every holder of a SQLite ledger lives on this host."""
+        return time.time()
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            msg = f"the ledger {self._where} cannot be used just now: {error}"
+            locked = "Another process has held it for too long; is one of them stopped?"
+            raise TransientError(msg, hint=locked if "locked" in str(error) else "Is the disk full, or the file not writable?") from error
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[_SqliteTx]:
+        with self._lock, self._mapped():
+            self._connection.execute(begin)
+            try:
+                yield _SqliteTx(self._connection, self.clock())
+                self._connection.execute("commit")
+            except BaseException:
+                # A failed statement may have ended the transaction by itself (disk full).
+                with suppress(sqlite3.OperationalError):
+                    self._connection.execute("rollback")
+                raise
+
+    def write(self) -> Any:
+        """See Store."""
+        return self._transaction("begin immediate")
+
+    def read(self) -> Any:
+        """See Store."""
+        return self._transaction("begin")
+
+    def trim(self) -> None:
+        """See Store."""
+        with self._lock, self._mapped():
+            if self._connection.execute("pragma freelist_count").fetchone()[0] > _FREE_PAGES:
+                # `execute` makes one step of the statement, which frees one page.
+                self._connection.executescript(f"pragma incremental_vacuum({_TRIMMED_PAGES:d})")
+
+    def present(self, pipeline: str, lane: str, generation: int) -> Presence:
+        """See Store."""
+        return self._locks.present(pipeline, lane, generation)
+
+    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+        """See Store."""
+        return self._locks.gone(pipeline, lane, generation)
+
+    def close(self) -> None:
+        """See Store."""
+        with self._lock:
+            self._connection.close()
+
+
+class _SqliteTx:
+    def __init__(self, connection: sqlite3.Connection, now: float) -> None:
+        self._connection = connection
+        self.now = now
+
+    def all(self, sql: str, /, **values: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql, values).fetchall()
+
+    def one(self, sql: str, /, **values: Any) -> tuple[Any, ...] | None:
+        return next(iter(self.all(sql, **values)), None)
+
+    def run(self, sql: str, /, **values: Any) -> int:
+        return self._connection.execute(sql, values).rowcount

@@ -1,0 +1,114 @@
+"""What a ledger stands on: transactions over one SQL text, and the proof that a holder is gone.
+
+The text is plain SQL that SQLite and Postgres both take, with values bound as `:name`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from headrace.pipeline.errors import InternalError
+
+SCHEMA_VERSION = 3
+
+SCHEMA = (
+    """create table headrace_ledger_pipeline (
+        name text primary key, uuid text not null unique, created_at text not null)""",
+    """create table headrace_ledger_lane (
+        uuid text not null, lane text not null, generation bigint not null, committed bigint not null,
+        position text, ended text, pipeline_hash text,
+        holder text, expires_at double precision not null, progress text not null, unsettled integer not null,
+        primary key (uuid, lane))""",
+    """create table headrace_ledger_sink (
+        uuid text not null, lane text not null, sink text not null, state text not null, epoch bigint not null,
+        primary key (uuid, lane, sink))""",
+    """create table headrace_ledger_epoch (
+        uuid text not null, lane text not null, number bigint not null, phase text not null, time_window text,
+        pipeline_hash text not null, generation bigint not null, committed_at text, counts text not null,
+        attempts integer not null, repeats integer not null, error text, paused_holder integer not null, link text,
+        plan text not null,
+        primary key (uuid, lane, number))""",
+    # The open epoch is looked up in every transaction.
+    "create index headrace_ledger_open on headrace_ledger_epoch (uuid, lane) where committed_at is null",
+    """create table headrace_ledger_rolled (
+        uuid text not null, lane text not null, first bigint not null, last bigint not null, history integer not null,
+        first_at text not null, last_at text not null, link_before text not null, link text not null,
+        counts text not null, windows text not null, start_position text not null, end_position text not null,
+        primary key (uuid, lane, first))""",
+    """create table headrace_ledger_verified (
+        uuid text not null, lane text not null, number bigint not null, link text not null, checked_at text not null,
+        primary key (uuid, lane))""",
+    """create table headrace_ledger_compiled (
+        hash text primary key, body text not null)""",
+    """create table headrace_ledger_content (
+        hash text primary key, body text not null)""",
+    """create table headrace_ledger_event (
+        uuid text not null, lane text not null, seq bigint not null, at text not null, generation bigint not null,
+        kind text not null, data text not null,
+        primary key (uuid, lane, seq))""",
+)
+
+
+class Tx(Protocol):
+    """One transaction. `now` is the store's clock in seconds; all holders of a ledger share it."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since 1970 on the clock that expiry is measured with."""
+        ...
+
+    def all(self, sql: str, /, **values: Any) -> list[tuple[Any, ...]]:
+        """Every row."""
+        ...
+
+    def one(self, sql: str, /, **values: Any) -> tuple[Any, ...] | None:
+        """The first row, or None."""
+        ...
+
+    def run(self, sql: str, /, **values: Any) -> int:
+        """Executes a change; returns how many rows it touched."""
+        ...
+
+
+class Presence(Protocol):
+    """Proof that a holder lives; the operating system takes it away when the process dies."""
+
+    def release(self) -> None:
+        """Gives it up. May be called twice."""
+        ...
+
+
+class Store(Protocol):
+    """A database that holds ledgers. Safe to use from several threads. Raises TransientError when it cannot be reached."""
+
+    def write(self) -> AbstractContextManager[Tx]:
+        """A transaction that changes things: durable when the block ends, undone when it raises."""
+        ...
+
+    def read(self) -> AbstractContextManager[Tx]:
+        """A transaction that sees one snapshot."""
+        ...
+
+    def trim(self) -> None:
+        """Gives space that was freed back, a little at a time, where the database does not do that by itself."""
+        ...
+
+    def present(self, pipeline: str, lane: str, generation: int) -> Presence:
+        """Shows, for as long as this process lives, that the holder of this generation does."""
+        ...
+
+    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+        """Whether the holder of this generation is proven dead. False where that cannot be known."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the connection and of every presence."""
+        ...
+
+
+def check_version(found: int, where: str) -> None:
+    """Raises InternalError for a ledger that another version of Headrace wrote."""
+    if found != SCHEMA_VERSION:
+        msg = f"the ledger {where} has schema version {found}, this Headrace knows {SCHEMA_VERSION}"
+        raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")

@@ -1,0 +1,224 @@
+"""The ledger over a store: leases by compare-and-set, epochs planned and committed, and what is known of sinks."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.pipeline.errors import InternalError, RecordError
+from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Position, Record, content_ref
+from headrace.pipeline.protocol.ledger.interventions import Exits
+from headrace.pipeline.protocol.ledger.leases import ids_of, missing_row, next_generation
+from headrace.pipeline.protocol.ledger.model import Lease
+from headrace.pipeline.protocol.ledger.reader import dump, load_plan, plain
+from headrace.pipeline.protocol.ledger.recovery import Rebuilt, from_records
+from headrace.pipeline.protocol.ledger.store import Tx
+
+SINK_STATES = ("joining", "joined", "replaying", "left", "emptying")
+
+
+class Ledger(Exits):
+    """The truth about where lanes stand. Every change under a lease is a compare-and-set on its generation.
+
+    Usable from several threads. Changes raise FencedError once a newer generation holds the lane, and TransientError when
+    the store cannot be reached; after a TransientError ask `state` whether the change went through.
+    """
+
+    # --- epochs
+
+    def keep(self, value: Any) -> str:
+        """Store a JSON value under its hash, and return the hash, which positions refer to. Needs no lease: it is never changed."""
+        ref = content_ref(value)
+        with self._store.write() as tx:
+            tx.run("insert into headrace_ledger_content values (:hash, :body) on conflict (hash) do nothing", hash=ref, body=dump(value))
+        return ref
+
+    def begin(self, lease: Lease, initial: Callable[[], Position]) -> None:
+        """Give a new lane, or one that was reset, the position that it starts at; `initial` is called only then.
+
+        A lane that never planned an epoch is new at every start: a first run that failed at a sink leaves no old fence and no
+        old snapshot. Its sinks join again.
+        """
+        with self._store.read() as tx:
+            if self._has_begun(tx, lease):
+                return
+        position = dump(plain(initial()))
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            tx.run(
+                "update headrace_ledger_lane set position = :position, ended = :position where uuid = :uuid and lane = :lane",
+                position=position,
+                **ids_of(lease),
+            )
+            tx.run(
+                "update headrace_ledger_sink set state = 'joining' where uuid = :uuid and lane = :lane and state in ('joined', 'replaying')",
+                **ids_of(lease),
+            )
+            tx.run("delete from headrace_ledger_event where uuid = :uuid and lane = :lane and kind = 'splits'", **ids_of(lease))
+            self._note(tx, lease, "began", {"position": json.loads(position)})
+
+    def _has_begun(self, tx: Tx, lease: Lease) -> bool:
+        row = tx.one("select position, committed from headrace_ledger_lane where uuid = :uuid and lane = :lane", **ids_of(lease))
+        if row is None or row[0] is None:
+            return False
+        planned = tx.one("select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane limit 1", **ids_of(lease))
+        events = "select 1 from headrace_ledger_event where uuid = :uuid and lane = :lane and kind in ('dropped', 'rebuilt') limit 1"
+        return row[1] > 0 or planned is not None or tx.one(events, **ids_of(lease)) is not None
+
+    def plan(self, lease: Lease, plan: EpochPlan, compiled: Json) -> None:
+        """Stores an epoch before any sink is touched. Immutable: raises InternalError if another plan is open."""
+        with self._store.write() as tx:
+            committed, position = self._hold(tx, lease)
+            self._insert_plan(tx, lease, plan, compiled, committed, position)
+
+    def _insert_plan(self, tx: Tx, lease: Lease, plan: EpochPlan, compiled: Json, committed: int, position: Json) -> None:
+        text = dump(plan.to_json())
+        if plan.number != committed + 1 or plain(plan.start) != position:
+            msg = f"epoch {plan.number} from {dump(dict(plan.start))} does not follow on epoch {committed}, which ended at {dump(position)}"
+            raise InternalError(msg)
+        opened = tx.one(
+            "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and committed_at is null", **ids_of(lease)
+        )
+        if opened is not None:
+            if load_plan(opened[0]) == load_plan(text):
+                return
+            msg = f"epoch {plan.number} is planned already, and differently"
+            raise InternalError(msg)
+        tx.run(
+            "insert into headrace_ledger_compiled values (:hash, :body) on conflict (hash) do nothing",
+            hash=plan.pipeline_hash,
+            body=dump(compiled),
+        )
+        tx.run(
+            "insert into headrace_ledger_epoch values (:uuid, :lane, :number, :phase, :time_window, :hash, :generation, null, '{}',"
+            " 0, 0, null, 0, null, :plan)",
+            number=plan.number,
+            phase=str(plan.phase),
+            time_window=plan.window,
+            hash=plan.pipeline_hash,
+            plan=text,
+            generation=lease.generation,
+            **ids_of(lease),
+        )
+
+    def commit(self, lease: Lease, number: int, counts: Mapping[str, Counts]) -> None:
+        """Notes that every sink holds the open epoch.
+
+        Raises InternalError unless `number` is the open plan's.
+        """
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            plan = self._opened(tx, lease, number)
+            self._close_epoch(tx, lease, plan, counts)
+
+    def drop_plan(self, lease: Lease, number: int, why: str) -> None:
+        """Forgets the open epoch. The caller has made sure that no sink holds it, nor ever will."""
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            plan = self._opened(tx, lease, number)
+            tx.run(
+                "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number", number=number, **ids_of(lease)
+            )
+            self._note(tx, lease, "dropped", {"plan": plan.to_json(), "why": why})
+
+    def failed(self, lease: Lease, number: int, node: str, error: str) -> int:
+        """Notes a failure of the open epoch; returns how many times in a row it failed like this, over restarts too."""
+        text = f"{node}: {error}"
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            self._opened(tx, lease, number)
+            row = tx.one(
+                "select repeats, error from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :number",
+                number=number,
+                **ids_of(lease),
+            )
+            repeats, last = row or missing_row()
+            repeats = repeats + 1 if last is not None and _gist(last) == _gist(text) else 1
+            tx.run(
+                "update headrace_ledger_epoch set attempts = attempts + 1, repeats = :repeats, error = :error"
+                " where uuid = :uuid and lane = :lane and number = :number",
+                repeats=repeats,
+                error=text,
+                number=number,
+                **ids_of(lease),
+            )
+        return repeats
+
+    # --- sinks and events
+
+    def set_sink(self, lease: Lease, sink: str, state: str, epoch: int, data: Json | None = None) -> None:
+        """Notes that a sink is joining, joined, replaying or left; `epoch` is the one after which it joined."""
+        if state not in SINK_STATES:
+            msg = f"a sink cannot be '{state}'"
+            raise InternalError(msg)
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            self._put_sink(tx, lease, sink, state, epoch)
+            self._note(tx, lease, state, {"sink": sink, "epoch": epoch} | (data or {}))
+
+    def event(self, lease: Lease, kind: str, data: Json) -> None:
+        """Notes something that happened to the lane."""
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            self._note(tx, lease, kind, data)
+
+    def rebuild(self, lease: Lease, records: Mapping[str, Record], compiled: Json, pipeline_hash: str) -> Lease:
+        """Takes identity, epoch, position and sinks over from the sinks' records into a ledger that knows nothing yet.
+
+        Returns the lease under the old identity. Its generation continues from the clock, above any that the lost ledger gave.
+        Raises RecordError where the records do not
+        agree (see `rebuild.from_records`) or the ledger is not empty.
+        """
+        found = from_records(lease.name, lease.lane, records, pipeline_hash)
+        with self._store.write() as tx:
+            self._hold(tx, lease)
+            generation = next_generation(max(found.generation, lease.generation), tx.now)
+            fresh = replace(lease, pipeline=found.pipeline, generation=generation, settled=False)
+            self._rename(tx, lease, found)
+            tx.run(
+                "update headrace_ledger_lane set uuid = :to, generation = :generation, committed = :committed, position = :position,"
+                " ended = :position, pipeline_hash = :hash, unsettled = 1 where uuid = :uuid and lane = :lane",
+                to=found.pipeline,
+                generation=generation,
+                committed=found.committed,
+                position=dump(plain(found.position)),
+                hash=found.pipeline_hash,
+                **ids_of(lease),
+            )
+            tx.run("update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane", to=found.pipeline, **ids_of(lease))
+            for sink in records:
+                # When it joined is lost: a replay of all it holds must be refused, not begin at the rebuilt epoch.
+                self._put_sink(tx, fresh, sink, "joined", 0)
+            if found.plan is not None:
+                self._insert_plan(tx, fresh, found.plan, compiled, found.committed, plain(found.position))
+            self._note(
+                tx,
+                fresh,
+                "rebuilt",
+                {"committed": found.committed, "records": {sink: record.to_json() for sink, record in records.items()}},
+            )
+            presence = self._store.present(fresh.pipeline, fresh.lane, generation)
+        with self._lock:
+            former = self._presences.pop((lease.pipeline, lease.lane, lease.generation), None)
+            self._presences[fresh.pipeline, fresh.lane, generation] = presence
+        if former is not None:
+            former.release()
+        return fresh
+
+    def _rename(self, tx: Tx, lease: Lease, found: Rebuilt) -> None:
+        """Gives the pipeline its former UUID. Other lanes of the name must not have begun under the new one."""
+        state = self._state(tx, lease.name, lease.lane)
+        known = state is not None and (state.committed or state.open_plan or state.sinks)
+        others = tx.one("select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease))
+        if known or (others and found.pipeline != lease.pipeline):
+            msg = f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}'; only an empty one is rebuilt"
+            raise RecordError(msg, hint="Move the ledger away first if it is the wrong one.")
+        tx.run("update headrace_ledger_pipeline set uuid = :to where uuid = :uuid", to=found.pipeline, uuid=lease.pipeline)
+
+
+def _gist(error: str) -> str:
+    """An error without its digits: ports, offsets and times differ between failures that are the same."""
+    return re.sub(r"\d+", "#", error)

@@ -1,0 +1,221 @@
+"""The position of a source inside a lane, as JSON.
+
+A source with history::
+
+    {"source": reference to its fixed keys, "pins": [snapshot handle per bounded phase],
+     "fence": unbounded position or null, "cursor": ISO time or null,
+     "history": {"by": partitions or null, "done": [[first day, day after the last]], "open": {"2013-01-01": [phase, splits done, mark]}},
+     "stream": unbounded position, "began": unbounded position, "catch_up": unbounded position}
+
+`history` states what the sinks hold. `by` are the partitions that the history is read in, as the file had them. `done` are the
+days of complete windows, with adjacent windows joined; `[["", ""]]` is a complete history without partitions. `open` are windows
+that are partly read, by their first day; `mark` is the fingerprint of the phase's splits. Once all windows of the file are
+complete, `open` is replaced by `"complete": true`, and `pins` moves into `history` as a reference.
+
+A reference is the hash under which the ledger keeps a value. `pins` is `{"ref": reference}` from the start where the handles
+are large.
+
+A history that is pinned under a cursor also has `"overlap": {"end": unbounded position, "nulls": true}`: where the stream ended right
+after the pin, and whether history has rows without a cursor.
+
+`source` is the hash under which the ledger keeps what the source was at the first start; see `source_identity`.
+
+The last three keys are there once the stream has begun: where it is, where it began, and the end that it had then. Past that
+end, `catch_up` is left out, and so is `began` where it is the fence. A source without history has only `source` and `stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from headrace.pipeline.model.nodes import PipelineModel
+from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.protocol.epochs import Json, Position, content_ref
+from headrace.pipeline.protocol.partitions import WHOLE, time_windows, window_at, window_keys
+
+FIXED = ("column", "every", "start")
+"""Keys of `partitions` that decide which rows a window has."""
+
+
+def fingerprint(value: Any) -> str:
+    """Eight hex digits that change when a JSON value does, such as a list of splits."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def bounded_phases(node: Any) -> int:
+    """How many bounded phases a source node has."""
+    if node.type == "hybrid":
+        return len(node.bounded_sources)
+    return 0 if has_stream(node) else 1
+
+
+def has_stream(node: Any) -> bool:
+    """Whether a source node never ends."""
+    return node.type in ("hybrid", "kafka") or getattr(node, "endless", False)
+
+
+def windows_of(model: PipelineModel) -> list[str]:
+    """Keys of the windows of this pipeline's history."""
+    return window_keys(model.partitions)
+
+
+def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
+    """First day and the day after the last one of a window; None for the one window of an unpartitioned history."""
+    if model.partitions is None or key == WHOLE:
+        return None
+    window = window_at(model.partitions, key)
+    return window.start.isoformat(), window.end.isoformat()
+
+
+def partitions_json(partitions: Partitions | None) -> Json | None:
+    """Return the partitions of a file as a position keeps them."""
+    return None if partitions is None else partitions.model_dump(mode="json", exclude_none=True)
+
+
+def is_cut_alike(former: Json | None, now: Json | None) -> bool:
+    """Whether two values of `partitions` cut the same days into the same windows, wherever they end."""
+    if former is None or now is None:
+        return former is now
+    return all(former[key] == now[key] for key in FIXED)
+
+
+def no_history() -> Json:
+    """Return the `history` of a position whose history has not begun."""
+    return {"by": None, "done": [], "open": {}}
+
+
+PINS_INLINE = 300
+"""What handles may take inside a position. Larger ones are kept by the ledger, and the position refers to them."""
+
+
+def placed_pins(handles: list[Json]) -> list[Json] | Json:
+    """Return the `pins` of a first position; the ledger keeps the handles."""
+    return handles if len(json.dumps(handles)) <= PINS_INLINE else {"ref": content_ref(handles)}
+
+
+def pins_ref(position: Json) -> str:
+    """Return the reference to the handles of a source's pinned history, wherever the position has them."""
+    pins = position.get("pins")
+    if pins is None:
+        return position["history"]["pins"]
+    return pins["ref"] if isinstance(pins, dict) else content_ref(pins)
+
+
+_OVERLAP = ("catch_up", "overlap")
+
+
+def without_overlap(position: Json) -> Json:
+    """Return a position past the end that its stream had at the handoff, without what only the overlap needs, or says nothing."""
+    rest = {key: value for key, value in position.items() if key not in _OVERLAP and not (key == "cursor" and value is None)}
+    return {key: value for key, value in rest.items() if key != "began" or value != rest.get("fence")}
+
+
+def with_overlap(position: Json, earlier: Json) -> Json:
+    """Return a position with what an earlier one of the same source knew of the overlap, to read rows from there again."""
+    return {key: earlier[key] for key in _OVERLAP if key in earlier} | dict(position)
+
+
+def has_begun(position: Json) -> bool:
+    """Whether some window of a source's history is in a sink, or partly."""
+    history = position.get("history", {})
+    return bool(history.get("done") or history.get("open"))
+
+
+def _done_spans(model: PipelineModel, position: Json) -> list[list[str]]:
+    history = position.get("history")
+    if not history or not history["done"] or not is_cut_alike(history["by"], partitions_json(model.partitions)):
+        return []
+    return history["done"]
+
+
+def _span(model: PipelineModel, key: str) -> tuple[str, str]:
+    return window_bounds(model, key) or (WHOLE, WHOLE)
+
+
+def window_done(model: PipelineModel, position: Json, key: str) -> bool:
+    """Whether a window of a source's history is in every sink. False where the file cuts history in another way."""
+    first, last = _span(model, key)
+    return any(start <= first and last <= end for start, end in _done_spans(model, position))
+
+
+def window_progress(position: Json, key: str) -> tuple[int, int, str]:
+    """Return the phase that a window is in, how many of its splits are done, and the fingerprint of its splits."""
+    phase, done, mark = position["history"].get("open", {}).get(key, (0, 0, ""))
+    return phase, done, mark
+
+
+def with_window(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
+    """Return the position of a source after an epoch that brought a window to `at`: phase, splits done, fingerprint."""
+    history = position["history"]
+    spans = _done_spans(model, position)
+    still_open = {name: value for name, value in history.get("open", {}).items() if name != key}
+    if at[0] >= bounded_phases(node):
+        spans = _joined([*spans, list(_span(model, key))])
+    else:
+        still_open[key] = list(at)
+    after: Json = {"by": partitions_json(model.partitions), "done": spans}
+    if all(window_done(model, {"history": after}, name) for name in windows_of(model)):
+        rest = {name: value for name, value in position.items() if name != "pins"}
+        return rest | {"history": after | {"complete": True, "pins": pins_ref(position)}}
+    return {"pins": {"ref": pins_ref(position)}} | position | {"history": after | {"open": still_open}}
+
+
+def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
+    """Join spans that touch."""
+    found: list[list[str]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return found
+
+
+def windows_done(model: PipelineModel, position: Position) -> list[str]:
+    """The windows that all sources with history have completed."""
+    spans = [_done_spans(model, position.get(name, {})) for name, node in model.sources.items() if bounded_phases(node)]
+
+    def is_done(first: str, last: str) -> bool:
+        return all(any(start <= first and last <= end for start, end in each) for each in spans)
+
+    if model.partitions is None:
+        return [WHOLE] if is_done(WHOLE, WHOLE) else []
+    return [window.key for window in time_windows(model.partitions) if is_done(window.start.isoformat(), window.end.isoformat())]
+
+
+def history_complete(model: PipelineModel, position: Position) -> bool:
+    """Whether all history is in every sink. True as well where there is none."""
+    return len(windows_done(model, position)) == len(windows_of(model))
+
+
+def stream_begun(position: Position) -> bool:
+    """Whether rows of a stream are in the sinks: a handoff has happened, or all history is complete before a plain stream."""
+    histories = [here["history"] for here in position.values() if "history" in here]
+    if any("stream" in here for here in position.values() if "history" in here):
+        return True
+    return all(history.get("complete") for history in histories) and any("stream" in here for here in position.values())
+
+
+def offsets(position: Json | None) -> dict[str, int]:
+    """The offsets of an unbounded position, by partition."""
+    return dict((position or {}).get("offsets", {}))
+
+
+def behind(here: Json | None, there: Json | None) -> bool:
+    """Whether `here` has not yet reached `there` in some partition."""
+    mine = offsets(here)
+    return any(mine.get(partition, 0) < offset for partition, offset in offsets(there).items())
+
+
+def distance(here: Json, there: Json) -> int:
+    """Offsets between two unbounded positions, never negative."""
+    mine = offsets(here)
+    return sum(max(0, offset - mine.get(partition, 0)) for partition, offset in offsets(there).items())
+
+
+def catching_up(positions: Iterable[Json]) -> bool:
+    """Whether some source has not yet passed the end that its stream had at the handoff."""
+    return any(behind(position.get("stream"), position.get("catch_up")) for position in positions)

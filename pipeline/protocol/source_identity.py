@@ -1,0 +1,59 @@
+"""What a source was when its position was made: the keys that decide which rows a pin, a fence or an offset stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from headrace.pipeline.protocol.epochs import Json
+
+FIXED: dict[str, frozenset[str]] = {
+    "clickhouse": frozenset({"table_name", "filter", "start_at", "snapshot"}),
+    "iceberg": frozenset({"table_name", "warehouse", "filter", "snapshot_id"}),
+    "file": frozenset({"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"}),
+    "kafka": frozenset({"topic", "data_format", "starting_offsets"}),
+    "hybrid": frozenset({"bounded_sources", "unbounded_source", "offset_table", "history_lag", "cursor"}),
+}
+"""Keys of built-in sources that are fixed once a pipeline has its first position. All other keys take effect from the next epoch."""
+_DEFAULT_LAG = timedelta(hours=1)
+
+
+def source_identity(node: Any) -> Json:
+    """Return the fixed keys of a source, without those at their defaults. A plugin's options are fixed, all of them."""
+    if node.type == "hybrid":
+        found = _fixed(node) - {"bounded_sources", "unbounded_source"}
+        if node.history_lag == _DEFAULT_LAG:
+            found -= {"history_lag"}
+        parts = {
+            "type": node.type,
+            "bounded_sources": [source_identity(part.node()) for part in node.bounded_sources],
+            "unbounded_source": source_identity(node.unbounded_source.node()),
+        }
+        return parts | node.model_dump(mode="json", by_alias=True, include=found, exclude_none=True)
+    if node.type not in FIXED:
+        return {"type": node.type, "options": node.model_dump(mode="json").get("options", {})}
+    return {"type": node.type} | node.model_dump(mode="json", by_alias=True, include=_fixed(node), exclude_defaults=True)
+
+
+def _fixed(node: Any) -> set[str]:
+    """Names of the model's fields behind the fixed keys."""
+    fields = type(node).model_fields
+    return {name for name, field in fields.items() if (field.alias or name) in FIXED[node.type]}
+
+
+def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
+    """Yield path, former value and new value of everything that differs. A list of another length differs as a whole."""
+    for key in [*former, *(key for key in now if key not in former)]:
+        had, has = former.get(key), now.get(key)
+        if had == has:
+            continue
+        if isinstance(had, dict) and isinstance(has, dict):
+            yield from identity_changes(had, has, (*path, key))
+        elif (
+            isinstance(had, list) and isinstance(has, list) and len(had) == len(has) and all(isinstance(one, dict) for one in (*had, *has))
+        ):
+            for place, (one, other) in enumerate(zip(had, has, strict=True)):
+                yield from identity_changes(one, other, (*path, key, place))
+        else:
+            yield (*path, key), had, has

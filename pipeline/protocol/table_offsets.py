@@ -1,0 +1,152 @@
+"""Where a stream starts after a history that keeps the topic offset of each row: at the first message that the history lacks.
+
+Pure data and arithmetic. Connectors measure which offsets a table has (`Block`), `table_offsets` finds the gaps between them, and
+`fence_of` picks one offset per partition. History then reads the offsets below it and the stream reads the rest, so that a message
+below a gap comes from history, and a message in or above a gap comes from the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.pipeline.protocol.epochs import Json
+
+BLOCK = 2**20
+"""Offsets per block. Gaps are searched row by row only inside blocks that are not full."""
+MOST_GAPS = 1_000
+"""Gaps per partition that are listed and compared with the topic."""
+
+Range = tuple[int, int]
+"""Offsets [first, end)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The offsets of one partition that a table has between two multiples of `BLOCK`."""
+
+    partition: str
+    first: int
+    end: int
+    rows: int
+    distinct: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """The offsets of one partition that a table has: from `first` to before `end`, without `gaps`.
+
+    `gaps` are in order and hold no offset below the position that the search began at. `more` says that there are others above them.
+    `duplicates` counts rows whose offset another row has too.
+    """
+
+    first: int
+    end: int
+    gaps: tuple[Range, ...] = ()
+    more: bool = False
+    duplicates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableOffsets:
+    """The offsets of one topic that a table has, by partition."""
+
+    partitions: Mapping[str, PartitionOffsets]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The first offset per partition that the stream reads. `missing` are the partitions where a gap with messages set it."""
+
+    offsets: Mapping[str, int]
+    missing: Mapping[str, Range]
+
+
+Search = Callable[[Block, int, int], Sequence[Range]]
+"""Lists the gaps inside a block that end above an offset, in order, at most so many."""
+FirstFilled = Callable[[Mapping[str, Sequence[Range]]], Mapping[str, int]]
+"""Says which of the listed gaps of each partition is the first one that has messages in the topic, by its place in the list."""
+
+
+def table_offsets(blocks: Iterable[Block], since: Mapping[str, int], search: Search) -> TableOffsets:
+    """Return what a table has, with the gaps at or above `since`."""
+    found: dict[str, list[Block]] = {}
+    for block in blocks:
+        found.setdefault(block.partition, []).append(block)
+    return TableOffsets({name: _partition(mine, since.get(name, 0), search) for name, mine in found.items()})
+
+
+def _partition(blocks: Sequence[Block], since: int, search: Search) -> PartitionOffsets:
+    ordered = sorted(blocks, key=lambda block: block.first)
+    gaps: list[Range] = []
+    at = ordered[0].first
+    for block in ordered:
+        if len(gaps) > MOST_GAPS:
+            break
+        if block.first > at:
+            gaps.append((at, block.first))
+        if block.distinct < block.end - block.first and block.end > since:
+            gaps += search(block, since, MOST_GAPS + 1)
+        at = block.end
+    listed = [(max(first, since), end) for first, end in gaps if end > since]
+    duplicates = sum(block.rows - block.distinct for block in ordered)
+    return PartitionOffsets(ordered[0].first, ordered[-1].end, tuple(listed[:MOST_GAPS]), len(listed) > MOST_GAPS, duplicates)
+
+
+def fence_of(have: TableOffsets, earliest: Mapping[str, int], first_filled: FirstFilled) -> Fence:
+    """Return where the stream starts, for the partitions that the topic has now.
+
+    A partition that the table lacks starts at its earliest offset. Any other starts at its first gap that has messages in the topic,
+    else after its largest offset. The offsets below the table's smallest one are a gap like others: rows of the table
+    without an offset are no messages of the topic. Gaps below the earliest offset do not count, since no source can fill them.
+    """
+    gaps: dict[str, list[Range]] = {}
+    for name, first in earliest.items():
+        if mine := have.partitions.get(name):
+            low = [(first, mine.first)] if mine.first > first else []
+            if listed := low + [gap for gap in mine.gaps if gap[1] > first]:
+                gaps[name] = listed
+    filled = first_filled(gaps) if gaps else {}
+    offsets, missing = dict(earliest), dict[str, Range]()
+    for name in earliest:
+        if not (mine := have.partitions.get(name)):
+            continue
+        listed = gaps.get(name, [])
+        at = filled.get(name, len(listed) - 1 if mine.more else None)
+        offsets[name] = mine.end if at is None else listed[at][0]
+        if at is not None:
+            missing[name] = listed[at]
+    return Fence(offsets, missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How history ends exactly where the stream starts.
+
+    `fence` maps the partition number, as text, to the first offset that the stream reads. History keeps rows below the fence of
+    their partition and rows without an offset. Where `topic_column` is set, rows of another topic than `topic` are history's too.
+    A partition that the fence does not name is new: the stream reads it from its first offset, so history leaves it out.
+    """
+
+    partition_column: str
+    offset_column: str
+    fence: Mapping[str, int]
+    topic_column: str | None = None
+    topic: str = ""
+
+    def keeps(self, row: Mapping[str, Any]) -> bool:
+        """Whether history keeps a row; the SQL of the connectors says the same."""
+        if self.topic_column is not None and row[self.topic_column] != self.topic:
+            return True
+        partition, offset = row[self.partition_column], row[self.offset_column]
+        return partition is None or offset is None or offset < self.fence.get(str(partition), 0)
+
+    def to_json(self) -> Json:
+        """The cut as splits carry it."""
+        found: Json = {
+            "partition_column": self.partition_column,
+            "offset_column": self.offset_column,
+            "fence": dict(sorted(self.fence.items())),
+        }
+        return found if self.topic_column is None else found | {"topic_column": self.topic_column, "topic": self.topic}

@@ -1,0 +1,1 @@
+"""Translation of other SQL dialects to Spark's."""

@@ -1,0 +1,77 @@
+"""SIMILAR TO and date_bin of other dialects in Spark's terms."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql.dialects.functions import template
+
+_PLAIN = ".^$\\"
+"""Signs that mean themselves in Postgres' patterns, and something else in Java's."""
+_SPAN = re.compile(r"(\d+)\s*([a-z]+)", re.IGNORECASE)
+_MICROS = {
+    "microsecond": 1, "millisecond": 1_000, "second": 1_000_000, "sec": 1_000_000, "minute": 60_000_000, "min": 60_000_000,
+    "hour": 3_600_000_000, "day": 86_400_000_000, "week": 604_800_000_000,
+}  # fmt: skip
+
+
+def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
+    """Return `a SIMILAR TO pattern` as RLIKE: a regular expression in DataFusion, in Postgres a pattern for the whole string."""
+    pattern = node.expression
+    known = isinstance(pattern, exp.Literal) and pattern.is_string and "[:" not in pattern.name
+    if isinstance(node.parent, exp.Escape) or (dialect == "postgres" and not known):
+        msg = f"`{node.sql(dialect='postgres')}` cannot be said in Spark's SQL: the pattern must be written out, without ESCAPE and [:classes:]"
+        raise UserError(msg, hint="Use a regular expression: regexp_like(a, pattern).")
+    if dialect == "postgres":
+        pattern = exp.Literal.string(rf"\A(?:(?s){_of_like(pattern.name)})\z")
+    return exp.RegexpLike(this=node.this, expression=pattern)
+
+
+def _of_like(text: str) -> str:
+    """A pattern of Postgres' as Java's."""
+    found, listed = [], False
+    letters = iter(text)
+    for letter in letters:
+        if letter == "\\":
+            found.append(re.escape(next(letters, "")))
+        elif listed:
+            listed = letter != "]"
+            found.append(letter)
+        elif letter == "[":
+            listed = True
+            found.append(letter)
+        else:
+            found.append({"%": ".*", "_": "."}.get(letter) or (f"\\{letter}" if letter in _PLAIN else letter))
+    return "".join(found)
+
+
+def binned(arguments: list[Any]) -> exp.Expr:
+    """`date_bin(stride, time, origin)`: the begin of the stretch of time that holds a time; stretches are counted from 1970 without an origin."""
+    if len(arguments) not in (2, 3):
+        msg = f"date_bin takes a stride, a time and an origin, found {len(arguments)} arguments"
+        raise UserError(msg, hint="It is called as date_bin(INTERVAL '15 minutes', at, TIMESTAMP '2001-01-01 00:00:00').")
+    stride, at, *origin = arguments
+    micros = _micros(stride)
+    if not micros:
+        msg = f"date_bin by `{stride.sql(dialect='postgres')}` cannot be said in Spark's SQL: the stride must be written out, in weeks or less"
+        raise UserError(msg, hint="Such as INTERVAL '15 minutes'; for months and years use date_trunc('month', at).")
+    start = template("unix_micros(CAST(_0 AS TIMESTAMP))", origin[0]) if origin else exp.Literal.number(0)
+    moment = "unix_micros(CAST(_0 AS TIMESTAMP))"
+    return template(f"timestamp_micros({moment} - pmod({moment} - _1, CAST(_2 AS BIGINT)))", at, start, exp.Literal.number(micros))
+
+
+def _micros(stride: exp.Expr) -> int | None:
+    """The microseconds of a span of time that is written out; None for everything else."""
+    unit = stride.args.get("unit") if isinstance(stride, exp.Interval) else None
+    value = stride.this if isinstance(stride, exp.Interval) else stride
+    if not isinstance(value, exp.Literal):
+        return None
+    text = f"{value.name} {unit.name if unit is not None else ''}".strip()
+    if _SPAN.sub("", text).strip():
+        return None
+    parts = [(int(number), _MICROS.get(word.lower().removesuffix("s"))) for number, word in _SPAN.findall(text)]
+    return None if any(size is None for _, size in parts) else sum(number * (size or 0) for number, size in parts)

@@ -1,0 +1,156 @@
+"""In which SQL a transform is written, and what it says in Spark's.
+
+sqlglot reads it; what means another thing under the same name is translated by `operators` and `functions`.
+What no rule is for is passed on under its name, so that Spark says that it has no such function, rather than do something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import ErrorLevel, ParseError, TokenError, UnsupportedError
+from sqlglot.optimizer.normalize_identifiers import normalize_identifiers
+from sqlglot.tokenizer_core import TokenType
+
+from headrace.pipeline import functions
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql.dialects import functions as dialect_functions
+from headrace.pipeline.sql.dialects.operators import translated
+from headrace.pipeline.sql.dialects.patterns import binned
+from headrace.pipeline.sql.dialects.spark import DIALECT
+
+DialectName = Literal["spark", "datafusion", "postgres"]
+
+
+template = dialect_functions.template
+
+
+def _functions(parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str) -> dict[str, Any]:
+    """A parser's functions, with those that mean something else in Spark, and under them our own."""
+    translated_ = {name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()}
+    return {**parser.FUNCTIONS, **translated_, **functions.parsed_names(dialect)}
+
+
+class HeadracePostgres(Postgres):
+    """Postgres with items of arrays by the number that is written."""
+
+    INDEX_OFFSET = 0
+
+    class Parser(Postgres.Parser):
+        """Functions of the same name that mean something else in Spark."""
+
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres")
+        FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
+            {
+                name: read
+                for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
+                if name != "DECODE"  # that is Oracle's
+            }
+        )
+
+
+class HeadraceDataFusion(HeadracePostgres):
+    """DataFusion: Postgres' syntax, `^` as bitwise xor, functions of its own, and those that Streamling has replaced."""
+
+    class Tokenizer(HeadracePostgres.Tokenizer):
+        """FLOAT has 32 bits."""
+
+        KEYWORDS: ClassVar[dict[str, Any]] = {**HeadracePostgres.Tokenizer.KEYWORDS, "FLOAT": TokenType.FLOAT}
+
+    class Parser(HeadracePostgres.Parser):
+        """DataFusion's functions and operators."""
+
+        EXPONENT: ClassVar[dict[Any, Any]] = {}
+        BITWISE: ClassVar[dict[Any, Any]] = {**HeadracePostgres.Parser.BITWISE, TokenType.CARET: exp.BitwiseXor}
+        FUNCTIONS: ClassVar[dict[str, Any]] = _functions(
+            HeadracePostgres.Parser, {**dialect_functions.DATAFUSION, "date_bin": binned}, "datafusion"
+        )
+
+
+DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {
+    "spark": DIALECT,
+    "datafusion": HeadraceDataFusion,
+    "postgres": HeadracePostgres,
+}
+"""By the value of the key `dialect`."""
+
+_TITLES = {"datafusion": "DataFusion", "postgres": "Postgres"}
+
+
+def read(text: str, dialect: str) -> exp.Query:
+    """One statement as it is written in that dialect. Raises UserError for what is none."""
+    if not text.strip():
+        msg = "a sql transform is one SELECT statement, and this is empty"
+        raise UserError(msg, hint="Write one, such as SELECT * FROM and the name of a source.")
+    shown = "--- SQL ---\n" + text.strip()
+    try:
+        statements = [statement for statement in sqlglot.parse(text, dialect=DIALECTS[dialect]) if statement is not None]
+    except (ParseError, TokenError) as error:
+        details = getattr(error, "errors", None)
+        reason = (
+            f"{details[0]['description']} at line {details[0]['line']}, column {details[0]['col']}"
+            if details
+            else "a quote or a comment is opened and never closed"
+        )
+        msg = f"failed to parse SQL: {reason}"
+        raise UserError(msg, hint=_offer(text, dialect) + shown) from None
+    except RecursionError:
+        msg = "failed to parse SQL: it is nested too deeply"
+        raise UserError(msg, hint="Give parts of it to transforms of their own.") from None
+    if len(statements) != 1 or not isinstance(statements[0], exp.Query):
+        msg = "a sql transform is one SELECT statement"
+        raise UserError(msg, hint=shown)
+    return statements[0]
+
+
+def _offer(text: str, dialect: str) -> str:
+    """A word on the dialects that the text may be written in, where Spark's parser refuses it."""
+    if dialect != "spark":
+        return ""
+    found = [name for name in DIALECTS if name != dialect and _reads(text, name)]
+    if not found:
+        return ""
+    names, keys = (_listed([said(name) for name in found]) for said in (_TITLES.__getitem__, "`dialect: {}`".format))
+    return f"As SQL of {names} it can be read: add {keys} to the node.\n"
+
+
+def _listed(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def _reads(text: str, dialect: str) -> bool:
+    try:
+        found = read(text, dialect)
+    except UserError:
+        return False
+    # Some parsers take any word for a type that the user made; there are none here.
+    return not any(kind.this is exp.DataType.Type.USERDEFINED for kind in found.find_all(exp.DataType))
+
+
+@lru_cache(maxsize=256)
+def double_quoted(text: str) -> tuple[str, ...]:
+    """The texts that a statement has in double quotes: to Spark they are literals, elsewhere they are names."""
+    tokens = sqlglot.tokenize(text, dialect=DIALECT)
+    return tuple(dict.fromkeys(token.text for token in tokens if token.token_type is TokenType.STRING and text[token.start] == '"'))
+
+
+def meaning(query: exp.Query, dialect: str) -> exp.Query:
+    """The statement in Spark's SQL. Raises UserError for what cannot be said there."""
+    if dialect == "spark":
+        return query
+    query = normalize_identifiers(query, dialect=DIALECTS[dialect])
+    for part in reversed(list(query.dfs())):  # from the leaves up, so that what is replaced has been translated inside
+        said = translated(part, dialect)
+        if said is not part:
+            part.replace(said)
+    try:
+        query.sql(dialect=DIALECT, unsupported_level=ErrorLevel.RAISE)
+    except UnsupportedError as error:
+        msg = f"cannot be said in Spark's SQL: {error}"
+        raise UserError(msg, hint="Write this part in another way, or the statement in Spark's SQL, without `dialect`.") from None
+    return query

@@ -1,0 +1,253 @@
+"""The rewrite of one SELECT whose WHERE is to mark rows instead of leaving them out. See `retractions` for what that means.
+
+    SELECT id, 10 / v AS w FROM t WHERE v <> 0
+
+becomes, with `_gs_pos` as the hidden columns are carried,
+
+    SELECT id, CASE WHEN _gs_m._gs_at.sub >= 0 THEN 10 / v END AS w, …, _gs_m._gs_at AS _gs_pos
+    FROM t LATERAL VIEW inline(array(named_struct('_gs_at', <the position, or a mark>))) _gs_m AS _gs_at
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql.dialects.spark import DIALECT
+from headrace.pipeline.sql.dialects.translation import template
+from headrace.pipeline.sql.generators import Call, fans_out, is_generator, spread
+from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, numbered
+from headrace.pipeline.sql.total import is_repeatable, is_total, without_errors
+from headrace.pipeline.sql.traces import BY_ITEM, PLAIN, WANTED, plain_inputs, trace, trace_plain
+
+FAILED = -1
+"""`_gs_pos.sub` of a row that a filter left out."""
+EMPTIED = -2
+"""`_gs_pos.sub` of a row whose list had no items to make rows of."""
+_VIEW, _AT = "_gs_m", "_gs_at"
+_MARK = "named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', CAST({sub} AS BIGINT))"
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """What a statement keeps of rows that it leaves out: the columns `wanted` of its result. `marked`: rows that it reads may be marked.
+
+    `keys` are the wanted columns that the key of every sink after it is made of, `plain` those that arrive there unchanged.
+    """
+
+    wanted: frozenset[str]
+    marked: bool
+    keys: frozenset[str] = frozenset()
+    plain: frozenset[str] = frozenset()
+
+
+class Marker:
+    """The rewrite of one statement."""
+
+    def __init__(self, query: exp.Query, marking: Marking, node: str) -> None:
+        trace(query, marking.wanted)
+        trace_plain(query, marking.keys)
+        self._node = node
+        self._plain = plain_inputs(query, marking.plain)
+        nested = len(list(query.find_all(exp.Select))) > 1
+        self._marked = marking.marked or (nested and (query.find(exp.Where) is not None or fans_out(query)))
+
+    def mark(self, select: exp.Select, branch: Branch | None) -> tuple[list[exp.Expr], Marks | None]:
+        """Rewrites a SELECT but for its hidden columns; returns what numbers its rows, and its marks if it has any.
+
+        Raises UserError for a key or a list that may fail for rows that the filter leaves out.
+        """
+        where = select.args.get("where")
+        apart = bool(generators(select)) and not select.meta.get(BY_ITEM)
+        if where is not None and not self._marked and not apart and self._is_for_good(where.this, select):
+            return spread(select), None
+        if where is None and not self._marked and not apart:
+            return spread(select), None
+        self._check_lists(select, apart=apart)
+        emptied: list[exp.Expr] = []
+        numbers = spread(select, emptied if apart else None)
+        if where is None and not self._marked and not emptied:
+            return numbers, None
+        position = exp.column(exp.to_identifier(POS, quoted=True))
+        passes = self._passes(select, position) if where is not None else None
+        placed = _placed(position, numbers, branch, self._node, passes, emptied)
+        if passes is not None or emptied:
+            _add_view(select, placed)
+            position = exp.column(exp.to_identifier(_AT, quoted=True), exp.to_identifier(_VIEW, quoted=True))
+            placed = position.copy()
+        alive = template("_0.sub >= 0", position)
+        self._guard(select, alive)
+        return numbers, Marks(placed, alive)
+
+    def _passes(self, select: exp.Select, position: exp.Expr) -> exp.Expr:
+        """The whole predicate; what leaves rows out for good stays behind in WHERE."""
+        condition = select.args["where"].this
+        plain = [part.copy() for part in _conjuncts(condition) if self._is_for_good(part, select)]
+        select.set("where", exp.Where(this=exp.and_(*plain)) if plain else None)
+        passes = condition.copy()
+        if self._marked:
+            _shield(passes, template("_0.sub >= 0", position))
+        return passes
+
+    def _is_for_good(self, condition: exp.Expr, select: exp.Select) -> bool:
+        keys = select.meta.get(PLAIN, set())
+        return all(is_for_good(part, keys, self._plain) for part in _conjuncts(condition))
+
+    def _guard(self, select: exp.Select, alive: exp.Expr) -> None:
+        """What may fail for a marked row is not computed for it, but for the columns of its key, which are tried."""
+        for item in list(select.expressions):
+            value = item.unalias()
+            if item.is_star or isinstance(item, exp.Aliases) or item.alias_or_name.lower() in (OP, POS) or is_total(value):
+                continue
+            if item.meta.get(WANTED):
+                tried: exp.Expr | None = value if isinstance(value.unnest(), exp.Case | exp.If) else without_errors(value)
+                if tried is None:
+                    key = f"the key column `{item.alias_or_name}`"
+                    raise self._refused(key, value)
+                made = template("CASE WHEN _0 THEN _1 ELSE _2 END", alive, value, tried)
+            else:
+                value = value.copy()
+                _shield(value, alive)
+                made = template("CASE WHEN _0 THEN _1 END", alive, value)
+            if isinstance(item, exp.Alias):
+                item.set("this", made)
+            elif _is_later_branch(select):
+                item.replace(made)
+            else:
+                msg = f"`{value.sql(dialect=DIALECT)}` has no name, and a WHERE decides for which rows it is computed"
+                raise UserError(msg, hint="Give the column a name: AS name.")
+
+    def _check_lists(self, select: exp.Select, *, apart: bool) -> None:
+        """Lists are made into rows before the filter is asked. Where no key needs their items, a row that fails it has none."""
+        where = select.args.get("where")
+        clauses = [*(select.args.get("laterals") or []), *(select.args.get("joins") or [])]
+        alive = template("_0.sub >= 0", exp.column(exp.to_identifier(POS, quoted=True)))
+        if where is not None and not clauses:
+            alive = exp.and_(alive, where.this.copy())
+        for part in generators(select):
+            for one in Call(part).lists:
+                if is_total(one) or isinstance(one.unnest(), exp.Case | exp.If):
+                    continue
+                if not apart or isinstance(part, exp.Stack) or (where is not None and clauses):
+                    what = "the list that rows are made of"
+                    raise self._refused(what, one)
+                one.replace(template("CASE WHEN _0 THEN _1 END", alive, one))
+
+    def _refused(self, what: str, value: exp.Expr) -> UserError:
+        text = value.sql(dialect=DIALECT, comments=False)
+        msg = f"{what} is `{text}`, which may fail for rows that the filter leaves out, and at a sink with a key these are deletes"
+        hint = "Say when it is computed: CASE WHEN … THEN … END, or use a function that gives NULL instead of failing, such as try_cast."
+        return UserError(msg, hint=hint, node=self._node)
+
+
+def leaves_for_good(query: exp.Query, keys: Collection[str], plain: Collection[str]) -> bool:
+    """Whether no row that the WHERE of a statement leaves out needs a mark. `keys` and `plain`: see `Marking`."""
+    query = query.copy()
+    trace_plain(query, keys)
+    inputs = plain_inputs(query, plain)
+    return all(
+        is_for_good(part, select.meta.get(PLAIN, set()), inputs)
+        for select in query.find_all(exp.Select)
+        if (where := select.args.get("where")) is not None
+        for part in _conjuncts(where.this)
+    )
+
+
+def is_for_good(part: exp.Expr, keys: Collection[str], plain: Collection[str] = ()) -> bool:
+    """Whether a condition leaves rows out for good.
+
+    It asks the operation alone, or that a column of the key is there, or always says the same of rows of one key: it computes with
+    `plain` columns and nothing else.
+    """
+    columns = list(part.find_all(exp.Column))
+    names = {column.name.lower() for column in columns}
+    if names == {OP}:
+        return True
+    if names and names <= set(plain) and not any(column.table for column in columns) and is_repeatable(part):
+        return True
+    inner = part.unnest()
+    return (
+        isinstance(inner, exp.Not)
+        and isinstance(inner.this.unnest(), exp.Is)
+        and isinstance(inner.this.unnest().expression, exp.Null)
+        and isinstance(inner.this.unnest().this, exp.Column)
+        and names <= set(keys)
+    )
+
+
+def generators(select: exp.Select) -> list[exp.Expr]:
+    """The functions of a SELECT itself that make several rows of one."""
+    return [part for part in select.walk() if is_generator(part) and part.find_ancestor(exp.Select) is select]
+
+
+def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
+    bare = condition.unnest()
+    if isinstance(bare, exp.And):
+        yield from _conjuncts(bare.left)
+        yield from _conjuncts(bare.right)
+    else:
+        yield condition
+
+
+def _placed(
+    position: exp.Expr, numbers: Sequence[exp.Expr], branch: Branch | None, node: str, passes: exp.Expr | None, emptied: Sequence[exp.Expr]
+) -> exp.Expr:
+    """The position of a row: as it is, a mark, or with the number that tells it from others of the same row."""
+    normal = numbered(position, numbers, node, branch) if numbers or branch else position.copy()
+    if passes is None and not emptied and normal == position:
+        return normal
+    cases = exp.Case().when(template("_0.sub < 0", position), position.copy())
+    if passes is not None:
+        cases = cases.when(template("NOT coalesce(_0, false)", passes), template(_MARK.format(sub=FAILED), position))
+    for number in emptied:
+        cases = cases.when(template("_0 IS NULL", number), template(_MARK.format(sub=EMPTIED), position))
+    return cases.else_(normal)
+
+
+def _add_view(select: exp.Select, placed: exp.Expr) -> None:
+    """A lateral view of one row, so that the predicate is computed once."""
+    for star in [star for item in select.expressions for star in item.find_all(exp.Star) if not isinstance(star.parent, exp.Column)]:
+        star.set("except_", [*(star.args.get("except_") or []), exp.to_identifier(_AT, quoted=True)])
+    made = exp.Anonymous(this="named_struct", expressions=[exp.Literal.string(_AT), placed])
+    view = exp.Lateral(
+        this=exp.Inline(this=exp.Array(expressions=[made])),
+        view=True,
+        alias=exp.TableAlias(this=exp.to_identifier(_VIEW, quoted=True), columns=[exp.to_identifier(_AT, quoted=True)]),
+    )
+    select.set("laterals", [*(select.args.get("laterals") or []), view])
+
+
+def _shield(value: exp.Expr, alive: exp.Expr) -> None:
+    """Functions in Spark's workers are called for all rows, whatever CASE says: for marked rows with NULL."""
+    for call in list(value.find_all(exp.Anonymous)):
+        if call.find_ancestor(exp.Lambda) is not None or any(isinstance(one, exp.Lambda) for one in call.expressions):
+            continue
+        arguments = [one if isinstance(one, exp.Literal) else template("CASE WHEN _0 THEN _1 END", alive, one) for one in call.expressions]
+        call.set("expressions", arguments)
+
+
+def _is_later_branch(select: exp.Select) -> bool:
+    """Whether a SELECT is a branch of a UNION ALL whose columns are named by another."""
+    at: exp.Expr = select
+    while isinstance(at.parent, exp.SetOperation | exp.Subquery):
+        if isinstance(at.parent, exp.SetOperation) and at.parent.expression is at and not at.parent.args.get("by_name"):
+            return True
+        at = at.parent
+    return False
+
+
+def conditions_for_good(predicate: str) -> list[str]:
+    """What of a source's filter, in Spark's SQL, asks for the operation alone: it leaves rows out, and marks none."""
+    if OP not in predicate:
+        return []
+    try:
+        found = sqlglot.parse_one(f"SELECT * FROM s WHERE (\n{predicate}\n)", dialect=DIALECT)  # noqa: S608  looked at, and not run
+    except SqlglotError:
+        return []
+    where = found.args.get("where")
+    return [part.sql(dialect=DIALECT) for part in _conjuncts(where.this) if is_for_good(part, ())] if where is not None else []

@@ -1,0 +1,322 @@
+"""Several rows of one: `explode`, `unnest` and their kin, in the SELECT list, as LATERAL VIEW, or behind FROM.
+
+All become lateral views that also tell the number of each row, by which `_gs_pos` stays an order. Empty and NULL lists give no row,
+unless the outer form asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from sqlglot import exp
+
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql.dialects.functions import template
+
+_OUTER = ("explode_outer", "posexplode_outer", "inline_outer")
+_KNOWN = ("inline_outer", "explode_outer", "posexplode_outer")
+
+
+def is_generator(part: exp.Expr) -> bool:
+    """Whether an expression makes any number of rows of one. `json_tuple` makes one of one."""
+    if isinstance(part, exp.Anonymous):
+        return part.name.lower() in _KNOWN
+    return isinstance(part, exp.Explode | exp.Inline | exp.Stack | exp.Unnest)
+
+
+def fans_out(query: exp.Query) -> bool:
+    """Whether a statement can give more rows than it reads."""
+    return any(is_generator(part) for part in query.walk())
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generator: what it is called on, the alias and the names of its columns, and whether a row without items stays."""
+
+    call: exp.Expr
+    alias: str = ""
+    names: tuple[exp.Identifier, ...] = ()
+    outer: bool = False
+    ordinal: bool = False
+    """The last name is the number, counted from 1 (WITH ORDINALITY)."""
+
+    @property
+    def lists(self) -> list[exp.Expr]:
+        """The lists whose items it makes rows of."""
+        if isinstance(self.call, exp.Unnest | exp.Anonymous):
+            return list(self.call.expressions)
+        if isinstance(self.call, exp.Stack):
+            return [_stacked(self.call)]
+        return [self.call.this]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether its first column is the number itself."""
+        return isinstance(self.call, exp.Posexplode) or (
+            isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "posexplode_outer"
+        )
+
+    @property
+    def structs(self) -> bool:
+        """Whether the fields of the items are its columns."""
+        return isinstance(self.call, exp.Inline | exp.Stack) or (
+            isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "inline_outer"
+        )
+
+
+def unnested(part: exp.Expr) -> Call | None:
+    """The generator that a join or a LATERAL VIEW holds; None for a join with another table."""
+    outer = isinstance(part, exp.Join) and part.side == "LEFT"
+    read = part.this if isinstance(part, exp.Join) else part
+    call = read if isinstance(read, exp.Unnest) else read.this if isinstance(read, exp.Lateral | exp.Table) else None
+    if call is None or not is_generator(call):
+        return None
+    alias = read.args.get("alias")
+    names = tuple(alias.columns) if alias is not None else ()
+    name = alias.name if alias is not None else ""
+    number = read.args.get("offset") if isinstance(read, exp.Unnest) else None
+    if isinstance(number, exp.Identifier):
+        names = (*names, number)
+    outer = outer or bool(read.args.get("outer")) or _is_outer(call)
+    bare = call.copy() if not isinstance(call, exp.Unnest) else exp.Unnest(expressions=[one.copy() for one in call.expressions])
+    if isinstance(call, exp.Unnest) and not names:
+        names = (exp.to_identifier(name or "unnest", quoted=True),)
+    return Call(bare, name, names, outer, ordinal=bool(number))
+
+
+def _is_outer(call: exp.Expr) -> bool:
+    return isinstance(call, exp.ExplodeOuter) or (isinstance(call, exp.Anonymous) and call.name.lower() in _OUTER)
+
+
+def _stacked(stack: exp.Stack) -> exp.Expr:
+    """stack(2, a, b, c) as the list of its rows."""
+    count = int(stack.this.name) if isinstance(stack.this, exp.Literal) and stack.this.name.isdigit() else 0
+    if count < 1:
+        msg = "the number of rows of stack must be written out, and be 1 or more"
+        raise UserError(msg, hint="stack(2, a, b) makes two rows.")
+    values = stack.expressions
+    width = max(1, -(-len(values) // count))
+    rows = [values[at * width : (at + 1) * width] for at in range(count)]
+    made = []
+    for row in rows:
+        cells = [*row, *(exp.Null() for _ in range(width - len(row)))]
+        made.append(_struct("col", [cell.copy() for cell in cells]))
+    return exp.Array(expressions=made)
+
+
+def _call(name: str, *arguments: exp.Expr) -> exp.Anonymous:
+    return exp.Anonymous(this=name, expressions=list(arguments))
+
+
+def _struct(prefix: str, cells: list[exp.Expr]) -> exp.Anonymous:
+    return _call("named_struct", *(part for at, cell in enumerate(cells) for part in (exp.Literal.string(f"{prefix}{at}"), cell)))
+
+
+@dataclass(slots=True)
+class _Spread:
+    """The work on one SELECT."""
+
+    select: exp.Select
+    views: list[exp.Lateral] = field(default_factory=list)
+    numbers: list[exp.Expr] = field(default_factory=list)
+    shown: list[exp.Expr] = field(default_factory=list)
+    """What `*` stands for beside the relation behind FROM."""
+    emptied: list[exp.Expr] | None = None
+    """Where it is there: a row without items stays, and what is NULL for such a row is put here."""
+    numbering: dict[str, str] = field(default_factory=dict)
+    """By the alias of a lateral view of the user, its column that he does not see."""
+
+    def lateral(self, call: Call, columns: list[exp.Identifier], alias: str, *, outer: bool = False) -> None:
+        self.views.append(
+            exp.Lateral(
+                this=call.call, view=True, outer=outer, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=columns)
+            )
+        )
+
+    def add(self, call: Call, *, named: bool) -> str:
+        """Adds the lateral views of a generator; returns the alias of its columns. `named`: the user can see that alias."""
+        if self.emptied is not None and not call.outer:
+            alias = self.add(replace(call, outer=True), named=named)
+            self.emptied.append(self.numbers[-1])
+            return alias
+        at = len(self.numbers)
+        alias = call.alias or f"_gs_u{at}"
+        number = exp.to_identifier(f"_gs_n{at}", quoted=True)
+        items = _zipped(call.lists) if len(call.lists) > 1 else call.lists[0]
+        if call.structs or call.ordinal or len(call.lists) > 1:
+            self._two(call, items, alias, number, f"_gs_v{at}", f"_gs_s{at}")
+            if named:
+                self.shown.append(_star_of(alias))
+            return alias
+        source = Call(exp.Posexplode(this=items))
+        if call.numbered:
+            self.lateral(source, [name.copy() for name in call.names], alias, outer=call.outer)
+            self.numbers.append(_in(alias, call.names[0].name if call.names else "pos"))
+        elif call.names:
+            self.lateral(source, [number, *(name.copy() for name in call.names)], alias, outer=call.outer)
+            self.numbers.append(_in(alias, number.name))
+            self.numbering[alias.lower()] = number.name
+        else:
+            self.lateral(source, [], alias, outer=call.outer)
+            self.numbers.append(_in(alias, "pos"))
+            self.numbering[alias.lower()] = "pos"
+        if named:
+            self.shown.append(_star_of(alias, *([self.numbering[alias.lower()]] if alias.lower() in self.numbering else [])))
+        return alias
+
+    def _two(self, call: Call, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str) -> None:
+        """One view for the items and their number, one for the columns that are made of an item."""
+        self.lateral(Call(exp.Posexplode(this=items)), [number, exp.to_identifier(item, quoted=True)], hidden, outer=call.outer)
+        n, value = _in(hidden, number.name), _in(hidden, item)
+        self.numbers.append(n)
+        if call.structs:
+            made = value
+        else:
+            width = len(call.lists)
+            cells = [value] if width == 1 else [_call("get", one.copy(), n.copy()) for one in call.lists]
+            cells += [template("_0 + 1", n)] if call.ordinal else []
+            made = _struct("c", cells)
+        self.lateral(Call(exp.Inline(this=exp.Array(expressions=[made]))), [name.copy() for name in call.names], alias)
+
+
+def _in(alias: str, name: str) -> exp.Column:
+    return exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(alias, quoted=True))
+
+
+def _star_of(alias: str, *left_out: str) -> exp.Column:
+    star = exp.Star(except_=[exp.to_identifier(name, quoted=True) for name in left_out]) if left_out else exp.Star()
+    return exp.Column(this=star, table=exp.to_identifier(alias, quoted=True))
+
+
+def _zipped(lists: list[exp.Expr]) -> exp.Expr:
+    """As many items as the longest of several lists has."""
+    sizes = [_call("array_size", one.copy()) for one in lists]
+    return template("array_repeat(true, _0)", _call("greatest", *sizes, exp.Literal.number(0)))
+
+
+def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[exp.Expr]:
+    """Makes lateral views of all generators of a SELECT; returns what numbers the rows, outermost first.
+
+    With `emptied`, rows without items stay, and it gets what is NULL for a row that stays for that reason alone.
+
+    Raises UserError where two of them stand in one SELECT list and are not both `unnest`.
+    """
+    work = _Spread(select, emptied=emptied)
+    joins = select.args.get("joins") or []
+    for part in [*joins, *(select.args.get("laterals") or [])]:
+        if (call := unnested(part)) is not None:
+            work.add(call, named=True)
+        elif isinstance(part, exp.Lateral):
+            work.views.append(part.copy())
+    listed = list(_listed(select))
+    if not work.numbers and not listed:
+        return []
+    if any(isinstance(item, exp.Star) for item in select.expressions):
+        _open_stars(work)
+    _mark_stars(work)
+    if listed:
+        _from_the_list(work, listed)
+    select.set("joins", [join for join in joins if unnested(join) is None] or None)
+    select.set("laterals", work.views)
+    return work.numbers
+
+
+def _listed(select: exp.Select) -> Iterator[exp.Expr]:
+    """The generators in a SELECT list."""
+    for item in select.expressions:
+        yield from (part for part in item.find_all(exp.Explode, exp.Inline, exp.Stack, exp.Unnest, exp.Anonymous) if is_generator(part))
+
+
+def _open_stars(work: _Spread) -> None:
+    """`*` becomes the stars of what stands behind FROM, so that the columns of the views that are added here are not in it."""
+    select = work.select
+    read = select.args["from_"].this
+    if isinstance(read, exp.Subquery) and not read.alias:
+        read.set("alias", exp.TableAlias(this=exp.to_identifier("_gs_t", quoted=True)))
+    name = read.alias_or_name
+    items: list[exp.Expr] = []
+    for item in select.expressions:
+        if isinstance(item, exp.Star):
+            own = exp.Column(this=item.copy(), table=exp.to_identifier(name, quoted=True))
+            items += [own, *(shown.copy() for shown in work.shown)]
+        else:
+            items.append(item)
+    select.set("expressions", items)
+
+
+def _mark_stars(work: _Spread) -> None:
+    """`e.*` over a lateral view of the user leaves the number out."""
+    for item in work.select.expressions:
+        if isinstance(item, exp.Column) and isinstance(item.this, exp.Star) and (hidden := work.numbering.get(item.table.lower())):
+            left_out = item.this.args.get("except_") or []
+            if hidden not in [column.name for column in left_out]:
+                item.this.set("except_", [*left_out, exp.to_identifier(hidden, quoted=True)])
+
+
+def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
+    """The generators of the SELECT list as lateral views, and the items that stood for them."""
+    calls = list({part.sql(dialect="spark"): part for part in listed}.values())
+    if len(calls) > 1:
+        _side_by_side(work, listed, calls)
+        return
+    if len(listed) > 1 and type(listed[0]) is not exp.Unnest:
+        msg = "two functions that make several rows of one stand in one SELECT list"
+        raise UserError(msg, hint="Write it as one LATERAL VIEW, and its column as often as you like.")
+    (call,) = calls
+    item = call.parent
+    names = _names(call)
+    if not isinstance(item, exp.Select | exp.Alias | exp.Aliases) and _several(call):
+        msg = f"`{call.sql(dialect='spark')}` gives several columns, and stands inside of another expression"
+        raise UserError(msg, hint="Write it as a LATERAL VIEW.")
+    hidden = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(names)))
+    alias = work.add(Call(call.copy(), names=hidden, outer=_is_outer(call)), named=False)
+    columns: list[exp.Expr] = [exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)]
+    if not names:
+        columns = [_star_of(alias, *([work.numbering[alias.lower()]] if alias.lower() in work.numbering else []))]
+    whole = item if isinstance(item, exp.Alias | exp.Aliases) else call
+    if len(listed) == 1 and whole.parent is work.select:
+        _instead(work.select, whole, columns)
+        return
+    for part in listed:
+        _put(part, _in(alias, hidden[0].name))
+
+
+def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) -> None:
+    """Several `unnest` in one list go along together, the shorter ones with NULL behind their end."""
+    if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
+        msg = "two functions that make several rows of one stand in one SELECT list"
+        raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
+    names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
+    alias = work.add(Call(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
+    columns = {call.sql(dialect="spark"): _in(alias, name.name) for call, name in zip(calls, names, strict=True)}
+    for part in listed:
+        _put(part, columns[part.sql(dialect="spark")].copy())
+
+
+def _names(call: exp.Expr) -> tuple[exp.Identifier, ...]:
+    """What the columns of a generator in a SELECT list are called; none where Spark's own names hold."""
+    item = call.parent
+    if isinstance(item, exp.Aliases):
+        return tuple(name.copy() for name in item.expressions)
+    if isinstance(item, exp.Alias) and not _several(call):
+        return (item.args["alias"].copy(),)
+    if type(call) is exp.Unnest or not isinstance(item, exp.Select):
+        return (exp.to_identifier("unnest", quoted=True),)
+    return ()
+
+
+def _several(call: exp.Expr) -> bool:
+    found = Call(call)
+    return found.numbered or found.structs
+
+
+def _put(part: exp.Expr, column: exp.Column) -> None:
+    """The column in the place of a generator; a bare `unnest` is named so."""
+    part.replace(exp.alias_(column, "unnest") if isinstance(part.parent, exp.Select) else column)
+
+
+def _instead(select: exp.Select, item: exp.Expr, columns: list[exp.Expr]) -> None:
+    items = select.expressions
+    at = next(at for at, one in enumerate(items) if one is item)
+    select.set("expressions", [*items[:at], *columns, *items[at + 1 :]])

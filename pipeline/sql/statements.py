@@ -1,0 +1,244 @@
+"""The SQL of transforms: what it reads, what is allowed in it, and the hidden columns added to it.
+
+A per-row transform is a projection, a filter, an unnest, or a union all of such. Joins, aggregates, windows, sort, limit and
+distinct need state across rows; they are refused with the reason (`refused`). Statements in other dialects are looked at in Spark's
+terms (`dialects`): whatever `parse` returns is what Spark is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+
+import sqlglot
+from sqlglot import TokenType, exp
+from sqlglot.errors import SqlglotError
+
+from headrace.pipeline import functions
+from headrace.pipeline.errors import UserError
+from headrace.pipeline.sql import unsupported
+from headrace.pipeline.sql.dialects.spark import DIALECT
+from headrace.pipeline.sql.dialects.translation import meaning, read
+from headrace.pipeline.sql.filter_marking import Marker, Marking
+from headrace.pipeline.sql.generators import fans_out, spread
+from headrace.pipeline.sql.system_columns import branches, carry
+
+__all__ = ("DIALECT",)
+
+
+@lru_cache(maxsize=256)
+def _checked(text: str, dialect: str) -> exp.Query:
+    found = read(text, dialect)
+    unsupported.check(found)
+    return meaning(found, dialect)
+
+
+def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
+    """The statement in Spark's SQL, checked.
+
+    Raises UserError for what cannot be parsed, is not allowed in a per-row transform, or cannot be said in Spark's SQL.
+    """
+    try:
+        return _checked(text, dialect).copy()
+    except UserError as error:
+        raise type(error)(error.message, hint=error.hint, node=node) from None
+
+
+def spark_text(text: str, *, node: str = "", dialect: str = "spark") -> str:
+    """The statement in Spark's SQL as text; one that is so already stays as it is written."""
+    return text if dialect == "spark" else parse(text, node=node, dialect=dialect).sql(dialect=DIALECT)
+
+
+def tables(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
+    """The nodes that the statement reads, in order of appearance, without those that its own WITH defines."""
+    found = parse(text, node=node, dialect=dialect)
+    own = {cte.alias for cte in found.find_all(exp.CTE)}
+    return tuple(name for name in dict.fromkeys(_table_names(found)) if name not in own)
+
+
+def table_uses(text: str, *, node: str = "", dialect: str = "spark") -> dict[str, int]:
+    """How many SELECTs read each node: an upper bound of how often one input row can appear in the result, but for `multiplies`."""
+    read_ = tables(text, node=node, dialect=dialect)
+    names = _table_names(parse(text, node=node, dialect=dialect))
+    own = len(names) - sum(name in read_ for name in names)
+    return {name: names.count(name) * max(1, own) for name in read_}
+
+
+def multiplies(text: str, *, node: str = "", dialect: str = "spark") -> bool:
+    """Whether any number of rows can come of one."""
+    return fans_out(parse(text, node=node, dialect=dialect))
+
+
+def _table_names(query: exp.Query) -> list[str]:
+    return [_table_name(table) for table in query.find_all(exp.Table) if isinstance(table.this, exp.Identifier)]
+
+
+def _table_name(table: exp.Table) -> str:
+    return ".".join(part.name for part in table.parts)
+
+
+def with_hidden(
+    text: str | exp.Query,
+    hidden: Sequence[str],
+    *,
+    now: datetime | None = None,
+    rename: dict[str, str] | None = None,
+    node: str = "",
+    sources: Mapping[str, Collection[str]] | None = None,
+    marking: Marking | None = None,
+) -> str:
+    """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
+
+    Args:
+        text: in Spark's SQL, or what `parse` made of it.
+        hidden: `connectors.base.HIDDEN`, or some of it.
+        now: the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
+        rename: views by the names of nodes.
+        node: whose statement it is, for errors.
+        sources: those behind each node that it reads; if not given, each node is one.
+        marking: rows that a WHERE leaves out are marked and kept, see `retractions`; if not given, they are left out.
+
+    Raises UserError where the statement sets a hidden column to what it cannot be.
+    """
+    found = parse(text, node=node) if isinstance(text, str) else text.copy()
+    functions.expand(found, node=node, now=now)
+    own = {cte.alias for cte in found.find_all(exp.CTE)}
+    among = branches(found, sources or {})
+    try:
+        marker = Marker(found, marking, node) if marking else None
+        for select in list(found.find_all(exp.Select)):
+            branch = among.get(id(select))
+            numbers, marks = marker.mark(select, branch) if marker else (spread(select), None)
+            functions.tell_apart(select, numbers)
+            carry(select, hidden, numbers, node, branch, marks)
+    except UserError as error:
+        raise type(error)(error.message, hint=error.hint, node=node) from None
+    for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
+        alias = named.args.get("alias")
+        if alias is not None and alias.args.get("columns"):
+            alias.set("columns", [*alias.columns, *(exp.to_identifier(column, quoted=True) for column in hidden)])
+    for table in list(found.find_all(exp.Table)):
+        name = _table_name(table)
+        if rename and name in rename and name not in own:
+            table.set("alias", table.args.get("alias") or exp.TableAlias(this=exp.to_identifier(table.name, quoted=True)))
+            for key in ("db", "catalog"):
+                table.set(key, None)
+            table.set("this", exp.to_identifier(rename[name], quoted=True))
+    if now is not None:
+        _fix_clocks(found, now)
+    return found.sql(dialect=DIALECT)
+
+
+_CLOCKS = (exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentDate, exp.Anonymous)
+_WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORECASE)
+"""Texts that mean a moment where they become a time, and the zone behind them."""
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_to_date")
+"""Functions that cast, and that the parser does not know."""
+_TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
+
+
+def is_moment(text: str) -> bool:
+    """Whether a text means a moment that moves where Spark makes it a time."""
+    return _WORDS.fullmatch(text) is not None
+
+
+def may_name_moments(text: str) -> bool:
+    """Whether a statement may hold such a text: False is certain."""
+    return re.search(rf"['\"]{_WORDS.pattern}['\"]", text, re.IGNORECASE) is not None
+
+
+def _fix_clocks(query: exp.Query, now: datetime) -> None:
+    stamp = now.astimezone(UTC)
+    moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
+    day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
+    for call in list(query.find_all(*_CLOCKS)):
+        if (told := _told_by(call)) is not None:
+            call.replace((moment if told == "moment" else day).copy())
+    for word, text in list(_clock_words(query)):
+        days = _DAYS.get(word.lower())
+        text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
+
+
+def _told_by(call: exp.Expr) -> str | None:
+    """What a clock tells: the moment, or the day; None for what is no clock."""
+    name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
+    if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
+        return "moment"
+    return "day" if isinstance(call, exp.CurrentDate) or name == "curdate" else None
+
+
+def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
+    """The words such as `'now'` that are cast to a time, and where they stand; those with a zone behind them, or those without."""
+    for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate, exp.Anonymous):
+        into, text = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES, cast.this
+        if isinstance(cast, exp.Anonymous):  # with a format it is text like any other
+            into, text = cast.name.lower() in _INTO_TIMES and len(cast.expressions) == 1, next(iter(cast.expressions), None)
+        if into and isinstance(text, exp.Literal) and text.is_string and (found := _WORDS.fullmatch(text.name)) and bool(found[2]) == zoned:
+            yield found[0].strip() if zoned else found[1], text
+
+
+_IMPURE = frozenset(
+    {
+        *("rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle"),
+        "aes_encrypt",  # by a vector of chance, save where one is given
+        *("monotonically_increasing_id", "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length"),
+        *("reflect", "java_method", "try_reflect"),
+        *("current_user", "session_user", "user", "version"),
+    }
+)
+"""Functions of Spark that give other values in another run, or on other partitions. Clocks are none: they stand still within an epoch."""
+
+
+def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
+    """What in the statement gives other values when an epoch is replayed: names of functions, and texts such as `today CET`."""
+    query = parse(text, dialect=dialect)
+    found = (
+        part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
+        for part in query.find_all(exp.Func)
+    )
+    return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))
+
+
+def unsteady(predicate: str) -> tuple[str, ...]:
+    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; none where it cannot be parsed.
+
+    Clocks are among them: they stand still in transforms alone.
+    """
+    text = f"SELECT * FROM s WHERE (\n{predicate}\n)"  # noqa: S608  looked at, and not run
+    try:
+        query = parse(text)
+    except UserError:
+        return ()
+    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call) or call.name == "current_time"]
+    return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
+
+
+_MOVES_THERE = frozenset(
+    {
+        *("now", "now64", "nowinblock", "nowinblock64", "today", "yesterday", "curdate", "current_date", "current_timestamp"),
+        *("localtime", "localtimestamp", "utctimestamp", "utc_timestamp", "uptime"),
+        *("fuzzbits", "arrayshuffle", "arraypartialshuffle", "arrayrandomsample"),
+        *("generateuuidv4", "generateuuidv7", "generateserialid", "generatesnowflakeid", "generaterandomstructure"),
+        *("blocknumber", "blocksize", "rownumberinblock", "rownumberinallblocks", "runningconcurrency"),
+    }
+)
+"""Functions of ClickHouse, beside those that begin with `rand`, that give other values in another query, in small letters."""
+_WITHOUT_BRACKETS = ("current_date", "current_timestamp", "localtimestamp")
+
+
+def unsteady_in_clickhouse(predicate: str) -> tuple[str, ...]:
+    """The same as `unsteady` for a filter in ClickHouse's SQL, by its words alone. A bare `now` may be a column, and is not seen."""
+    try:
+        tokens = sqlglot.tokenize(predicate, read="clickhouse")
+    except SqlglotError:
+        return ()
+    found: list[str] = []
+    for token, behind in zip(tokens, [*tokens[1:], None], strict=True):
+        name, called = token.text.lower(), behind is not None and behind.token_type is TokenType.L_PAREN
+        word = token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER)
+        if word and ((called and (name in _MOVES_THERE or name.startswith("rand"))) or name in _WITHOUT_BRACKETS):
+            found.append(f"{token.text}()" if called else token.text)
+    return tuple(dict.fromkeys(found))

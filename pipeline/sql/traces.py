@@ -1,0 +1,154 @@
+"""Which columns a statement makes some of its own columns of, by name: read from the SQL alone, and at most too many."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sqlglot import exp
+
+from headrace.pipeline.sql.generators import is_generator, unnested
+
+WANTED = "headrace_wanted"
+"""In the `meta` of an item of a SELECT list: it makes a wanted column."""
+PLAIN = "headrace_plain"
+"""In the `meta` of a SELECT: the columns that are handed on as wanted ones, as they are."""
+BY_ITEM = "headrace_by_item"
+"""In the `meta` of a SELECT: a wanted column is made of the items of a list."""
+_LIST_COLUMNS = ("col", "pos", "key", "value")
+"""The names that Spark gives the columns of a list where the statement gives none."""
+
+
+def trace(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:
+    """By node that a statement reads: the columns, in lower case, that `columns` of its result are made of.
+
+    Notes in the `meta` of the statement's parts what it sees.
+    """
+    work = _Trace()
+    work.query(query, _Wanted({name.lower() for name in columns}), {})
+    return work.inputs
+
+
+def trace_plain(query: exp.Query, columns: Collection[str]) -> None:
+    """Note in the `meta` of each SELECT, under `PLAIN`, what it hands on as these columns of the result alone."""
+    for select in query.find_all(exp.Select):
+        select.meta.pop(PLAIN, None)
+    trace(query, columns)
+
+
+def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
+    """Return the columns that one SELECT over one node hands on unchanged as `columns`; none for any other statement."""
+    if not isinstance(query, exp.Select) or len(list(query.find_all(exp.Select))) > 1 or query.args.get("joins"):
+        return frozenset()
+    found: set[str] = set()
+    wanted = {name.lower() for name in columns}
+    listed = {item.alias_or_name.lower() for item in query.expressions if not item.is_star}
+    for item in query.expressions:
+        value = item.unalias()
+        if item.is_star:
+            found |= wanted - listed
+        elif item.alias_or_name.lower() in wanted and isinstance(value, exp.Column) and not isinstance(value.this, exp.Star):
+            found.add(value.name.lower())
+    made = {name.name.lower() for part in query.args.get("laterals") or [] for name in part.find_all(exp.Identifier)}
+    return frozenset(found - made)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """Columns by name; by place where those are known, as for the branches of a UNION ALL."""
+
+    names: set[str]
+    places: set[int] | None = None
+
+
+@dataclass(slots=True)
+class _Trace:
+    inputs: dict[str, set[str]] = field(default_factory=dict)
+
+    def query(self, query: exp.Expr, wanted: _Wanted, around: dict[str, set[str]]) -> None:
+        ctes = {**around, **{cte.alias.lower(): set[str]() for cte in getattr(query, "ctes", ())}}
+        if isinstance(query, exp.Subquery):
+            self.query(query.this, _by_alias(query.alias_column_names, wanted), ctes)
+        elif isinstance(query, exp.SetOperation):
+            places = wanted.places if wanted.places is not None else _places(query, wanted.names)
+            by_place = places is not None and not query.args.get("by_name")
+            self.query(query.left, _Wanted(wanted.names, places) if by_place else wanted, ctes)
+            self.query(query.right, _Wanted(wanted.names, places) if by_place else wanted, ctes)
+        elif isinstance(query, exp.Select):
+            self._select(query, wanted, ctes)
+        for cte in reversed(getattr(query, "ctes", ())):
+            own = ctes[cte.alias.lower()]
+            earlier = {name: names for name, names in ctes.items() if name != cte.alias.lower()}
+            self.query(cte.this, _by_alias(cte.alias_column_names, _Wanted(own)), earlier)
+
+    def _select(self, select: exp.Select, wanted: _Wanted, ctes: dict[str, set[str]]) -> None:
+        items = select.expressions
+        starred = any(item.is_star for item in items)
+        by_place = wanted.places is not None and not starred
+        chosen = {at for at, item in enumerate(items) if (at in (wanted.places or ()) if by_place else _is_named(item, wanted.names))}
+        while more := _to_the_left(items, chosen):
+            chosen |= more
+        refs = {name for at in chosen for name in _columns(items[at])} | (wanted.names if starred else set())
+        for at in chosen:
+            items[at].meta[WANTED] = True
+        bare = {items[at].unalias().name.lower() for at in chosen if isinstance(items[at].unalias(), exp.Column)}
+        select.meta[PLAIN] = select.meta.get(PLAIN, set()) | bare | (wanted.names if starred else set())
+        by_item = any(is_generator(part) for at in chosen for part in items[at].walk())
+        for part in [*(select.args.get("laterals") or []), *(select.args.get("joins") or [])]:
+            if (call := unnested(part)) is None:
+                refs |= set(_columns(part))
+                continue
+            if refs.intersection({name.name.lower() for name in call.names} or _LIST_COLUMNS):
+                by_item = True
+                refs |= {name for one in call.lists for name in _columns(one)}
+        select.meta[BY_ITEM] = bool(select.meta.get(BY_ITEM)) or by_item
+        self._from(select, refs, ctes)
+
+    def _from(self, select: exp.Select, refs: set[str], ctes: dict[str, set[str]]) -> None:
+        clause = select.args.get("from_")
+        read = clause.this if clause is not None else None
+        if isinstance(read, exp.Subquery):
+            self.query(read, _Wanted(refs), ctes)
+        elif isinstance(read, exp.Table):
+            name = ".".join(part.name for part in read.parts)
+            ctes.get(name.lower(), self.inputs.setdefault(name, set()) if name.lower() not in ctes else set()).update(refs)
+
+
+def _by_alias(columns: Sequence[str], wanted: _Wanted) -> _Wanted:
+    """What is wanted below `AS t(a, b)`, which names columns by their place."""
+    if not columns:
+        return wanted
+    places = {at for at, name in enumerate(columns) if name.lower() in wanted.names}
+    return _Wanted(wanted.names, places)
+
+
+def _places(query: exp.SetOperation, names: set[str]) -> set[int] | None:
+    """The places of wanted columns in the first branch of a UNION ALL; None where a `*` hides them."""
+    first: exp.Expr = query
+    while isinstance(first, exp.SetOperation | exp.Subquery):
+        first = first.this
+    items = first.expressions
+    return None if any(item.is_star for item in items) else {at for at, item in enumerate(items) if _is_named(item, names)}
+
+
+def _is_named(item: exp.Expr, names: set[str]) -> bool:
+    if isinstance(item, exp.Aliases):
+        return any(name.name.lower() in names for name in item.expressions)
+    return item.alias_or_name.lower() in names and not item.is_star
+
+
+def _to_the_left(items: Sequence[exp.Expr], chosen: set[int]) -> set[int]:
+    """Items whose alias a chosen one further right may mean."""
+    return {
+        at
+        for at, item in enumerate(items)
+        if at not in chosen
+        and isinstance(item, exp.Alias)
+        and any(item.alias.lower() in set(_columns(items[other])) for other in chosen if other > at)
+    }
+
+
+def _columns(part: exp.Expr) -> Iterator[str]:
+    """The names of all columns in an expression; of `a.b`, which may be a field of a struct, both."""
+    for column in part.find_all(exp.Column):
+        yield from (name.name.lower() for name in column.parts if isinstance(name, exp.Identifier))

@@ -1,0 +1,1 @@
+"""Tests of pipeline files: loading, filtering, their rows and values."""

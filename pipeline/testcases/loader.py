@@ -1,0 +1,152 @@
+"""Tests of pipeline files: finding them, reading them, every mistake in one go."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from headrace.pipeline.errors import PipelineFileError, Place, UserError
+from headrace.pipeline.file.loader import PipelineFile, in_order, load_pipeline, read_text
+from headrace.pipeline.model.strict import Strict
+from headrace.pipeline.model.testcases import CaseNode
+from headrace.pipeline.sql.dynamic_tables import VALUE
+from headrace.pipeline.testcases.rows import Rows, read_rows
+from headrace.pipeline.validation.messages import all_in_words
+from headrace.pipeline.validation.testcases import check_cases
+from headrace.pipeline.yaml.reader import nearest, read_tree
+
+SUFFIXES = (".yaml", ".yml")
+TEST_SUFFIXES = (".test.yaml", ".test.yml")
+"""What the name of a file ends in that holds tests and nothing else."""
+
+_SECTION = re.compile(r"^ {0,4}tests\s*:", re.MULTILINE)
+_SINKS = re.compile(r"^ {0,4}sinks\s*:", re.MULTILINE)
+
+
+class CaseFileNode(Strict):
+    """A file of tests."""
+
+    pipeline: str = Field(description="The pipeline file, relative to this one.")
+    tests: dict[str, CaseNode] = Field(description="Tests by name.")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test, with the pipeline that it is about and the file that it stands in."""
+
+    name: str
+    node: CaseNode
+    file: PipelineFile
+    path: Path
+    places: Mapping[tuple[str | int, ...], Place]
+    texts: Mapping[tuple[str | int, ...], str]
+
+    def place(self, *path: str | int) -> Place:
+        """Where `path` within the test stands."""
+        return nearest(self.places, ("tests", self.name, *path)) or Place(str(self.path))
+
+    def given(self, node: str) -> Rows:
+        """The rows of a given node, as written. Raises PipelineFileError where their file cannot be read."""
+        return self._listed("given", node) or read_rows(
+            self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts
+        )
+
+    def expected(self, node: str) -> Rows:
+        """The same of an expected node."""
+        return self._listed("expect", node) or read_rows(
+            self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts
+        )
+
+    def _listed(self, part: str, node: str) -> Rows | None:
+        """The values of a dynamic table that are listed, as the file spells them (0x1F is a text here); None where it is said otherwise."""
+        path = ("tests", self.name, part, node)
+        said = (self.node.given if part == "given" else self.node.expect)[node].rows
+        if (*path, 0) not in self.places or said is None:
+            return None
+        values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(said)]
+        places: dict[tuple[str | int, ...], Place] = {
+            (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
+        }
+        return Rows(values, self.place(part, node), places)
+
+
+def is_test_file(path: Path) -> bool:
+    """Whether a file holds tests and nothing else, by its name."""
+    return path.name.endswith(TEST_SUFFIXES)
+
+
+def has_tests(path: Path) -> bool:
+    """Whether a YAML file looks like a pipeline file with tests in it: cheap, since folders are full of other YAML."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(_SECTION.search(text) and _SINKS.search(text))
+
+
+def case_files(path: Path) -> list[Path]:
+    """The files whose tests are meant by a path: a file of tests; a pipeline file with the files of tests beside it; a folder.
+
+    Hidden folders are left out. A pipeline file is among them only if it has tests.
+    """
+    if path.is_dir():
+        return sorted(_below(path))
+    if is_test_file(path):
+        return [path]
+    beside = sorted(other for other in path.parent.iterdir() if is_test_file(other) and other.name.startswith(f"{path.stem}."))
+    return [*([path] if has_tests(path) or not beside else []), *beside]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            path = Path(here, name)
+            if is_test_file(path) or (path.suffix in SUFFIXES and has_tests(path)):
+                yield path
+
+
+def load_cases(path: Path) -> list[Case]:
+    """The tests of one file, in its order: a file of tests, or a pipeline file with some in it.
+
+    Raises PipelineFileError with every mistake of the file, and of the pipeline file that it names.
+    """
+    if not is_test_file(path):
+        file = load_pipeline(path)
+        return [Case(name, node, file, path, file.places, file.texts) for name, node in file.model.tests.items()]
+    tree = read_tree(read_text(path, "Give the path of a file of tests, such as examples/flights.test.yaml."), str(path))
+    if not isinstance(tree.value, dict):
+        hint = "docs/testing.md shows one."
+        problem = UserError("a file of tests is a map with `pipeline` and `tests`", hint=hint, place=Place(str(path), 1, 1))
+        raise PipelineFileError([*tree.problems, problem])
+    problems = tree.problems
+    model = file = None
+    try:
+        model = CaseFileNode.model_validate(tree.value)
+    except ValidationError as error:
+        problems += all_in_words(error, tree, CaseFileNode)
+    nodes: dict[str, Any] = {}
+    elsewhere: list[UserError] = []
+    named = tree.value.get("pipeline")
+    if isinstance(named, str) and ("pipeline",) not in tree.spoiled:
+        try:
+            file = _load(path.parent / named, tree.place(("pipeline",)))
+            nodes = file.model.model_dump(mode="python", by_alias=True, include={"sources", "transforms", "sinks"})
+        except PipelineFileError as error:
+            elsewhere = list(error.problems)
+    if file is not None:
+        problems += check_cases(tree, nodes)
+    if problems or elsewhere or model is None or file is None:
+        raise PipelineFileError([*in_order(problems, tree), *elsewhere])
+    return [Case(name, node, file, path, tree.places, tree.texts) for name, node in model.tests.items()]
+
+
+def _load(path: Path, named: Place) -> PipelineFile:
+    read_text(path, "`pipeline` is relative to this file.", named)
+    return load_pipeline(path)

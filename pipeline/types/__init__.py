@@ -1,0 +1,1 @@
+"""Column types, 256-bit integers, and durations."""

@@ -1,0 +1,197 @@
+"""Values of single nodes that their types alone do not check: column types, keys that are columns, offsets, time zones."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import zoneinfo
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.handler import handler_problems
+from headrace.pipeline.model.telemetry import event_time_problem, label_problems
+from headrace.pipeline.sql import statements
+from headrace.pipeline.suggestions import meant
+from headrace.pipeline.types.arrow import parse_type
+
+PlaceOf = Callable[..., Place]
+
+_ONLY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("start_at", "snapshot", "split_rows"), ("clickhouse",)),
+    **dict.fromkeys(("warehouse", "snapshot_id"), ("iceberg",)),
+    **dict.fromkeys(("path", "format", "schema_", "header", "delimiter", "null_value"), ("file",)),
+    "table_name": ("clickhouse", "iceberg"),
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LATER = ("s3", "s3a", "gs")
+
+
+def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Every such mistake of a file."""
+    yield from _labels(model, place)
+    for name, source in model.sources.items():
+        stream = _stream_of(source)
+        path = ("sources", name, "unbounded_source") if source.type == "hybrid" else ("sources", name)
+        if stream and not stream.schema_:
+            msg = "`schema` is required when data_format is json"
+            hint = "Add `schema:` with the columns and their types, such as `id: int64`. Avro, which Streamling means here, is not available yet."
+            yield UserError(msg, hint=hint, node=name, place=place(*path))
+        elif stream:
+            wrong = list(_schema(name, stream.schema_, (*path, "schema"), place))
+            yield from wrong or _event_time(name, source, stream, place)
+        if source.type == "kafka":
+            yield from _starting_offsets(name, source.starting_offsets, place)
+        if source.type == "hybrid":
+            yield from _phases(name, source, place)
+        if source.type == "file":
+            yield from _files(name, source, place, "sources", name)
+        yield from _key(name, source, place)
+        yield from _filters(name, source, place)
+    for name, node in model.transforms.items():
+        for keys, problem in handler_problems(node) if node.type == "handler" else ():
+            yield type(problem)(problem.message, hint=problem.hint, node=name, place=place("transforms", name, *keys))
+        yield from _programs(name, node, place)
+    if model.schedule:
+        yield from _timezone(model.schedule.timezone, place)
+
+
+def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Filters that let other rows through when an epoch is read again, for another sink or after a crash."""
+    parts: list[tuple[tuple[str | int, ...], Any]] = [((), source)]
+    if source.type == "hybrid":
+        parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
+        parts.append((("unbounded_source",), source.unbounded_source))
+    for path, part in parts:
+        kind = getattr(part, "source_type", source.type)
+        reads = {"clickhouse": statements.unsteady_in_clickhouse}.get(kind, statements.unsteady)
+        if kind in ("kafka", "file", "iceberg", "clickhouse") and (calls := reads(part.filter or "true")):
+            msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
+            hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
+            yield UserError(msg, hint=hint, node=name, place=place("sources", name, *path, "filter"))
+
+
+def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Columns and limits of transforms that are programs."""
+    if node.type not in ("script", "python"):
+        return
+    yield from _schema(name, node.schema_ or {}, ("transforms", name, "schema"), place)
+    if node.schema_ == {}:
+        hint = "Name the columns that come out, or leave `schema` out: then they are those that come in."
+        yield UserError("`schema` is empty", hint=hint, node=name, place=place("transforms", name, "schema"))
+    if node.type == "script" and not node.timeout:
+        hint = "Write a time above 0, such as 1s."
+        yield UserError("`timeout` is 0", hint=hint, node=name, place=place("transforms", name, "timeout"))
+
+
+def _stream_of(source: Any) -> Any:
+    """The part of a source that says what comes live; None for one that ends."""
+    if source.type == "hybrid":
+        return source.unbounded_source
+    return source if source.type == "kafka" else None
+
+
+def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: PlaceOf) -> Iterator[UserError]:
+    for column, kind in schema.items():
+        try:
+            parse_type(kind)
+        except SchemaError as error:
+            said, _, supported = error.message.partition("supported: ")
+            said = said.replace("'", "`").rstrip("; ")
+            hint = f"Supported: {supported}." if supported else ""
+            yield SchemaError(f"column `{column}`: {said}", hint=hint, node=name, place=place(*path, column))
+
+
+def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserError]:
+    if value not in ("earliest", "latest") and not (value.isascii() and value.isdigit()):
+        msg = f"`starting_offsets` cannot be `{value}`"
+        hint = 'Allowed: earliest, latest, or milliseconds since 1970 as text, such as "1735689600000".'
+        yield UserError(msg, hint=hint, node=name, place=place("sources", name, "starting_offsets"))
+
+
+def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[UserError]:
+    """Keys that the other kind of phase has: they would do nothing here."""
+    for index, phase in enumerate(source.bounded_sources):
+        path = ("sources", name, "bounded_sources", index)
+        for key in sorted(phase.model_fields_set):
+            if phase.source_type not in _ONLY.get(key, (phase.source_type,)):
+                said = key.rstrip("_")
+                msg = f"`{said}` does nothing in a {phase.source_type} phase; it is for {' and '.join(_ONLY[key])}"
+                yield UserError(msg, hint="Remove it, or change source_type.", node=name, place=place(*path, said))
+        if phase.source_type == "file":
+            yield from _files(name, phase, place, *path)
+    last, table = source.bounded_sources[-1], source.offset_table
+    if last.source_type == "file" and table is not None and table.table_name is not None:
+        msg = "`offset_table.table_name` cannot be read beside files"
+        hint = "Remove it where the files have the offset columns themselves; else use `history_lag`."
+        yield UserError(msg, hint=hint, node=name, place=place("sources", name, "offset_table", "table_name"))
+
+
+def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:
+    """The place and the options of files: a source of that type, or a phase."""
+    scheme = _SCHEME.match(node.path)
+    if scheme and scheme[1].lower() in _LATER:
+        hint = "Copy the files to a local folder, or load them into an Iceberg table."
+        yield UserError(f"`path`: {scheme[1]}:// is not available yet", hint=hint, node=name, place=place(*path, "path"))
+    elif scheme and scheme[1].lower() != "file":
+        hint = "Allowed: a path of this machine, such as /data/events, ./events/*.csv or file:///data/events."
+        yield UserError(f"`path`: unsupported scheme `{scheme[1]}://`", hint=hint, node=name, place=place(*path, "path"))
+    if node.format != "parquet" and not node.schema_:
+        msg = f"`schema` is required when format is {node.format}"
+        yield UserError(msg, hint="Add `schema:` with the columns and their types, such as `id: int64`.", node=name, place=place(*path))
+    yield from _schema(name, node.schema_, (*path, "schema"), place)
+    for key in ("header", "delimiter", "null_value"):
+        if key in node.model_fields_set and node.format != "csv":
+            msg = f"`{key}` does nothing beside `format: {node.format}`; it is for csv"
+            yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
+    if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':
+        msg = f"`delimiter` must be one character, and is `{node.delimiter}`"
+        yield UserError(msg, hint='Such as "," or ";", or "\\t" for a tab; not a quote.', node=name, place=place(*path, "delimiter"))
+
+
+def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Key columns must be columns, where the file says which those are."""
+    given: list[tuple[str, ...]] = []
+    stream = _stream_of(source)
+    if stream and stream.schema_:
+        given.append((*stream.schema_, *(("__kafka_partition", "__kafka_offset", "__kafka_timestamp") if stream.include_metadata else ())))
+    given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
+    for columns in given:
+        if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
+            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant(missing[0], columns)}"
+            yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
+            return
+
+
+def _labels(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    for part in ("sources", "transforms", "sinks"):
+        for name, node in getattr(model, part).items():
+            for label, problem in label_problems(node):
+                where = place(part, name, "telemetry", "labels", *([label] if label else []))
+                yield UserError(problem.message, hint=problem.hint, node=name, place=where)
+
+
+def _event_time(name: str, source: Any, stream: Any, place: PlaceOf) -> Iterator[UserError]:
+    """Where the file says which columns a source has; else `headrace validate` asks the source."""
+    if source.telemetry is None or source.telemetry.event_time is None:
+        return
+    columns = {column: parse_type(kind) for column, kind in stream.schema_.items()}
+    if problem := event_time_problem(source.telemetry.event_time, columns):
+        where = place("sources", name, "telemetry", "event_time", "column")
+        yield SchemaError(problem.message, hint=problem.hint, node=name, place=where)
+
+
+def _quoted(names: Any) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def _timezone(name: str, place: PlaceOf) -> Iterator[UserError]:
+    try:
+        zoneinfo.ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        known = zoneinfo.available_timezones()
+        close = difflib.get_close_matches(name, known, n=1)
+        said = f"; did you mean `{close[0]}`?" if close else ""
+        hint = "Write a name of the tz database, such as UTC or Europe/Berlin."
+        yield UserError(f"time zone `{name}` is not known{said}", hint=hint, place=place("schedule", "timezone"))

@@ -1,0 +1,113 @@
+"""What only whole nodes of a sound shape show: keys, values, guarantees, one lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.pipeline.errors import GuaranteeError, UserError
+from headrace.pipeline.model import graph, nodes
+from headrace.pipeline.validation.fields import PlaceOf, check_values
+
+
+def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
+    """What only whole nodes of a sound shape show: keys, values, guarantees, one lane. Opens no connection."""
+    problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]
+    return [*problems, *_guarantees(model, place), *_one_lane(model, place)]
+
+
+def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    """Where branches with different keys meet: to append without a key would not be what the file says."""
+    for name in model.transforms:
+        keys = {upstream: graph.key_of(model, upstream) for upstream in graph.inputs_of(model, name)}
+        if len(set(keys.values())) > 1 and not model.transforms[name].primary_key:
+            said = ", ".join(f"{upstream} ({', '.join(key) or 'none'})" for upstream, key in keys.items())
+            msg = f"no primary key can be inherited, since its inputs have different ones: {said}"
+            hint = "Give this transform a primary_key, or all of its inputs the same one."
+            yield UserError(msg, hint=hint, node=name, place=place("transforms", name))
+
+
+def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    if model.job_mode and (endless := [name for name, node in model.sources.items() if _endless(node)]):
+        msg = f"job_mode is enabled but the following source(s) do not support it: {', '.join(endless)}"
+        yield UserError(msg, hint="Use a hybrid or a bounded source, or remove job_mode.", place=place("job_mode"))
+
+
+def _endless(source: Any) -> bool:
+    """Whether a source is a stream without history."""
+    return source.type == "kafka" or getattr(source, "endless", False)
+
+
+def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    for name, sink in model.sinks.items():
+        sources = [model.sources[source] for source in graph.upstream_sources(model, name)]
+        yield from _overlap(name, sink, sources, bool(graph.key_of(model, name)), place)
+        if graph.forgetful(sink) and sink.delivery == "exactly_once":
+            msg, hint = f"a {sink.type} sink is at-least-once", "Remove `delivery`, or say delivery: at_least_once."
+            yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
+        yield from _version(name, sink, graph.key_of(model, name), place)
+        unknown = set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
+        if unknown:
+            msg = "`update_where` does nothing beside `on_conflict: nothing`"
+            yield UserError(msg, hint="Remove one of the two.", node=name, place=place("sinks", name, "update_where"))
+
+
+def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
+    """Whether a version can decide at a sink. Its type is known to Spark alone: see `jobs.planning.version_columns`."""
+    column = getattr(sink, "version_column", None)
+    if column is None:
+        return
+    problem, hint = "", "Remove `version_column`."
+    if not key:
+        problem, hint = "needs a key: without one every row is kept", "Set `primary_key`, or remove `version_column`."
+    elif column in key:
+        problem, hint = f"`{column}` is part of the key, so its rows never compete", "Name a column that is not in the key."
+    elif getattr(sink, "on_conflict", "update") == "nothing":
+        problem, hint = "contradicts `on_conflict: nothing`, which keeps the first row", "Remove one of the two."
+    elif getattr(sink, "update_where", {}):
+        problem, hint = "and `update_where` both decide which row stays", "Remove one of the two."
+    elif not getattr(sink, "compares_versions", True):
+        problem = f"is not possible: the plugin of type `{sink.type}` does not compare versions"
+    if problem:
+        yield UserError(f"`version_column` {problem}", hint=hint, node=name, place=place("sinks", name, "version_column"))
+
+
+def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
+    """Whether the handoff of each hybrid source can be exact at this sink (B1, B2, B5, B6 of the design review)."""
+    for source in sources:
+        if source.type != "hybrid" or sink.delivery == "at_least_once" or graph.forgetful(sink):
+            continue
+        exact = source.offset_table is not None and source.offset_table.table_name in (None, source.bounded_sources[-1].table_name)
+        if exact:
+            continue
+        if not keyed and not source.cursor:
+            msg = "the handoff overlaps, and a sink without a key would hold the rows of the overlap twice"
+            hint = (
+                "Give the sink a primary_key, the source an offset_table in the history table or a cursor, or say delivery: at_least_once."
+            )
+            yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name))
+        if getattr(sink, "on_conflict", "update") == "nothing":
+            msg = "`on_conflict: nothing` keeps stale rows of the handoff's overlap"
+            hint = "Use on_conflict: update, or an offset_table in the history table, which has no overlap."
+            yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "on_conflict"))
+
+
+def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
+    if model.partitions and not any(not _endless(source) for source in model.sources.values()):
+        hint = "Remove `partitions`, or read history from a clickhouse, an iceberg, a file or a hybrid source."
+        yield UserError("`partitions` need a source with history", hint=hint, place=place("partitions"))
+    targets: dict[tuple[str, ...], str] = {}
+    for name, sink in model.sinks.items():
+        target = _target(sink)
+        if target and (other := targets.setdefault(target, name)) != name:
+            msg = f"writes the same target as `{other}`: {'.'.join(target)}"
+            hint = "Give one of the two another target; to write two inputs into one, UNION ALL them in a transform."
+            yield UserError(msg, hint=hint, node=name, place=place("sinks", name))
+
+
+def _target(sink: Any) -> tuple[str, ...]:
+    if sink.type == "postgres":
+        return ("postgres", sink.schema_, sink.table)
+    if sink.type == "iceberg":
+        return ("iceberg", sink.warehouse or "", sink.table_name)
+    return ("delta", sink.path) if sink.type == "delta" else ()

@@ -1,0 +1,218 @@
+"""What pydantic finds wrong with a pipeline file, in the words of the file: node, value, what is allowed, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from headrace.pipeline.compat import streamling
+from headrace.pipeline.errors import PluginError, UserError
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.plugins import TAG, model_of
+from headrace.pipeline.plugins import discovery as plugins
+from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.suggestions import WANTED, meant
+from headrace.pipeline.yaml.reader import PARTS, Path, Tree, node_of, shorten
+
+_TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
+    (part, get_args(kind.model_fields["type"].annotation)[0]): kind
+    for part, union in zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True)
+    for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
+}
+
+
+def all_in_words(error: ValidationError, tree: Tree, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
+    """Pydantic's errors as mistakes of the file, without those that only follow from others. `model` is what the file should have been."""
+    found = [(item, _file_path(item["loc"])) for item in error.errors()]
+    return [
+        _in_words(item, path, tree, model)
+        for item, path in found
+        # A list counts as too short for pydantic where its entries are wrong, and as nothing else.
+        if path not in tree.spoiled and not (item["type"] == "too_short" and _at(path, tree.value))
+    ]
+
+
+def _in_words(item: ErrorDetails, path: Path, tree: Tree, model: type[BaseModel]) -> UserError:
+    match item["type"]:
+        case "extra_forbidden":
+            msg, hint = _unknown_key(path, tree.value, model)
+        case "missing":
+            msg, hint = f"`{dotted(path)}` is missing", _missing_hint(path, tree.value, model)
+        case "union_tag_not_found":
+            msg, hint = "`type` is missing", f"Allowed: {', '.join(types_of(str(path[0])))}."
+        case "union_tag_invalid":
+            path = (*path, "type")
+            msg, hint = _unknown_type(str(path[0]), path, tree)
+        case "literal_error":
+            msg, hint = _unknown_value(path, item, tree)
+        case "plugin":
+            msg, hint = item["msg"], str(item.get("ctx", {}).get("hint", ""))
+            return PluginError(msg, hint=hint, node=node_of(path), place=tree.place(path))
+        case "too_short":
+            what = {"sinks": "a sink", "bounded_sources": "a bounded source"}.get(str(path[-1]), "an entry")
+            msg, hint = f"`{dotted(path)}` is empty", f"It needs at least {what}."
+        case "too_long":
+            allowed = item.get("ctx", {}).get("max_length")
+            msg = f"`{dotted(path)}` has {len(_at(path, tree.value))} entries, at most {allowed} are allowed"
+            hint = "Read several of them by one source, such as a view over the tables."
+        case _:
+            msg, hint = _wrong_value(path, item, tree)
+    return UserError(msg, hint=hint, node=node_of(path), place=tree.place(path))
+
+
+def as_written(problem: UserError, tree: Tree) -> UserError:
+    """The same mistake without what a variable brought, which may be a secret: `${NAME}` stands in its place."""
+    message, hint = problem.message, problem.hint
+    for path, text in tree.written.items():
+        if problem.place == tree.place(path) and (value := str(_at(path, tree.value))).strip():
+            message = message.replace(f"`{value}`", f"`{shorten(text)}`")
+            hint = hint.replace(value.strip(), text.strip()) if hint.startswith("--- SQL ---") else hint
+    return type(problem)(message, hint=hint, node=problem.node, place=problem.place)
+
+
+def dotted(path: Path) -> str:
+    """A path as people say it, within its node or its test if it is in one: `bounded_sources[0].table_name`."""
+    inner = path[2:] if len(path) > 1 and path[0] in (*PARTS, "tests") else path
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
+
+
+def shown(path: Path, tree: Tree) -> str:
+    """The value at a path as the file writes it: what a variable brought may be a secret."""
+    if path in tree.written:
+        return shorten(tree.written[path])
+    found = _at(path, tree.value)
+    if isinstance(found, bool):
+        return str(found).lower()
+    return "nothing" if found is None else shorten(found)
+
+
+def types_of(part: str) -> list[str]:
+    """The types of nodes that a part of the file may hold."""
+    return sorted(name for where, name in _TAGS if where == part)
+
+
+def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, str]:
+    key = str(path[-1])
+    allowed = sorted(_fields(path, plain, model))
+    close = meant(key, allowed)
+    if key in streamling.KEYS and not close:
+        return f"`{key}` is not available yet", streamling.KEYS[key]
+    node = _at(path[:2], plain)
+    silent = nodes.without_effect(str(path[0]), str(node.get("type")) if isinstance(node, dict) else "")
+    useful = [name for name in allowed if name not in silent]
+    return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
+
+
+def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:
+    one, allowed, name = part[:-1], types_of(part), shown(path, tree)
+    if not isinstance(_at(path, tree.value), str):
+        return f"`type` must be a text, and is {_kind(path, tree)}", f"Allowed: {', '.join(allowed)}."
+    if instead := streamling.TYPES[part].get(name):
+        return f"{one} type `{name}` is not available yet", f"{instead} Available: {', '.join(allowed)}."
+    if streamling.is_plugin(name):
+        return f"{one} type `{name}` is a plugin's, and no such plugin is installed", _installed(part, name, allowed)
+    others = [other for other in PARTS if other != part and (name in types_of(other) or name in streamling.TYPES[other])]
+    if others:
+        return f"`{name}` is a type of {others[0]}, not of {part}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
+    there = [found.id for found in plugins.installed()]
+    return f"{one} type `{name}` is not known{meant(name, [*allowed, *there])}", f"Allowed: {', '.join(allowed)}{_and(there)}."
+
+
+def _installed(part: str, name: str, allowed: list[str]) -> str:
+    """What to do about a plugin that is not there."""
+    there = [found.id for found in plugins.installed()]
+    close = meant(name, there).removeprefix("; ").capitalize()
+    listed = f"Installed plugins: {', '.join(there) or 'none'}."
+    return f"{close + ' ' if close else ''}Install the package that has it. {listed} Built-in {part}: {', '.join(allowed)}."
+
+
+def _and(plugin_ids: list[str]) -> str:
+    return f"; plugins: {', '.join(plugin_ids)}" if plugin_ids else ""
+
+
+def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
+    value = shown(path, tree)
+    options = re.findall(r"'([^']*)'|(\d+)", str(item.get("ctx", {}).get("expected", "")))
+    names = [text or number for text, number in options]
+    if value in names:
+        return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
+    if instead := streamling.VALUES.get((str(path[-1]), value)):
+        return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
+    return f"`{dotted(path)}` cannot be `{value}`{meant(value, names)}", f"Allowed: {', '.join(names)}."
+
+
+def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
+    found = _fields(path, plain, model).get(str(path[-1]))
+    return f"Add `{path[-1]}: ...` here.{f' {found.description}' if found and found.description else ''}"
+
+
+def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
+    what = f"`{dotted(path)}`" if dotted(path) else f"this {path[0][:-1]}" if path and isinstance(path[0], str) else "the file"
+    if item["type"] == "value_error":
+        said = item["msg"].removeprefix("Value error, ")
+        return (f"{what}: {said}" if dotted(path) else said), ""
+    value = _kind(path, tree)
+    wanted = WANTED.get("columns_type" if path[-1:] in (("primary_key",), ("columns",)) else item["type"])
+    if wanted is None:
+        return f"{what} is {value}: {item['msg'][:1].lower()}{item['msg'][1:]}", ""
+    if not dotted(path) and node_of(path):
+        return (
+            f"{what} must be {wanted}, and is {value}",
+            f"Write `type: ...` and its other keys below it; types: {', '.join(types_of(str(path[0])))}.",
+        )
+    hint = "Put it into quotes if it is meant as text." if item["type"] == "string_type" and not value.startswith(("a ", "nothing")) else ""
+    return f"{what} must be {wanted}, and is {value}", hint
+
+
+def _kind(path: Path, tree: Tree) -> str:
+    """What stands at a path, by its value or, where that is long, by its kind."""
+    found = _at(path, tree.value)
+    if isinstance(found, dict | list):
+        return "a map" if isinstance(found, dict) else "a list"
+    if found is None or found == "":
+        return "nothing" if found is None else "an empty text"
+    return f"`{shown(path, tree)}`"
+
+
+def _at(path: Path, plain: Any) -> Any:
+    for part in path:
+        plain = plain[part]
+    return plain
+
+
+def _file_path(loc: Path) -> Path:
+    """Pydantic's location without the node's type, which it puts behind the node's name."""
+    return (*loc[:2], *loc[3:]) if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)) else loc
+
+
+def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of the model that holds the last key of a path, by their names in the file."""
+    kind: Any = model
+    if len(path) > 2 and path[0] in PARTS:
+        part, name = str(path[0]), plain[str(path[0])][path[1]]["type"]
+        kind = _TAGS.get((part, name)) or model_of(part, name)
+        path = path[3:] if (part, name) not in _TAGS and path[2] == "options" and len(path) > 3 else path[2:]
+    for part in path[:-1]:
+        kind = _inner(kind, part)
+    return {field.alias or name: field for name, field in (_model_in(kind) or model).model_fields.items()}
+
+
+def _inner(annotation: Any, part: str | int) -> Any:
+    """The type of what stands under a key or an index of a type."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return next((field.annotation for name, field in annotation.model_fields.items() if part in (name, field.alias)), annotation)
+    inside = get_args(annotation)
+    if get_origin(annotation) in (dict, tuple):
+        return inside[1 if get_origin(annotation) is dict else 0]
+    return next((_inner(other, part) for other in inside if _model_in(other)), annotation)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

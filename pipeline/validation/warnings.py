@@ -1,0 +1,68 @@
+"""What is no mistake in a pipeline file and yet worth a word: keys that do nothing here, keys that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.graph import key_of, upstream_sources
+from headrace.pipeline.model.handler import handler_words
+from headrace.pipeline.model.plugins import PluginSink, PluginTransform
+from headrace.pipeline.validation.dynamic_tables import table_warnings
+
+_KEYED = ("postgres", "delta", "iceberg")
+"""Sinks that a key makes upsert and delete."""
+
+
+def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    """Every such word on a sound file, with its place."""
+    for part in nodes.WITHOUT_EFFECT:
+        for name, node in getattr(model, part).items():
+            for key in sorted(nodes.without_effect(part, node.type) & node.model_fields_set):
+                if key != "deduplicate" or not node.deduplicate:
+                    hint = _description(node, key)
+                    yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
+    for name, node in model.transforms.items():
+        for keys, word in handler_words(node) if node.type == "handler" else ():
+            yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
+    yield from table_warnings(model, place)
+    yield from _of_plugins(model, place)
+    yield from missing_keys(model, place)
+
+
+def _of_plugins(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    for part in nodes.WITHOUT_EFFECT:
+        for name, node in getattr(model, part).items():
+            for label in getattr(node, "overridden", ()):
+                msg = f"the label `{label}` is set by the plugin to `{node.plugin.labels[label]}`"
+                yield UserError(msg, hint="Remove it here.", node=name, place=place(part, name, "telemetry", "labels", label))
+            if isinstance(node, PluginTransform):
+                for key in sorted({"batch_size"} & node.model_fields_set):
+                    yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
+            if isinstance(node, PluginSink) and node.forgetful and node.delivery is None:
+                msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
+                yield UserError(msg, hint="Say `delivery: at_least_once` if that is good.", node=name, place=place(part, name))
+
+
+def missing_keys(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+    """Sources without a key before a sink that could use one. The setting `enforce_primary_keys` makes mistakes of them."""
+    for name, source in model.sources.items():
+        appending = [
+            sink
+            for sink, node in model.sinks.items()
+            if (node.type in _KEYED or getattr(node, "keyed", False)) and not key_of(model, sink) and name in upstream_sources(model, sink)
+        ]
+        if not source.primary_key and appending:
+            msg = f"Can't determine primary key for source '{name}'!"
+            hint = f"Without `primary_key`, {_quoted(appending)} can only append: an update arrives as a further row, a delete is refused."
+            yield UserError(msg, hint=hint, node=name, place=place("sources", name))
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _description(node: Any, key: str) -> str:
+    return str(type(node).model_fields[key].description or "")

@@ -1,0 +1,1 @@
+"""YAML with the location of each key, and `${VAR}` in its strings."""

@@ -1,0 +1,142 @@
+"""What bounds an epoch by bytes, and what a failure of Spark means; without servers and without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.frame import DRIVER_BYTES, Frame
+from headrace.connectors.kafka.peek import Peeked
+from headrace.connectors.kafka.sizes import Sizes
+from headrace.jobs.sources.backfill import _take
+from headrace.jobs.spark.errors import as_headrace_error
+from headrace.jobs.spark.session import explain_death
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import EngineError, TransientError, WorkerError
+from headrace.pipeline.model.run_options import EpochOptions
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+class Topic:
+    """Messages of known sizes, by partition; looks at them are counted."""
+
+    def __init__(self, sizes: Mapping[int, list[int]]) -> None:
+        self.sizes = sizes
+        self.looks = 0
+
+    def look(self, at: Mapping[int, int]) -> dict[int, list[Peeked]]:
+        self.looks += 1
+        return {
+            part: [
+                Peeked(place, self.sizes[part][place], 0, by_broker=False)
+                for place in range(offset, min(offset + 3, len(self.sizes[part])))
+            ]
+            for part, offset in at.items()
+        }
+
+    def limit(self, most: int) -> dict[int, int]:
+        made: Any = self
+        return Sizes(made).limit({part: (0, len(sizes)) for part, sizes in self.sizes.items()}, most)[0]
+
+
+def test_a_range_of_large_messages_is_cut() -> None:
+    topic = Topic({0: [150_000] * 8_000})
+    end = topic.limit(256 * MIB)[0]
+    assert 0.9 * 256 * MIB < end * 150_000 <= 256 * MIB
+
+
+def test_large_messages_after_small_ones_are_seen() -> None:
+    topic = Topic({0: [100] * 50_000 + [500_000] * 50_000})
+    assert 50_000 <= topic.limit(64 * MIB)[0] < 50_200
+
+
+def test_small_messages_are_looked_at_in_two_places_and_few_not_at_all() -> None:
+    topic = Topic({0: [100] * 10_000, 1: [100] * 10})
+    assert topic.limit(256 * MIB) == {0: 10_000, 1: 10}
+    assert topic.looks == 2
+    few = Topic({0: [100] * 20})
+    assert few.limit(256 * MIB) == {0: 20}
+    assert few.looks == 0
+
+
+def test_bytes_are_shared_and_every_partition_gets_on() -> None:
+    topic = Topic({0: [1_000] * 1_000, 1: [1_000] * 20, 2: [2 * MIB] * 3, 3: []})
+    ends = topic.limit(200_000)
+    assert ends == {0: 90, 1: 20, 2: 1}, "what a partition leaves goes to the others; one message is always taken"
+
+
+def test_splits_are_taken_by_rows_and_by_bytes() -> None:
+    splits = [{"rows": 10, "bytes": 100}] * 5
+    assert len(_take(splits, 1_000, 250)) == 2
+    assert len(_take(splits, 25, 10_000)) == 2
+    assert len(_take([{"rows": 10, "bytes": 900}, *splits], 1_000, 250)) == 1
+    assert len(_take([{"rows": 10}] * 5, 1_000, 250)) == 5
+
+
+@pytest.mark.parametrize(("size", "passes"), [(None, True), (1_000, True), (DRIVER_BYTES + 1, False)])
+def test_few_but_large_rows_do_not_pass_through_the_driver(size: int | None, *, passes: bool) -> None:
+    rows: Any = SimpleNamespace(toArrow=lambda: pa.table({"a": [1]}))
+    spark: Any = None
+    frame = Frame(rows, pa.schema([]), (), 1, spark, size=size)
+    assert (frame.few(rows, 100) is not None) is passes
+
+
+def test_sizes_are_written_with_units() -> None:
+    assert EpochOptions.model_validate({"max_bytes": "64MiB"}).max_bytes == 64 * MIB
+    assert EpochOptions().max_bytes == 256 * MIB
+    for wrong in ("much", True, "1KiB"):
+        with pytest.raises(ValueError, match=r"is no size|is less than 64KiB"):
+            EpochOptions.model_validate({"max_bytes": wrong})
+
+
+JOB = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "retriable", "blocks"),
+    [
+        (JOB + "java.lang.OutOfMemoryError: Java heap space", EngineError, False, True),
+        ("Job 7 cancelled because SparkContext was shut down", EngineError, False, True),
+        (
+            JOB + "Python worker exited unexpectedly (crashed)\nCaused by: java.io.EOFException",
+            WorkerError,
+            True,
+            True,
+        ),
+        (JOB + "java.lang.IllegalStateException: whatever", WorkerError, True, True),
+        (JOB + "java.net.ConnectException: Connection refused", TransientError, True, False),
+    ],
+)
+def test_only_causes_that_pass_are_tried_without_end(text: str, kind: type, *, retriable: bool, blocks: bool) -> None:
+    error = as_headrace_error(RuntimeError(text))
+    assert (type(error), error.retriable, error.blocks) == (kind, retriable, blocks)
+
+
+def test_a_refused_connection_to_the_jvm_is_no_outside_system() -> None:
+    error = as_headrace_error(ConnectionRefusedError(111, "Connection refused"))
+    assert isinstance(error, EngineError)
+    assert "Spark's JVM" in error.message
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (52, "ended with exit code 52: it ran out of memory; spark.driver_memory is 2g"),
+        (-9, "was ended by signal 9; the system may have run out of memory"),
+        (1, "ended with exit code 1"),
+    ],
+)
+def test_a_dead_jvm_is_explained(code: int, said: str) -> None:
+    process = SimpleNamespace(poll=lambda: code)
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+    error = explain_death(spark, Settings())
+    assert error is not None
+    assert error.message == f"Spark's JVM {said}"
+    assert "epoch.max_bytes" in error.hint
+    process.poll = lambda: None
+    assert explain_death(spark, Settings()) is None
