@@ -124,11 +124,12 @@ class SourceWorld(ABC):
         """Something like `fixed` that the outside system never had."""
 
     @abstractmethod
-    def held(self) -> int:
-        """How much this process holds on to outside: connections, cached sets of files."""
+    def open_resources(self) -> set[int]:
+        """What this process keeps open for its sources: the local ports of connections, a number for each cached set of files."""
 
-    def _connections(self, port: int) -> int:
-        return sum(one.raddr.port == port for one in psutil.Process().net_connections("tcp") if one.raddr)
+    def _open_connections(self, port: int) -> set[int]:
+        """Local ports. A count would change when a connection of an earlier test ends."""
+        return {one.laddr.port for one in psutil.Process().net_connections("tcp") if one.raddr and one.raddr.port == port}
 
 
 class BoundedWorld(SourceWorld):
@@ -192,8 +193,8 @@ class ClickHouseWorld(BoundedWorld):
     def never_was(self, fixed: Json) -> Json:
         return fixed | {"table": "_headrace_never"}
 
-    def held(self) -> int:
-        return self._connections(int(self.services.clickhouse.url.rsplit(":", 1)[1].strip("/")))
+    def open_resources(self) -> set[int]:
+        return self._open_connections(int(self.services.clickhouse.url.rsplit(":", 1)[1].strip("/")))
 
 
 class IcebergWorld(BoundedWorld):
@@ -230,9 +231,9 @@ class IcebergWorld(BoundedWorld):
     def never_was(self, fixed: Json) -> Json:
         return fixed | {"snapshot_id": 12345}
 
-    def held(self) -> int:
+    def open_resources(self) -> set[int]:
         jvm: Any = self.spark._jvm
-        return jvm.org.apache.iceberg.spark.SparkTableCache.get().size()
+        return set(range(jvm.org.apache.iceberg.spark.SparkTableCache.get().size()))
 
 
 class FileWorld(BoundedWorld):
@@ -270,8 +271,8 @@ class FileWorld(BoundedWorld):
     def never_was(self, fixed: Json) -> Json:
         return fixed | {"root": "/nowhere"}
 
-    def held(self) -> int:
-        return sum(len(one.listed) for one in self.opened)
+    def open_resources(self) -> set[int]:
+        return set(range(sum(len(one.listed) for one in self.opened)))
 
 
 class KafkaWorld(SourceWorld):
@@ -331,5 +332,5 @@ class KafkaWorld(SourceWorld):
         ends = {part: offset + 5 for part, offset in fixed["end"]["offsets"].items()}
         return fixed | {"end": fixed["end"] | {"offsets": ends}}
 
-    def held(self) -> int:
-        return self._connections(int(self.services.kafka.brokers.rsplit(":", 1)[1]))
+    def open_resources(self) -> set[int]:
+        return self._open_connections(int(self.services.kafka.brokers.rsplit(":", 1)[1]))

@@ -295,16 +295,17 @@ def test_a_column_that_is_not_there_is_named(world: SourceWorld) -> None:
 
 def test_closing_lets_go(world: SourceWorld) -> None:
     filled(world, 12)
-    before = world.held()
+    before = world.open_resources()
     source = world.open()
     fixed = world.fixed(source)
     frame = world.read(source, fixed, world.pieces(source, fixed))
-    assert world.held() > before
+    opened = world.open_resources() - before
+    assert opened
     assert frame.count() == 12
     source.close()
     del source, frame
     world.opened.clear()
-    until(lambda: world.held() <= before)
+    until(lambda: not world.open_resources() & opened)
 
 
 def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:

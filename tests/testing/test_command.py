@@ -39,7 +39,9 @@ TESTS = """\
 
 
 def start(folder: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE", "STREAMLING", "COLUMNS", "PYTEST"))}
+    """Run a command as on a developer's machine: pytest does not cut long lines where `CI` or `BUILD_NUMBER` is set."""
+    other = ("HEADRACE", "STREAMLING", "COLUMNS", "PYTEST", "CI", "BUILD_NUMBER")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(other)}
     command = [sys.executable, "-m", *args]
     return subprocess.run(command, cwd=folder, env=clean | env, capture_output=True, text=True, timeout=240, check=False)
 
