@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
-_REPAIR = "Use `headrace replay --from` or `adopt`."
+_REPAIR = "Use `headrace replay --from` or `accept-target`."
 
 
 def held_already(record: Record | None, plan: EpochPlan, *, what: str, sink: str) -> Record | None:

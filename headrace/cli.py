@@ -17,7 +17,7 @@ from headrace.pipeline.errors import HeadraceError
 
 app = typer.Typer(
     name="headrace",
-    help="Carries data from history to live, every row exactly once.",
+    help="Replicate data from history to live. Every row arrives exactly once.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -25,10 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[Path, typer.Argument(help="A pipeline file.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change, and change nothing.")]
+File = Annotated[Path, typer.Argument(help="Pipeline file.", show_default=False)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _version(value: bool) -> None:
@@ -40,8 +40,8 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log lines on standard error.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="The version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print log lines to standard error.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     del version
     from headrace import logging_setup
@@ -55,19 +55,19 @@ def _log_format() -> str:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder; made where it is missing.", metavar="DIR", show_default=False)] = Path(),
+    folder: Annotated[Path, typer.Argument(help="Target folder. Created if missing.", metavar="DIR", show_default=False)] = Path(),
     *,
     template: Annotated[
         str | None, typer.Option(help="clickhouse-kafka-postgres, kafka-delta or files-iceberg.", metavar="NAME", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="The pipeline's name, also of its tables and topic.", show_default=False)] = None,
-    key: Annotated[str | None, typer.Option(help="The key column.", metavar="COLUMN", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the pipeline, its tables and its topic.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="Primary key column.", metavar="COLUMN", show_default=False)] = None,
     servers: Annotated[
         str | None, typer.Option(help="local: headrace services up. containers: compose.", metavar="WHERE", show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: defaults for what is not given.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for missing options.")] = False,
 ) -> None:
-    """Write a pipeline that runs at once, its tests and its data."""
+    """Create a ready-to-run pipeline with tests and data."""
     from headrace.commands.init import Servers, TemplateName, Wanted
     from headrace.commands.init import init as work
 
@@ -84,22 +84,25 @@ def run(
     file: File,
     *,
     until: Annotated[
-        Until | None, typer.Option(help="When to end. Not given: forever, or after the history if the file says job_mode.")
+        Until | None,
+        typer.Option(help="When to stop. Default: never, or after history if the pipeline sets `job_mode`.", show_default=False),
     ] = None,
-    job_mode: Annotated[bool, typer.Option("--job-mode", help="End after the history; never read the unbounded source.")] = False,
-    window: Annotated[list[str] | None, typer.Option(help="Only this partition of the history, by its first day. Repeatable.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything as `headrace validate` does, and end.")] = False,
-    check: Annotated[bool, typer.Option("--validate", help="The same, with the answer as JSON.")] = False,
+    job_mode: Annotated[bool, typer.Option("--job-mode", help="Streamling's spelling of `--until history`.")] = False,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DATE", help="Load only this partition of history, named by its first date. Repeatable.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the pipeline as `headrace validate` does, then exit.")] = False,
 ) -> None:
-    """Run a pipeline: history, handoff, stream. Ctrl-C ends it cleanly."""
-    if dry_run or check:
+    """Run a pipeline: history, handoff, stream. Ctrl-C stops it cleanly."""
+    if dry_run:
         from headrace.commands.validate import validate as work
 
-        work([file], as_json=check, quick=False)
+        work([file], as_json=False, quick=False)
         return
     from headrace.commands.run import run_file
 
-    run_file(file, until, job_mode=job_mode, windows=window or [])
+    run_file(file, until, job_mode=job_mode, partitions=partition or [])
 
 
 @app.command()
@@ -107,15 +110,13 @@ def validate(
     files: Annotated[list[Path] | None, typer.Argument(help="Pipeline files.", show_default=False)] = None,
     *,
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Only what the file itself shows: no connection, no Spark.")] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="First rewrite in place: older spellings, Streamling's, a missing `dialect:`.")
-    ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of a pipeline file, for editors.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check only the file: no connection, no Spark.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="First rewrite the file: old and Streamling spellings, missing `dialect:`.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of pipeline files for editors.")] = False,
 ) -> None:
     """Check pipeline files: keys, graph, SQL, schemas. Nothing is read or written."""
     if schema == bool(files) or (schema and fix):
-        msg = "say either FILES or --schema"
+        msg = "use either FILES or --schema"
         raise typer.BadParameter(msg)
     from headrace.commands import validate as work
 
@@ -129,18 +130,20 @@ def validate(
 def explain(
     file: File,
     *,
-    form: Annotated[Format, typer.Option("--format", help="Text, a Mermaid flowchart, or JSON.")] = Format.TEXT,
-    lineage: Annotated[bool, typer.Option("--lineage", help="Where each column of a sink comes from. JSON always has it.")] = False,
-    splits: Annotated[bool, typer.Option("--splits", help="The pieces of history that a run would read; pins nothing.")] = False,
-    spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also the plan that Spark makes of the SQL.")] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Open no connection: what only servers know is unchecked.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    lineage: Annotated[bool, typer.Option("--lineage", help="Show the source of each sink column. JSON always includes it.")] = False,
+    splits: Annotated[
+        bool, typer.Option("--splits", help="Show the splits of history that a run would read. Creates no snapshot.")
+    ] = False,
+    spark_plan: Annotated[bool, typer.Option("--spark-plan", help="Also show Spark's plan of the SQL.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Open no connections; skip checks that need a server.")] = False,
 ) -> None:
-    """Show the pipeline: what a run would do, and what it guarantees."""
+    """Show what a run would do, and its guarantees."""
     if offline and splits:
-        msg = "--splits asks the servers, and --offline says not to"
+        msg = "--splits needs connections; do not combine it with --offline"
         raise typer.BadParameter(msg)
     if form is Format.MERMAID and (lineage or splits or spark_plan):
-        msg = f"--format {form} draws only the graph; --lineage, --splits and --spark-plan are for text and json"
+        msg = f"--format {form} shows only the graph; use --lineage, --splits and --spark-plan with text or json"
         raise typer.BadParameter(msg)
     from headrace.commands.inspect import explain as work
 
@@ -149,17 +152,17 @@ def explain(
 
 @app.command(name="test")
 def run_tests(
-    paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml or folders; this folder if not given.")] = None,
+    paths: Annotated[list[Path] | None, typer.Argument(help="Pipeline files, *.test.yaml files or folders. Default: this folder.")] = None,
     *,
     expression: Annotated[
-        str | None, typer.Option("-k", metavar="EXPRESSION", help="Only tests with such names: `amount and not error`.")
+        str | None, typer.Option("-k", metavar="EXPRESSION", help="Run only matching tests. Example: `amount and not error`.")
     ] = None,
-    update: Annotated[bool, typer.Option("--update", help="Replace the expected rows of failed tests by the actual rows.")] = False,
-    junit: Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Also write a report as JUnit XML.")] = None,
-    fail_fast: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first test that fails.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Replace the expected rows of failed tests with the actual rows.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junitxml", metavar="FILE", help="Also write a JUnit XML report.")] = None,
+    fail_fast: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every row that differs.")] = False,
 ) -> None:
-    """Run the tests of pipelines with pytest, without any server."""
+    """Run pipeline tests with pytest, without servers."""
     from headrace.commands.test import run_tests as work
 
     work(paths or [Path()], expression, update=update, report=junit, verbose=verbose, fail_fast=fail_fast)
@@ -167,17 +170,17 @@ def run_tests(
 
 @app.command()
 def status(
-    file: Annotated[Path | None, typer.Argument(help="A pipeline file; all pipelines if not given.", show_default=False)] = None,
+    file: Annotated[Path | None, typer.Argument(help="Pipeline file. Default: all pipelines.", show_default=False)] = None,
     *,
-    epochs: Annotated[int, typer.Option(min=0, help="How many of the last epochs to show.")] = 5,
+    epochs: Annotated[int, typer.Option(min=0, help="Number of recent epochs to show.")] = 5,
     as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between two looks.")] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="With --watch: seconds between refreshes.")] = 1.0,
 ) -> None:
-    """Show where pipelines stand, by the ledger."""
+    """Show the progress of pipelines, from the ledger."""
     if watch:
         if as_json:
-            msg = "--watch is for people, --json for programs"
+            msg = "--watch cannot be combined with --json"
             raise typer.BadParameter(msg)
         from headrace.commands.watch import watch as again
 
@@ -191,12 +194,12 @@ def status(
 @app.command()
 def tail(
     file: File,
-    node: Annotated[str | None, typer.Argument(help="A source, transform or sink; all of them if not given.", show_default=False)] = None,
+    node: Annotated[str | None, typer.Argument(help="Source, transform or sink. Default: all.", show_default=False)] = None,
     *,
-    rows: Annotated[int | None, typer.Option("-n", "--rows", min=1, help="End after so many rows.", show_default=False)] = None,
+    rows: Annotated[int | None, typer.Option("-n", "--rows", min=1, help="Stop after this many rows.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print rows of a running pipeline as they pass."""
+    """Print rows of a running pipeline."""
     from headrace.commands.tail import tail as work
 
     work(file, node, as_json=as_json, rows=rows)
@@ -206,21 +209,19 @@ def tail(
 def audit(
     file: File,
     *,
-    all_epochs: Annotated[
-        bool, typer.Option("--all-epochs", help="Check every epoch of the ledger again, not only those since the last audit.")
-    ] = False,
-    content: Annotated[bool, typer.Option("--content", help="Also compare the rows of the sinks with those of the sources.")] = False,
+    all_epochs: Annotated[bool, typer.Option("--all-epochs", help="Check all epochs, not only those since the last audit.")] = False,
+    content: Annotated[bool, typer.Option("--content", help="Also compare sink rows with source rows.")] = False,
     rows: Annotated[
-        int | None, typer.Option("--rows", min=1, help="With --content: read at most so many rows for one sink.", show_default=False)
+        int | None, typer.Option("--rows", min=1, help="With --content: read at most this many rows per sink.", show_default=False)
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.1, help="With --content: read more and more rows for about so long per sink.", show_default=False),
+        typer.Option("--seconds", min=0.1, help="With --content: time budget per sink.", show_default=False),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="With --content: read all rows.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --content: compare all rows.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Hold the sinks against the ledger. Exit code 1 if a check fails."""
+    """Compare sinks with the ledger. Exit code 1 if a check fails."""
     if full + (rows is not None) + (seconds is not None) > 1:
         msg = "use only one of --rows, --seconds and --full"
         raise typer.BadParameter(msg)
@@ -234,22 +235,24 @@ def audit(
 def replay(
     file: File,
     *,
-    sink: Annotated[str | None, typer.Option("--sink", help="The sink's name in the file.", show_default=False)] = None,
+    sink: Annotated[str | None, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)] = None,
     from_epoch: Annotated[
-        int | None, typer.Option("--from", min=1, help="The first epoch to write again. Default: the one after what the sink holds.")
+        int | None,
+        typer.Option("--from", min=1, help="First epoch to replay. Default: the epoch after the last one in the sink.", show_default=False),
     ] = None,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Compute staged rows again where they are lost; they may differ from other sinks'.")
+        bool,
+        typer.Option("--recompute", help="Recompute rows whose stored results are missing. They can differ from the rows in other sinks."),
     ] = False,
     skip_open: Annotated[
         bool,
-        typer.Option("--skip-open", help="Close an open epoch that cannot be read any more; sinks that lack it go on without its rows."),
+        typer.Option("--skip-open", help="Close an open epoch that can no longer be read. Sinks without it skip its rows."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --skip-open: print what would change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --skip-open: print the changes without making them.")] = False,
 ) -> None:
-    """Write epochs to one sink again, as they were planned."""
+    """Write past epochs to one sink again."""
     if skip_open == (sink is not None) or (skip_open and (from_epoch or recompute)) or (dry_run and not skip_open):
-        msg = "say either --sink NAME, or --skip-open with --dry-run or alone"
+        msg = "use either --sink NAME, or --skip-open (optionally with --dry-run)"
         raise typer.BadParameter(msg)
     from headrace.commands import repair
 
@@ -263,11 +266,11 @@ def replay(
 def rewind(
     file: File,
     *,
-    to: Annotated[str, typer.Option("--to", metavar="EPOCH|TIME", help="An epoch, or a time in ISO format (UTC).", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="EPOCH|TIME", help="Epoch number, or ISO 8601 timestamp in UTC.", show_default=False)],
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Read the streams again from where an earlier epoch ended."""
+    """Set the streams back to the end of an earlier epoch."""
     from headrace.commands import repair
 
     repair.rewind(file, to, dry_run=dry_run, yes=yes)
@@ -277,14 +280,14 @@ def rewind(
 def reset(
     file: File,
     *,
-    keep: Annotated[bool, typer.Option("--keep-targets", help="Keep the rows of the targets; every sink needs a key.")] = False,
-    empty: Annotated[bool, typer.Option("--empty-targets", help="Remove all rows of the targets first.")] = False,
+    keep: Annotated[bool, typer.Option("--keep-targets", help="Keep existing target rows. Every sink needs a primary key.")] = False,
+    empty: Annotated[bool, typer.Option("--empty-targets", help="Delete all target rows first.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Start a pipeline over: a new snapshot of history, a new handoff."""
+    """Restart a pipeline: new history snapshot, new handoff."""
     if keep and empty:
-        msg = "say either --keep-targets or --empty-targets"
+        msg = "use either --keep-targets or --empty-targets"
         raise typer.BadParameter(msg)
     from headrace.commands import repair
 
@@ -292,31 +295,30 @@ def reset(
 
 
 @app.command()
-def adopt(
+def accept_target(
     file: File,
     *,
-    sink: Annotated[str | None, typer.Option("--sink", help="The sink's name in the file.", show_default=False)] = None,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="The ledger is lost: make it anew from the sinks' records.")] = False,
+    sink: Annotated[str, typer.Option("--sink", help="Name of the sink in the file.", show_default=False)],
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Another pipeline claims the target: end its claim. It can no longer write there.")
+        bool, typer.Option("--take-over", help="End the claim of another pipeline on the target. It can no longer write there.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --take-over: do not ask for confirmation.")] = False,
 ) -> None:
-    """Take a sink's target as it stands, and go on from there."""
-    if rebuild == (sink is not None):
-        msg = "say either --sink NAME or --rebuild"
-        raise typer.BadParameter(msg)
-    if take_over and sink is None:
-        msg = "--take-over needs --sink NAME"
-        raise typer.BadParameter(msg)
+    """Accept the current state of a sink's target."""
     from headrace.commands import repair
 
-    if sink is None:
-        repair.rebuild(file)
-    elif take_over:
+    if take_over:
         repair.take_over(file, sink, ask=not yes)
     else:
-        repair.adopt(file, sink)
+        repair.accept_target(file, sink)
+
+
+@app.command()
+def recover(file: File) -> None:
+    """Rebuild a lost ledger from the sinks' commit records."""
+    from headrace.commands import repair
+
+    repair.recover(file)
 
 
 @app.command(
@@ -324,7 +326,7 @@ def adopt(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def services(ctx: typer.Context) -> None:
-    """Real Postgres, Kafka, ClickHouse: up, down, status."""
+    """Start, stop and list local Postgres, Kafka and ClickHouse."""
     from headrace.services.cli import app as services_app
 
     services_app(args=ctx.args, prog_name="headrace services")
@@ -335,7 +337,7 @@ def services(ctx: typer.Context) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def plugin(ctx: typer.Context) -> None:
-    """Plugins: write one, list those that are installed."""
+    """Create a plugin, list installed plugins."""
     from headrace.commands.plugin import app as plugin_app
 
     plugin_app(args=ctx.args, prog_name="headrace plugin")
@@ -347,7 +349,7 @@ def ui(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.")] = 3000,
 ) -> None:
-    """Open Dagster's pages with the pipelines of this folder."""
+    """Start the Dagster UI with the pipelines of this folder."""
     from headrace.orchestration.ui import serve
     from headrace.pipeline.config.settings import load_settings
 
@@ -356,7 +358,7 @@ def ui(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine has, and what it lacks."""
+    """Check that this machine has the required software."""
     from headrace.services.doctor import doctor as work
 
     work()
@@ -366,18 +368,18 @@ def doctor() -> None:
 def demo(
     *,
     tamper: Annotated[
-        bool, typer.Option("--tamper", help="Delete a row behind the sink's back, see a check find it, and repair it.")
+        bool, typer.Option("--tamper", help="Delete a row from the sink, run the check that finds it, and repair it.")
     ] = False,
-    clean: Annotated[bool, typer.Option("--clean", help="Stop the demo's servers and remove its data.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Stop the demo servers and delete the demo data.")] = False,
 ) -> None:
-    """336,776 real flights from history to live, killed in the middle."""
+    """Replicate 336,776 real flights, with a kill in the middle."""
     from headrace.demo.run import demo as work
 
     raise typer.Exit(work(tamper=tamper, clean=clean))
 
 
 def main() -> None:
-    """The console script. Exit codes: 0 done, or stopped by a signal; 1 an error; 2 wrong usage."""
+    """Run the console script. Exit codes: 0 completed or stopped by a signal; 1 error; 2 wrong usage."""
     try:
         app(prog_name="headrace")
     except HeadraceError as error:
@@ -391,5 +393,5 @@ def main() -> None:
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
         path = logging_setup.report(error, home)
         console.err().print(f"error: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
-        console.err().print(f"  This is a fault of Headrace itself. The whole story is in {path}", markup=False, soft_wrap=True)
+        console.err().print(f"  Internal error. Details were written to {path}. Please report it.", markup=False, soft_wrap=True)
         sys.exit(1)

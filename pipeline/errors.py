@@ -12,7 +12,7 @@ HeadraceError
 │   ├── ServiceError          a local service or a prerequisite (Java, jars) cannot be had
 │   └── LaneError             the lane cannot go on as it stands
 │       ├── LeaseHeldError    another run holds the lane (retriable)
-│       ├── RecordError       a sink's record and the ledger disagree; offers replay and adopt
+│       ├── RecordError       a sink's record and the ledger disagree; offers replay and accept-target
 │       ├── RetentionError    the topic no longer holds, or soon loses, what is needed
 │       └── BlockedError      an epoch failed too often in the same way
 ├── TransientError            an outside system failed in passing (retriable)

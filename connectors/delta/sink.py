@@ -236,7 +236,9 @@ class DeltaTableSink(Sink):
             return
         what = f"the newest record that its log holds is of step {found.txn}" if found else "its log no longer holds the record"
         msg = f"the Delta table `{self._path}` remembers step {txn} of this sink, but {what}"
-        hint = "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace replay --from` or `adopt`."
+        hint = (
+            "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace replay --from` or `accept-target`."
+        )
         raise RecordError(msg, hint=hint, node=self._context.key.sink)
 
     def _mine(self) -> Held:
@@ -244,7 +246,7 @@ class DeltaTableSink(Sink):
         held = self._held()
         if held is None or held.generation < self._generation:
             msg = f"the Delta table `{self._path}` was replaced after it was prepared"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._context.key.sink)
+            raise RecordError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._context.key.sink)
         if held.generation > self._generation:
             raise self._fenced(held)
         return held

@@ -218,7 +218,7 @@ class IcebergTableSink(Sink):
             raise self._fenced(held)
         if held is None or held.generation < self._generation:
             msg = f"the Iceberg table `{self._table.name}` was replaced after it was prepared"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `adopt`.", node=self._name)
+            raise RecordError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._name)
         return held
 
     def _already(self, state: State, plan: EpochPlan) -> Record | None:

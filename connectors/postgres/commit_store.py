@@ -177,7 +177,7 @@ class RecordStore:
             log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
             return record.counts
         msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
-        raise RecordError(msg, node=self.node, hint="Start with `headrace replay --from`, or `adopt` the sink's record.")
+        raise RecordError(msg, node=self.node, hint="Start with `headrace replay --from`, or `accept-target` the sink's record.")
 
     def advance(self, session: Session, held: Held, plan: EpochPlan, generation: int, counts: Counts) -> None:
         """Sets the row from N-1 to N, writes history, and sweeps old history and markers of older epochs."""

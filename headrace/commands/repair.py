@@ -1,4 +1,4 @@
-"""`headrace replay`, `adopt`, `rewind` and `reset`: what a user decides when a pipeline cannot go on by itself."""
+"""`headrace replay`, `accept-target`, `rewind` and `reset`: what a user decides when a pipeline cannot go on by itself."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = F
     out().print(f"{file.name}: epochs {result.first_epoch} to {result.last_epoch} written to {sink} again, {count(counts.rows)} rows")
 
 
-def adopt(path: Path, sink: str) -> None:
-    """Takes a sink's target as it stands for what the ledger says it holds; nothing is written again."""
+def accept_target(path: Path, sink: str) -> None:
+    """Accept the current rows of a sink's target as the ledger's state. Write no rows."""
     file, settings = _load(path)
-    from headrace.jobs.run.repair import adopt as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import accept_target as work  # Spark, which takes a second to import
 
     with Stopper() as stopper:
         stopper.call(lambda: work(file, settings, sink=sink))
-    out().print(f"{file.name}: {sink} adopted as it stands; the next epoch goes on from here")
+    out().print(f"{file.name}: the target of {sink} is accepted; the next epoch continues from here")
 
 
 def take_over(path: Path, sink: str, *, ask: bool) -> None:
-    """Ends the claims of other pipelines to a sink's target, and takes the target as it stands. Asks first where `ask`."""
+    """Ends the claims of other pipelines to a sink's target, and accept the target. Ask for confirmation if `ask`."""
     file, settings = _load(path)
     if ask:
         err().print(
@@ -52,21 +52,21 @@ def take_over(path: Path, sink: str, *, ask: bool) -> None:
             soft_wrap=True,
         )
         typer.confirm("Take it over?", abort=True, err=True)
-    from headrace.jobs.run.repair import adopt as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import accept_target as work  # Spark, which takes a second to import
 
     with Stopper() as stopper:
         stopper.call(lambda: work(file, settings, sink=sink, take_over=True))
-    out().print(f"{file.name}: {sink} is the only claim to its target; the next epoch goes on from here")
+    out().print(f"{file.name}: {sink} is the only claim to its target; the next epoch continues from here")
 
 
-def rebuild(path: Path) -> None:
+def recover(path: Path) -> None:
     """Rebuild a lost ledger from the records that the sinks hold."""
     file, settings = _load(path)
     from headrace.jobs.run.repair import rebuild as work  # Spark, which takes a second to import
 
     with Stopper() as stopper:
         uuid = stopper.call(lambda: work(file, settings))
-    out().print(f"{file.name}: ledger rebuilt from the sinks' records, pipeline {uuid}")
+    out().print(f"{file.name}: ledger rebuilt from the commit records of the sinks, pipeline {uuid}")
 
 
 def rewind(path: Path, to: str, *, dry_run: bool, yes: bool) -> None:
@@ -77,7 +77,7 @@ def rewind(path: Path, to: str, *, dry_run: bool, yes: bool) -> None:
     _decide(interventions.rewind(file, settings, to=to, dry_run=True).changes, dry_run=dry_run, yes=yes)
     if not dry_run:
         interventions.rewind(file, settings, to=to)
-        out().print(f"{file.name}: rewound; `headrace run {path}` goes on from there", soft_wrap=True)
+        out().print(f"{file.name}: rewound; continue with `headrace run {path}`", soft_wrap=True)
 
 
 def skip_open(path: Path, *, dry_run: bool) -> None:
@@ -98,14 +98,14 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
     file, settings = _load(path)
     if not keep and not empty:
         if not sys.stdin.isatty() or yes or dry_run:
-            msg = "a reset needs to know what becomes of the targets"
+            msg = "a reset needs either --keep-targets or --empty-targets"
             raise UserError(msg, hint=f"headrace reset {path} --empty-targets (suggested), or headrace reset {path} --keep-targets")
-        empty = typer.confirm("Remove all rows of the targets first? (With no, they are kept.)", default=True)
+        empty = typer.confirm("Delete all target rows first? (No keeps them.)", default=True)
     _decide(interventions.reset(file, settings, empty=empty, dry_run=True).changes, dry_run=dry_run, yes=yes)
     if not dry_run:
         with Stopper() as stopper:
             stopper.call(lambda: interventions.reset(file, settings, empty=empty))
-        out().print(f"{file.name}: reset; `headrace run {path}` begins with the new snapshot", soft_wrap=True)
+        out().print(f"{file.name}: reset; `headrace run {path}` starts with a new snapshot", soft_wrap=True)
 
 
 def _load(path: Path) -> tuple[PipelineFile, Settings]:
@@ -123,6 +123,6 @@ def _decide(changes: Sequence[str], *, dry_run: bool, yes: bool) -> None:
         out().print("Nothing was changed (--dry-run).")
     elif not yes:
         if not sys.stdin.isatty():
-            msg = "this needs a confirmation, and there is no terminal to ask at"
-            raise UserError(msg, hint="Add --yes to do it, or --dry-run to see what would change.")
-        typer.confirm("Go on?", abort=True)
+            msg = "this command needs confirmation, and no terminal is attached"
+            raise UserError(msg, hint="Add --yes to confirm, or --dry-run to print the changes.")
+        typer.confirm("Continue?", abort=True)

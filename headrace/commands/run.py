@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 _WHY = {"done": "", "signal": "stopped by a signal, ", "lifetime": "its lifetime is over, "}
 
 
-def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequence[str]) -> None:
+def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> None:
     """Runs a pipeline until `until` holds or a signal comes.
 
     A run that fails because it was stopped (its JVM may have been sent the same signal) has given up an epoch, which is safe, and
     is no error. Raises HeadraceError for what the run raises, and typer.BadParameter for options that do not go together.
     """
     file = load_pipeline(path)
-    chosen = _until(file, until, job_mode=job_mode, windows=windows)
+    chosen = _until(file, until, job_mode=job_mode, partitions=partitions)
     settings = load_settings()
     for warning in file.warnings:
         show_warning(warning)
@@ -40,7 +40,7 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
         try:
             result = stopper.call(
-                lambda: run(file, settings, until=chosen, windows=windows or None, listener=listener, stop=stopper.event, door="cli")
+                lambda: run(file, settings, until=chosen, windows=partitions or None, listener=listener, stop=stopper.event, door="cli")
             )
         except Exception as error:
             if not stopper.event.is_set():
@@ -51,28 +51,28 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, windows: Sequen
     show_result(result)
 
 
-def _until(file: PipelineFile, until: Until | None, *, job_mode: bool, windows: Sequence[str]) -> Until:
+def _until(file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> Until:
     if job_mode and until not in (None, Until.HISTORY):
-        msg = f"--job-mode stops after the history, --until {until} does not"
+        msg = f"--job-mode stops after history; --until {until} does not"
         raise typer.BadParameter(msg)
-    if windows and until not in (None, Until.HISTORY):
-        msg = f"--window runs history alone, --until {until} does not"
+    if partitions and until not in (None, Until.HISTORY):
+        msg = f"--partition loads only history; --until {until} does not"
         raise typer.BadParameter(msg)
-    if windows:
-        _known_windows(file, windows)
-    if job_mode or windows or (until is None and file.model.job_mode):
+    if partitions:
+        _check_partitions(file, partitions)
+    if job_mode or partitions or (until is None and file.model.job_mode):
         return Until.HISTORY
     return until or Until.FOREVER
 
 
-def _known_windows(file: PipelineFile, windows: Sequence[str]) -> None:
+def _check_partitions(file: PipelineFile, partitions: Sequence[str]) -> None:
     if file.model.partitions is None:
-        msg = "the pipeline has no `partitions`, so there are no windows to choose from"
-        raise UserError(msg, hint="Leave --window out, or add `partitions` to the file.", place=file.place())
+        msg = "the pipeline has no `partitions` to choose from"
+        raise UserError(msg, hint="Remove --partition, or add `partitions` to the file.", place=file.place())
     known = window_keys(file.model.partitions)
-    if unknown := [window for window in windows if window not in known]:
-        msg = f"no window of the history: {', '.join(unknown)}"
-        hint = f"There are {known[0]} to {known[-1]}, one per {file.model.partitions.every}."
+    if unknown := [name for name in partitions if name not in known]:
+        msg = f"unknown partition: {', '.join(unknown)}"
+        hint = f"Partitions: {known[0]} to {known[-1]}, one per {file.model.partitions.every}."
         raise UserError(msg, hint=hint, place=file.place("partitions"))
 
 

@@ -128,7 +128,7 @@ def _look(reports: Iterable[_Report]) -> None:
 def _fault(error: Exception, settings: Settings) -> InternalError:
     path = logging_setup.report(error, settings.home)
     said = f"{type(error).__name__}: {error}".splitlines()[0]
-    return InternalError(said, hint=f"This is a fault of Headrace itself. The whole story is in {path}")
+    return InternalError(said, hint=f"Internal error. Details were written to {path}. Please report it.")
 
 
 def _look_at_schedule(report: _Report, file: PipelineFile) -> None:

@@ -242,7 +242,9 @@ class LaneRun:
         Raises LaneError when stopped in between. Before anything is written, raises RecordError where staged rows of one of them are
         gone, RetentionError where the topic no longer has its messages.
         """
-        right = f"If the target is right as it is: headrace adopt {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
+        right = (
+            f"If the target is right as it is: headrace accept-target {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
+        )
         retained = Retained(self.assembly.sources, "the replay", right)
 
         def check(pending: Pending) -> None:

@@ -50,15 +50,15 @@ def replay(
         return lane_run.result(caught_up=False)
 
 
-def adopt(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
+def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
     """Takes what a sink's target holds now as right for the last committed epoch; its rows become the new baseline.
 
     `take_over` first ends the claims of other pipelines to the target, which are fenced. Raises RecordError without it where one claims it.
     """
     _known(file, sink)
-    with _lane(file, settings, sink, "adopt", None, None, spark, take_over=take_over) as lane_run:
+    with _lane(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as lane_run:
         if not take_over or lane_run.lane.disagrees(sink):
-            lane_run.lane.adopt(sink)
+            lane_run.lane.accept_target(sink)
 
 
 def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | None = None) -> str:

@@ -29,7 +29,7 @@ from headrace.pipeline.validation.warnings import warnings_of
 from headrace.pipeline.yaml.interpolation import keep_late
 from headrace.pipeline.yaml.reader import PARTS, Tree, nearest, read_tree, unwrap
 
-_COMMAND = re.compile(r"(headrace (?:run|replay|adopt|rewind|reset|audit)) FILE\b")
+_COMMAND = re.compile(r"(headrace (?:run|replay|accept-target|recover|rewind|reset|audit)) FILE\b")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def claimed(owner: Owner, claim: Claim, target: str, file: str) -> RecordError:
     msg = f"{target} is the target of another pipeline: sink '{key.sink}' of '{key.name}' ({key.pipeline}{at})"
     shares = "both sinks" if not owner.share else f"that sink too, and run '{key.name}' once"
     hint = (
-        f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace adopt {file} --sink {sink} --take-over` ends its"
+        f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace accept-target {file} --sink {sink} --take-over` ends its"
         f" claim; its rows stay. If both pipelines shall write the target, set `share: true` on {shares}."
     )
     return RecordError(msg, hint=hint, node=sink)

@@ -30,7 +30,8 @@ VERBS = (
     "replay",
     "rewind",
     "reset",
-    "adopt",
+    "accept-target",
+    "recover",
     "services",
     "plugin",
     "ui",
@@ -68,7 +69,7 @@ def good(tmp_path: Path) -> Path:
 def test_help_names_every_verb_and_fits_eighty_columns(tmp_path: Path) -> None:
     found = headrace("--help", cwd=tmp_path)
     assert found.returncode == 0
-    assert re.findall(r"^  ([a-z]+)  ", found.stdout, re.MULTILINE) == list(VERBS)
+    assert re.findall(r"^  ([a-z-]+)  ", found.stdout, re.MULTILINE) == list(VERBS)
     assert "..." not in found.stdout.split("Commands:")[1]
     assert max(len(line) for line in found.stdout.splitlines()) <= 80
 
@@ -99,7 +100,8 @@ def test_version(tmp_path: Path) -> None:
         ("run", "x.yaml", "--until", "tomorrow"),
         ("replay", "x.yaml", "--sink", "s", "--from", "0"),
         ("audit", "--nope"),
-        ("adopt", "x.yaml"),
+        ("accept-target", "x.yaml"),
+        ("recover",),
         ("validate",),
         ("validate", "x.yaml", "--schema"),
         ("validate", "--fix", "--schema"),
@@ -111,19 +113,19 @@ def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], tmp_path: Path) -> No
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.parametrize("args", [("--job-mode", "--until", "forever"), ("--window", "2013-01-01", "--until", "caught-up")])
+@pytest.mark.parametrize("args", [("--job-mode", "--until", "forever"), ("--partition", "2013-01-01", "--until", "caught-up")])
 def test_options_that_contradict_each_other_are_wrong_usage(args: tuple[str, ...], good: Path) -> None:
     assert headrace("run", str(good), *args, cwd=good.parent).returncode == 2
 
 
 def test_windows_are_checked_against_the_file(good: Path) -> None:
-    found = headrace("run", str(good), "--window", "2013-01-01", cwd=good.parent)
+    found = headrace("run", str(good), "--partition", "2013-01-01", cwd=good.parent)
     assert found.returncode == 1
     assert "has no `partitions`" in found.stderr
     good.write_text(f"{GOOD}partitions: {{column: at, start: 2013-01, end: 2013-04}}\n")
-    found = headrace("run", str(good), "--window", "2013-05-01", cwd=good.parent)
+    found = headrace("run", str(good), "--partition", "2013-05-01", cwd=good.parent)
     assert found.returncode == 1
-    assert "no window of the history: 2013-05-01" in found.stderr
+    assert "unknown partition: 2013-05-01" in found.stderr
     assert "2013-01-01 to 2013-03-01" in found.stderr
 
 
@@ -142,13 +144,12 @@ def test_validate_as_json(good: Path) -> None:
     assert found.returncode == 0
     assert json.loads(found.stdout) == {"success": True, "is_valid": True, "errors": [], "warnings": [], "problems": [], "unchecked": []}
     good.write_text(BAD)
-    for command in (("validate", str(good), "--json"), ("run", str(good), "--validate")):
-        found = headrace(*command, cwd=good.parent)
-        assert (found.returncode, found.stderr) == (1, "")
-        answer = json.loads(found.stdout)
-        assert (answer["success"], answer["is_valid"], len(answer["errors"])) == (True, False, 3)
-        assert all(error.startswith(f"{good}:") for error in answer["errors"])
-        assert {problem["line"] for problem in answer["problems"]} == {5, 7, 10}
+    found = headrace("validate", str(good), "--json", cwd=good.parent)
+    assert (found.returncode, found.stderr) == (1, "")
+    answer = json.loads(found.stdout)
+    assert (answer["success"], answer["is_valid"], len(answer["errors"])) == (True, False, 3)
+    assert all(error.startswith(f"{good}:") for error in answer["errors"])
+    assert {problem["line"] for problem in answer["problems"]} == {5, 7, 10}
 
 
 def test_a_dry_run_says_what_it_could_not_reach_and_leaves_nothing_behind(good: Path) -> None:
@@ -157,7 +158,7 @@ def test_a_dry_run_says_what_it_could_not_reach_and_leaves_nothing_behind(good: 
     assert found.returncode == 0
     assert "good" in found.stdout
     assert "unchecked: node 'src': ClickHouse cannot be reached" in found.stderr
-    answer = json.loads(headrace("run", str(good), "--validate", cwd=good.parent, **away).stdout)
+    answer = json.loads(headrace("validate", str(good), "--json", cwd=good.parent, **away).stdout)
     assert [entry["node"] for entry in answer["unchecked"]] == ["src"]
     assert list(good.parent.iterdir()) == [good]
 
@@ -213,7 +214,7 @@ def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:
 
 
 def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> None:
-    found = headrace("adopt", str(good), "--sink", "in", cwd=good.parent)
+    found = headrace("accept-target", str(good), "--sink", "in", cwd=good.parent)
     assert found.returncode == 1
     assert f"{good}:8:1: `in` is no sink of this pipeline" in found.stderr
     assert "Sinks: out." in found.stderr

@@ -10,7 +10,7 @@ from lane_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run.events import Until
-from headrace.jobs.run.repair import adopt, rebuild, replay
+from headrace.jobs.run.repair import accept_target, rebuild, replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import LeaseHeldError, RecordError
@@ -47,7 +47,7 @@ def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, 
     shutil.rmtree(world.ledger.parent)
     with pytest.raises(RecordError, match="another pipeline named") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    assert "--rebuild" in str(refused.value)
+    assert "headrace recover" in str(refused.value)
     rebuild(file, settings, spark=spark)
     world.produce(list(world.changes(__import__("random").Random(9), 50)))
     to_the_end(world, settings, spark)
@@ -69,7 +69,7 @@ def test_a_restored_table_is_refused_then_replayed(world: World, settings: Setti
     with pytest.raises(RecordError, match="holds epoch 6") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "replay" in str(refused.value)
-    assert "adopt" in str(refused.value)
+    assert "accept-target" in str(refused.value)
     replay(file, settings, sink="pg", spark=spark)
     to_the_end(world, settings, spark)
     world.check(spark)
@@ -82,7 +82,7 @@ def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: Sp
         connection.execute("DELETE FROM headrace.records")
     with pytest.raises(RecordError, match="no record"):
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    adopt(file, settings, sink="pg", spark=spark)
+    accept_target(file, settings, sink="pg", spark=spark)
     to_the_end(world, settings, spark)
     world.check(spark)
 

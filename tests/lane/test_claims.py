@@ -48,10 +48,10 @@ def test_a_renamed_pipeline_does_not_write_its_rows_twice(world: World, spark: S
     two = written(world, "two")
     with pytest.raises(RecordError, match=r"target of another pipeline: sink 'pg' of 'one' \(.*, epoch 1\)") as refused:
         run(two, settings, until=Until.HISTORY, spark=spark)
-    assert f"headrace adopt {two.path} --sink pg --take-over" in (refused.value.hint or "")
+    assert f"headrace accept-target {two.path} --sink pg --take-over" in (refused.value.hint or "")
     assert rows_of(world, spark) == (500, 500)
     with pytest.raises(RecordError, match="target of another pipeline"):
-        repair.adopt(two, settings, sink="pg", take_over=True, spark=spark)  # the Delta table is still that of `one`
+        repair.accept_target(two, settings, sink="pg", take_over=True, spark=spark)  # the Delta table is still that of `one`
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
     assert {one.passed for one in audit(written(world, "one"), settings, spark=spark) if one.name != "handoff_gapless"} == {True}
 
@@ -61,12 +61,12 @@ def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSess
     settings = world.settings()
     one, two = (written(world, name, lake=False) for name in ("one", "two"))
     run(one, settings, until=Until.HISTORY, spark=spark)
-    repair.adopt(two, settings, sink="pg", take_over=True, spark=spark)
+    repair.accept_target(two, settings, sink="pg", take_over=True, spark=spark)
     run(two, settings, until=Until.HISTORY, spark=spark)
     with psycopg.connect(world.conninfo) as connection:
         assert connection.execute("SELECT count(*) FROM target").fetchall() == [(4,)]
     with pytest.raises(RecordError, match="sink 'pg' of 'two'"):
         run(one, settings, until=Until.HISTORY, spark=spark)
-    repair.adopt(one, settings, sink="pg", take_over=True, spark=spark)
+    repair.accept_target(one, settings, sink="pg", take_over=True, spark=spark)
     run(one, settings, until=Until.HISTORY, spark=spark)
     assert {found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_gapless"} == {True}

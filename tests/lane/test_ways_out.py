@@ -18,7 +18,7 @@ from headrace.jobs.checks.audit import audit
 from headrace.jobs.run import interventions
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.pipeline_run import LaneRun
-from headrace.jobs.run.repair import adopt, replay
+from headrace.jobs.run.repair import accept_target, replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import StateBackend
 from headrace.pipeline.errors import DataError, HeadraceError, LaneError, RecordError, RetentionError, TargetError
@@ -205,7 +205,7 @@ def test_rows_that_cannot_be_read_again_are_refused_before_anything_changes(worl
 
 
 def test_a_lost_ledger_and_a_sink_without_a_key(world: World, topic: str, shared_spark: SparkSession) -> None:
-    """`adopt` at epoch 0 would let the run write all rows a second time."""
+    """`accept-target` at epoch 0 would let the run write all rows a second time."""
     settings, spark = world.settings(), shared_spark
     path = Path(world.folder) / f"{topic}.yaml"
     path.write_text(PIPELINE.format(name=topic, topic=topic, more="").replace("primary_key: id, ", ""))
@@ -215,10 +215,10 @@ def test_a_lost_ledger_and_a_sink_without_a_key(world: World, topic: str, shared
     other = settings.model_copy(update={"state_backend": lost(world, topic)})
     with pytest.raises(RecordError, match="another pipeline named") as refused:
         run(file, other, until=Until.CAUGHT_UP, spark=spark)
-    assert f"headrace adopt {path} --rebuild" in refused.value.hint
+    assert f"headrace recover {path}" in refused.value.hint
     assert f"headrace reset {path} --empty-targets" in refused.value.hint
     with pytest.raises(RecordError, match="a second time, and it has no key"):
-        adopt(file, other, sink="pg", spark=spark)
+        accept_target(file, other, sink="pg", spark=spark)
     interventions.reset(file, other, empty=True)
     run(file, other, until=Until.CAUGHT_UP, spark=spark)
     assert rows(world, f"{topic}_one") == [(1, 1), (2, 1)]

@@ -224,7 +224,7 @@ def test_a_plugin_that_fails_is_named(plugin_id: str, says: str, spark: SparkSes
         assert "bad-plugins 1.0, bad_plugins:" in told
     if node:
         assert told.startswith(f"f.yaml:{line}:3: node '{node}': ")
-    for word in ("Traceback", "Py4J", "org.apache", "fault of Headrace"):
+    for word in ("Traceback", "Py4J", "org.apache", "Internal error"):
         assert word not in told
     if "failed in `" in says:
         assert "bad_plugins.py, line " in told

@@ -138,7 +138,7 @@ class World:
 
         self._operate(process, work, interrupt)
 
-    def repair(self, name: str, *, adopt: bool, interrupt: Interrupt | None = None) -> bool:
+    def repair(self, name: str, *, accept: bool, interrupt: Interrupt | None = None) -> bool:
         """The user mends a broken sink with the file as it is; whether that worked."""
         process = self.open(self.file, repair=frozenset(self.broken))
         # An epoch of an earlier file may be open; the sink comes into view once that is finished.
@@ -156,11 +156,11 @@ class World:
         def work() -> None:
             if name not in lane.sinks or name not in self.broken:
                 return
-            if adopt and first is None:
+            if accept and first is None:
                 self.adopting.add(name)
                 if not self._half_adopted(name):
                     self.before_adoption.pop(name, None)
-                lane.adopt(name)
+                lane.accept_target(name)
                 self.before_adoption.pop(name, None)
             else:
                 self.adopting.discard(name)
@@ -186,7 +186,7 @@ class World:
                 lane.replay(name, self._writer(lane), first=self.tampered.get(name))
             except RecordError:
                 self.adopting.add(name)
-                lane.adopt(name)
+                lane.accept_target(name)
             if self.harms == harms:
                 self._mended(name)
 
@@ -413,9 +413,9 @@ class World:
         # Twice: a sink may come into view only when another is mended and an earlier file's epoch is finished.
         for name in sorted(self.broken) * 2:
             if name in self.broken and name in self._members() | set(self.file["sinks"]):
-                mended = self.repair(name, adopt=False)
+                mended = self.repair(name, accept=False)
                 if not mended:
-                    self.repair(name, adopt=True)
+                    self.repair(name, accept=True)
         for _ in range(2):
             process, before = self.open(self.file), self.state().committed
             assert process.lane is not None, f"the lane cannot be opened: {self.log[-1:]}, broken: {self.broken}"

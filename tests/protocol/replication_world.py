@@ -127,7 +127,7 @@ class ModelSink:
     def refuse_rivals(self) -> None:
         if rivals := [key.name for key in self._state if key.pipeline != self.key.pipeline]:
             msg = f"the target belongs to pipeline {rivals[0]}"
-            raise RecordError(msg, hint="headrace adopt --take-over", node=self.key.sink)
+            raise RecordError(msg, hint="headrace accept-target --take-over", node=self.key.sink)
 
     def release_rivals(self) -> list[Any]:
         return []

@@ -15,7 +15,7 @@ from headrace.pipeline.protocol.coordinator import Lane
 from headrace.pipeline.protocol.epochs import Phase
 from headrace.pipeline.protocol.ledger.interventions import skipped_epochs, skipped_ranges
 
-COMMAND = re.compile(r"`headrace (replay|adopt|reset|run) FILE")
+COMMAND = re.compile(r"`headrace (replay|accept-target|recover|reset|run) FILE")
 FILE = FILES[2]  # log appends, keyed has a key; both fence
 
 
@@ -178,7 +178,7 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(world,
     lane.close()
     with pytest.raises(RecordError, match="before the last reset") as refused:
         opened(world)
-    printed = re.search(r"`headrace (replay|adopt) FILE --sink (\w+)(?: --from (\d+))?`", refused.value.hint)
+    printed = re.search(r"`headrace (replay|accept-target) FILE --sink (\w+)(?: --from (\d+))?`", refused.value.hint)
     assert printed
     assert printed[2] == name
     lane = opened(world, repair=frozenset({name}))
@@ -193,7 +193,7 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(world,
     if printed[1] == "replay":
         lane.replay(name, world._writer(lane), first=int(printed[3]))
     else:
-        lane.adopt(name)
+        lane.accept_target(name)
     run(world, lane)
     assert offsets(world, "log") == offsets(world, "keyed") == list(range(2 * epochs + 2))
 

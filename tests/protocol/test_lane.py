@@ -69,7 +69,7 @@ def test_a_missing_record_offers_replay_and_adopt(world):
     assert "holds no record" in error.message
     assert "epoch 3" in error.message
     assert "headrace replay FILE --from 1 --sink pg" in error.hint
-    assert "headrace adopt FILE --sink pg" in error.hint
+    assert "headrace accept-target FILE --sink pg" in error.hint
 
 
 def test_an_older_sink_offers_to_go_on_from_what_it_holds(world):
@@ -127,7 +127,7 @@ def test_a_sink_that_was_out_of_the_file_for_some_epochs_is_refused_until_it_has
     error = refused(world, LOG)
     assert "was not in the file during epochs 3 to 4: it holds epoch 2" in error.message
     assert f"headrace replay FILE --sink {name} --from 3" in error.hint
-    assert f"headrace adopt FILE --sink {name}" in error.hint
+    assert f"headrace accept-target FILE --sink {name}" in error.hint
     lane = world._opened(Probe(), LOG, frozenset([name]))
     assert lane.replay(name, world._writer(lane)) == range(3, 5)
     run(world, lane)
@@ -139,7 +139,7 @@ def test_a_sink_that_was_out_of_the_file_can_be_adopted(world):
     returned(world, "log")
     lane = world._opened(Probe(), LOG, frozenset(["log"]))
     world.adopting.add("log")
-    lane.adopt("log")
+    lane.accept_target("log")
     run(world, lane)
     assert [offset for offset, _ in world.targets["log"].rows] == [0, 1, 2, 3, 8, 9]
 
@@ -191,7 +191,7 @@ def test_a_new_ledger_is_refused_by_the_sinks_of_a_lost_one(world):
     world._use(MemoryStore(world.clock))
     error = refused(world)
     assert "another pipeline named 'orders'" in error.message
-    assert "--rebuild" in error.message
+    assert "headrace recover" in error.message
     assert world.state().sinks == {}, "nobody joined before all were asked"
 
 
@@ -343,7 +343,7 @@ def test_what_cannot_be_replayed_or_adopted_is_refused(world):
         (lambda: lane.replay("nobody", write), "no such sink"),
         (lambda: lane.replay("pg", write, first=0), "are to be replayed, and the ledger has epochs 1 to 3"),
         (lambda: lane.replay("pg", write, first=9), "on are to be replayed, and the last one is 3"),
-        (lambda: lane.adopt("pg"), "nothing to adopt"),
+        (lambda: lane.accept_target("pg"), "nothing to accept"),
     ):
         with pytest.raises(LaneError, match=says):
             act()
@@ -356,7 +356,7 @@ def test_a_lane_under_repair_does_nothing_else(world):
     for act in (lambda: lane.plan({"src": 9}, Phase.LIVE), lane.pending, lambda: lane.execute(world._writer(lane))):
         with pytest.raises(LaneError, match="'pg' must be replayed or adopted first"):
             act()
-    lane.adopt("pg")
+    lane.accept_target("pg")
     world._mended("pg")
     run(world, lane)
     assert any(event["data"].get("why") == "missing" for event in world.ledger.events("orders"))
@@ -370,7 +370,7 @@ def test_a_sink_that_holds_more_than_the_ledger_is_not_adopted(world):
     world.broken.add("delta")
     lane = opened(world, repair=frozenset({"delta"}))
     with pytest.raises(RecordError, match="holds epoch 9"):
-        lane.adopt("delta")
+        lane.accept_target("delta")
 
 
 def test_opening_waits_for_late_commits_only_where_a_sink_does_not_fence(world):

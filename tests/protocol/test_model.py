@@ -93,10 +93,10 @@ class Machine(RuleBasedStateMachine):
         getattr(self.world, how)(name)
 
     @precondition(lambda self: self.world.broken and not self.world.processes)
-    @rule(data=st.data(), adopt=st.booleans(), interrupt=within(12))
-    def repair(self, data, adopt, interrupt):
+    @rule(data=st.data(), accept=st.booleans(), interrupt=within(12))
+    def repair(self, data, accept, interrupt):
         name = data.draw(st.sampled_from(sorted(self.world.broken)))
-        self.world.repair(name, adopt=adopt, interrupt=interrupt)
+        self.world.repair(name, accept=accept, interrupt=interrupt)
 
     @precondition(lambda self: self.world.can_lose_ledger())
     @rule()

@@ -273,7 +273,7 @@ def move(machine: Machine, dice: random.Random) -> None:
         machine.harm(dice.choice(machine.world.file["sinks"]), "snapshot")
     luck = dice.random()
     if broken and not machine.world.processes and luck < 0.4:
-        machine.world.repair(dice.choice(broken), adopt=dice.random() < 0.3, interrupt=accident(dice, 12))
+        machine.world.repair(dice.choice(broken), accept=dice.random() < 0.3, interrupt=accident(dice, 12))
     elif machine.parked() and luck < 0.3:
         machine.resume(dice.randrange(3), accident(dice, 20) if luck < 0.1 else None)
     elif machine.world.can_lose_ledger() and luck < 0.1:

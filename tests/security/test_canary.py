@@ -177,7 +177,7 @@ def failing(scene: Scene) -> None:
             "password authentication failed",
         ),
         "postgres, wrong host": ({"HEADRACE__POSTGRES_SINK__PORT": "1"}, ""),
-        "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "fault of Headrace"),
+        "spark, wrong master": ({"HEADRACE__SPARK__MASTER": "nonsense"}, "Internal error"),
         "settings, wrong map": ({"HEADRACE__POSTGRES_SINK": wrong}, "must be JSON"),
         "settings, wrong port": ({"HEADRACE__POSTGRES_SINK": f'{{"password": "{wrong}", "port": "x"}}'}, "must be a whole number"),
     }

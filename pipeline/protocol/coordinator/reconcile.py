@@ -92,7 +92,7 @@ def judge_newcomer(
     """
     if foreign is not None:
         message = f"the target holds a record of another pipeline named '{state.name}' ({foreign.key.pipeline}, epoch {foreign.epoch})"
-        lost = f"If its ledger was lost, `headrace adopt {file} --rebuild` rebuilds it from the records."
+        lost = f"If its ledger was lost, `headrace recover {file}` rebuilds it from the records."
         over = f"`headrace reset {file} --empty-targets` starts over with an empty target."
         hint = f"{lost} {_adopt(file, sink) if state.committed else over}"
         return Finding(sink, Verdict.FOREIGN, foreign, message, hint)
@@ -137,7 +137,11 @@ def _restart(state: LaneState, file: str, sink: str) -> str:
     first = state.restarted.first
     if state.kept_from > first:
         return f"Epochs before {state.kept_from} are rolled up (setting `ledger.keep_epochs`). {_adopt(file, sink)} Else {reset_hint(file)}"
-    again = f"headrace replay {file} --sink {sink} --from {first}" if first <= state.committed else f"headrace adopt {file} --sink {sink}"
+    again = (
+        f"headrace replay {file} --sink {sink} --from {first}"
+        if first <= state.committed
+        else f"headrace accept-target {file} --sink {sink}"
+    )
     return f"Remove all rows of the target, then `{again}`: epochs before {first} are from before the reset."
 
 
@@ -152,7 +156,7 @@ def _mend(state: LaneState, file: str, sink: str, first: int) -> str:
 
 def _adopt(file: str, sink: str, *, begin: bool = True) -> str:
     head = "If" if begin else "if"
-    return f"{head} the target is right as it is, `headrace adopt {file} --sink {sink}` takes it as the baseline."
+    return f"{head} the target is right as it is, `headrace accept-target {file} --sink {sink}` takes it as the baseline."
 
 
 def reset_hint(file: str) -> str:
@@ -163,5 +167,5 @@ def reset_hint(file: str) -> str:
 def _older_ledger(file: str) -> str:
     return (
         "The ledger is older than the sinks (restored from a backup?). Restore the newest one; or move it away and"
-        f" rebuild it from the sinks' records with `headrace adopt {file} --rebuild`."
+        f" rebuild it from the sinks' records with `headrace recover {file}`."
     )

@@ -17,7 +17,7 @@ from headrace.pipeline.protocol.ledger.model import Restart
 
 
 class Repairs(Exits):
-    """Replay and adopt. A lane whose sinks disagree opens only with their names in `repair`."""
+    """Replay and accept-target. A lane whose sinks disagree opens only with their names in `repair`."""
 
     def replay(
         self,
@@ -78,7 +78,7 @@ class Repairs(Exits):
         """Whether the sink's record does not agree with the ledger."""
         return any(one.sink == sink for one in self._problems())
 
-    def adopt(self, sink: str) -> None:
+    def accept_target(self, sink: str) -> None:
         """Takes what a sink's target holds as right for the last committed epoch: it joins anew, with today's rows as baseline.
 
         Only for a sink whose record disagrees, and never for one that holds more than the ledger: then the ledger is old.
@@ -86,7 +86,7 @@ class Repairs(Exits):
         self.check()
         finding = self._findings.get(sink)
         if finding is None or finding not in self._problems():
-            msg = "its record agrees with the ledger, there is nothing to adopt"
+            msg = "its record agrees with the ledger, there is nothing to accept"
             raise LaneError(msg, node=sink)
         if finding.verdict is Verdict.NEWER:
             raise RecordError(finding.message, hint=finding.hint, node=sink)
@@ -170,7 +170,7 @@ class Repairs(Exits):
             have = f"epochs {kept} to {last}" if kept <= last else "none"
             rolled = f"; epochs before {kept} are rolled up (setting `ledger.keep_epochs`)" if 1 < kept <= last and start < kept else ""
             msg = f"epochs {start} to {last} are to be replayed, and the ledger has {have}{rolled}"
-            right = f"If the target is right as it is, `headrace adopt {self._file} --sink {sink}` takes it as the baseline."
+            right = f"If the target is right as it is, `headrace accept-target {self._file} --sink {sink}` takes it as the baseline."
             raise RecordError(msg, hint=f"{right} Else {reset_hint(self._file)}" if start >= 1 else "", node=sink)
         return rows
 

@@ -103,7 +103,7 @@ class OpenLane:
 
         `initial` is where a new lane starts, asked only then. `commit_timeout` bounds, in seconds, how long an atomic act of
         a sink that does not fence may still land after its process was stopped. `repair` names sinks whose record may
-        disagree, for `replay` and `adopt`; `take_over` names sinks whose target other pipelines lose. `vouched`: the user says that no
+        disagree, for `replay` and `accept-target`; `take_over` names sinks whose target other pipelines lose. `vouched`: the user says that no
         earlier process of this lane is alive.
         `check_file` is called before any sink is touched, and again when an open epoch of an earlier file has ended.
         Raises LeaseHeldError, RecordError, FencedError, and what the sinks' `prepare` raises.
