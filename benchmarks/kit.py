@@ -47,7 +47,7 @@ sources:
   src: {{type: kafka, topic: {topic}, primary_key: id, schema: {{id: int64, name: string, amount: float64}}}}
 sinks:
   out: {{type: postgres, from: src, table: {target}}}
-epoch: {{interval: 0s, rows: {rows}}}
+epoch: {{interval: 0s, stream_rows: {rows}}}
 """
 
 

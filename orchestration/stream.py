@@ -25,8 +25,8 @@ class StreamConfig(dg.Config):
     """What one launch of the stream may differ in from its file."""
 
     until: str = Field(default="", description="`caught-up` or `forever`; by the file's `stream.mode` if not given.")
-    lifetime_seconds: float = Field(
-        default=0.0, description="After how long the run ends at an epoch's border; the file's `stream.lifetime` if not given."
+    max_run_seconds: float = Field(
+        default=0.0, description="After how long the run ends at an epoch's border; the file's `stream.max_run_time` if not given."
     )
 
 
@@ -71,8 +71,8 @@ def _how_long(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timedelt
         msg = f"until: `{wished}` is not known; allowed: {Until.CAUGHT_UP}, {Until.FOREVER}"
         raise dg.Failure(description=msg, allow_retries=False)
     until = Until(wished)
-    lifetime = timedelta(seconds=config.lifetime_seconds) if config.lifetime_seconds else options.lifetime
-    return until, lifetime if until is Until.FOREVER or config.lifetime_seconds else None
+    lifetime = timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
+    return until, lifetime if until is Until.FOREVER or config.max_run_seconds else None
 
 
 class StreamReporter:

@@ -134,7 +134,7 @@ class KafkaStream(UnboundedSource):
                     f"the fence lies {back // 1000} s back, topic `{self._node.topic}` keeps rows for {kept // 1000} s and has lost some"
                     f" of partitions {', '.join(lost)}"
                 )
-                hint = "Lengthen retention.ms; or lower history_lag if history lags its topic by less; or use an offset_table."
+                hint = "Lengthen retention.ms; or lower handoff_lag if history lags its topic by less; or use an offset_table."
                 raise RetentionError(msg, hint=hint, node=self._name)
         return self._no_later(found, back) if by_broker else found
 

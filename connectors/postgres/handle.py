@@ -154,7 +154,7 @@ class Handle:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
         rows = flat(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
-        if (table := frame.few(rows, self._node.driver_rows)) is not None:
+        if (table := frame.few(rows, self._node.max_driver_rows)) is not None:
             return write_table(self._loader, self._store, load, plan, table)
         return write_staged(self._control, self._address, self._store, load, plan, rows)
 

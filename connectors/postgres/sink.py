@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class PostgresSink(DirectSink):
     """One table. Delivery is exactly once: rows and record of an epoch share one transaction.
 
-    Epochs of up to `driver_rows` go out by one connection of the driver; larger ones are staged by tasks and merged by the
+    Epochs of up to `max_driver_rows` go out by one connection of the driver; larger ones are staged by tasks and merged by the
     driver. During a backfill tasks may load splits by themselves, each in a transaction with its marker: then readers see
     an epoch split by split.
     """

@@ -82,11 +82,11 @@ def handoff(node: Any) -> str:
         return f"exact: the stream starts behind the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
     if table is not None:
         return f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks take twice without harm"
-    lag = f"the stream starts {spell_duration(node.history_lag) if node.history_lag else '1h'} back, or at the topic's first message"
+    lag = f"the stream starts {spell_duration(node.handoff_lag) if node.handoff_lag else '1h'} back, or at the topic's first message"
     lag += " where producers set the time of messages (CreateTime)"
     if node.cursor is not None:
-        settled = spell_duration(node.cursor.settle)
-        return f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows settle within {settled}"
+        settled = spell_duration(node.cursor.allowed_lateness)
+        return f"{lag}; inside the overlap `{node.cursor.column}` tells history from stream, rows arrive within {settled}"
     return f"{lag}; rows of the overlap arrive twice, which keyed sinks take without harm"
 
 
@@ -154,7 +154,7 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
 
 def _overlap(node: Any, key: tuple[str, ...]) -> str:
     if node.cursor is not None:
-        return f"rows arrive within {spell_duration(node.cursor.settle)} of `{node.cursor.column}`"
+        return f"rows arrive within {spell_duration(node.cursor.allowed_lateness)} of `{node.cursor.column}`"
     return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
 
 

@@ -135,7 +135,7 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
 def _stream(lane_run: LaneRun, until: Until) -> bool:
     """Streams until stopped, or until caught up; whether it was caught up at the end."""
     model, lane = lane_run.file.model, lane_run.lane
-    stream = Stream(lane_run.assembly.sources, model.epoch.rows, model.epoch.max_bytes)
+    stream = Stream(lane_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
     if not stream:
         return True
     begun = stream.begin(lane.position)

@@ -56,11 +56,11 @@ class Handoff:
             wanted = {part: loaded.get(part, offset) for part, offset in positions.offsets(earliest).items()}
             return earliest | {"offsets": wanted}, None
         now = datetime.now(UTC)
-        since = now - (node.history_lag or DEFAULT_LAG)
+        since = now - (node.handoff_lag or DEFAULT_LAG)
         if node.cursor is None:
             return self._stream.fence_at(_millis(since)), None
         # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side that its message is on.
-        settled = (now - node.cursor.settle).replace(microsecond=0) - timedelta(microseconds=1)
+        settled = (now - node.cursor.allowed_lateness).replace(microsecond=0) - timedelta(microseconds=1)
         return self._stream.fence_at(_millis(min(since, settled))), settled.isoformat()
 
     def by_offsets(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
@@ -115,7 +115,7 @@ class Handoff:
         )
         hint = (
             "Where the table holds several topics, name `topic_column` under `offset_table`. Where the topic was deleted and created"
-            f" again, set `{table.partition_column}` and `{table.offset_column}` of the old rows to NULL, or use `history_lag`."
+            f" again, set `{table.partition_column}` and `{table.offset_column}` of the old rows to NULL, or use `handoff_lag`."
         )
         raise TargetError(msg, hint=hint, node=self.name)
 

@@ -55,8 +55,8 @@ def _stream_time(source: LaneSource) -> date | None:
     node = source.node
     if source.handoff is None or node.offset_table is not None:
         return None
-    lag = node.history_lag or DEFAULT_LAG
-    return (datetime.now(UTC) - (max(lag, node.cursor.settle) if node.cursor else lag)).date()
+    lag = node.handoff_lag or DEFAULT_LAG
+    return (datetime.now(UTC) - (max(lag, node.cursor.allowed_lateness) if node.cursor else lag)).date()
 
 
 def _rows(count: int) -> str:

@@ -108,7 +108,7 @@ def _fixed(file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any,
 def _why(path: tuple[str | int, ...]) -> str:
     if path[0] == "unbounded_source" or path[-1] in ("topic", "starting_offsets"):
         return "the stream's offsets are those of the first start"
-    if path[0] in ("offset_table", "history_lag", "cursor"):
+    if path[0] in ("offset_table", "handoff_lag", "cursor"):
         return "the fence between history and stream was fixed at the first start"
     if path[-1] == "type":
         return "its position is that of the former type"

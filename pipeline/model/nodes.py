@@ -155,7 +155,7 @@ class KafkaSource(Node):
         default=None, description="Only rows for which this holds: a predicate in Spark SQL over all columns of `schema`."
     )
     batch_size: PositiveInt | None = Field(
-        default=None, description="At most this many messages of this source in one epoch; its share of `epoch.rows` if not given."
+        default=None, description="At most this many messages of this source in one epoch; its share of `epoch.stream_rows` if not given."
     )
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
@@ -234,7 +234,7 @@ class HybridUnbounded(Strict):
     )
     filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL over all columns.")
     batch_size: PositiveInt | None = Field(
-        default=None, description="At most this many messages in one epoch; the source's share of `epoch.rows` if not given."
+        default=None, description="At most this many messages in one epoch; the source's share of `epoch.stream_rows` if not given."
     )
     include_metadata: bool = Field(
         default=False, description="Adds `__kafka_partition`, `__kafka_offset` and `__kafka_timestamp`; history must have them too."
@@ -246,10 +246,10 @@ class HybridUnbounded(Strict):
 
 
 class Cursor(Strict):
-    """How appending sinks tell history from stream inside the overlap: by a time column and its settle time."""
+    """How appending sinks tell history from stream inside the overlap: by a timestamp column and its allowed lateness."""
 
     column: str = Field(description="A timestamp column that history and stream both have.")
-    settle: Duration = Field(description="How old a row is when the history holds it for sure.")
+    allowed_lateness: Duration = Field(description="Maximum delay between the timestamp of a row and its arrival in the history.")
 
 
 class HybridSource(Node):
@@ -264,11 +264,11 @@ class HybridSource(Node):
         default=None,
         description="Exact fence: the table that says which offsets history holds. `{}` takes the history table and its defaults.",
     )
-    history_lag: Duration | None = Field(
+    handoff_lag: Duration | None = Field(
         default=None, description="Fence by time, without `offset_table`: how far history may lag its topic. 1h if not given."
     )
     cursor: Cursor | None = Field(
-        default=None, description="With `history_lag`, for sinks without a key: tells history from stream inside the overlap."
+        default=None, description="With `handoff_lag`, for sinks without a key: tells history from stream inside the overlap."
     )
 
 
@@ -312,7 +312,7 @@ class PostgresSink(KeyedSink):
         default_factory=dict,
         description="`{column: op}`: update only where EXCLUDED.column op t.column, for all of them. Not given: always.",
     )
-    driver_rows: PositiveInt = Field(
+    max_driver_rows: PositiveInt = Field(
         default=20_000, description="Epochs of up to this many rows go out by one connection of the driver, larger ones by Spark's tasks."
     )
 

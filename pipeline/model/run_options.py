@@ -97,7 +97,9 @@ class Partitions(Strict):
 class EpochOptions(Strict):
     """How large epochs are and how often they come."""
 
-    rows: PositiveInt = Field(default=100_000, description="Messages in a stream epoch, at most; shared equally among the sources.")
+    stream_rows: PositiveInt = Field(
+        default=100_000, description="Maximum number of messages in a stream epoch, shared equally among the sources."
+    )
     history_rows: PositiveInt = Field(
         default=1_000_000, description="Rows in a history epoch, about: as many whole splits as fit, at least one."
     )
@@ -118,7 +120,7 @@ class StreamOptions(Strict):
     mode: Literal["continuous", "triggered"] = Field(
         default="continuous", description="`continuous` is kept running, `triggered` ends when it has caught up."
     )
-    lifetime: Duration = Field(
+    max_run_time: Duration = Field(
         default=timedelta(hours=6), description="A continuous run ends at an epoch's border after this and is started again."
     )
 

@@ -13,7 +13,7 @@ FIXED: dict[str, frozenset[str]] = {
     "iceberg": frozenset({"table_name", "warehouse", "filter", "snapshot_id"}),
     "file": frozenset({"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"}),
     "kafka": frozenset({"topic", "data_format", "starting_offsets"}),
-    "hybrid": frozenset({"bounded_sources", "unbounded_source", "offset_table", "history_lag", "cursor"}),
+    "hybrid": frozenset({"bounded_sources", "unbounded_source", "offset_table", "handoff_lag", "cursor"}),
 }
 """Keys of built-in sources that are fixed once a pipeline has its first position. All other keys take effect from the next epoch."""
 _DEFAULT_LAG = timedelta(hours=1)
@@ -23,8 +23,8 @@ def source_identity(node: Any) -> Json:
     """Return the fixed keys of a source, without those at their defaults. A plugin's options are fixed, all of them."""
     if node.type == "hybrid":
         found = _fixed(node) - {"bounded_sources", "unbounded_source"}
-        if node.history_lag == _DEFAULT_LAG:
-            found -= {"history_lag"}
+        if node.handoff_lag == _DEFAULT_LAG:
+            found -= {"handoff_lag"}
         parts = {
             "type": node.type,
             "bounded_sources": [source_identity(part.node()) for part in node.bounded_sources],

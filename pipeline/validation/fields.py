@@ -124,7 +124,7 @@ def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[U
     last, table = source.bounded_sources[-1], source.offset_table
     if last.source_type == "file" and table is not None and table.table_name is not None:
         msg = "`offset_table.table_name` cannot be read beside files"
-        hint = "Remove it where the files have the offset columns themselves; else use `history_lag`."
+        hint = "Remove it where the files have the offset columns themselves; else use `handoff_lag`."
         yield UserError(msg, hint=hint, node=name, place=place("sources", name, "offset_table", "table_name"))
 
 

@@ -37,7 +37,7 @@ sources:
     offset_table: {{}}
 sinks:
   pg: {{type: postgres, from: src, table: stopped}}
-epoch: {{history_rows: 2000, rows: 100, interval: 0s}}
+epoch: {{history_rows: 2000, stream_rows: 100, interval: 0s}}
 """
 
 

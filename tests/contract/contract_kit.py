@@ -105,7 +105,7 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
     return SinkMaker(
         kind,
         lambda columns: nodes.PostgresSink.model_validate(
-            {"type": "postgres", "table": "target", "primary_key": columns, "driver_rows": limit, "from": "x"}
+            {"type": "postgres", "table": "target", "primary_key": columns, "max_driver_rows": limit, "from": "x"}
         ),
         Settings(home=folder, postgres_sink=connection),
         spark,

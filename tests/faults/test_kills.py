@@ -43,7 +43,7 @@ def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: st
 
 @pytest.mark.whole
 def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None:
-    world.driver_rows = 1  # all epochs go through the staged path, by tasks
+    world.max_driver_rows = 1  # all epochs go through the staged path, by tasks
     world.write_file()
     process = world.start()
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
@@ -56,7 +56,7 @@ def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None
 
 @pytest.mark.whole
 def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
-    world.driver_rows = 1
+    world.max_driver_rows = 1
     world.write_file()
     process = world.start()
 

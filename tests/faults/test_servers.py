@@ -20,7 +20,7 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home
     """A Postgres of its own: the run must mend it by itself, without a restart."""
     own = local.up(("postgres",), home=fresh_home)
     world.conninfo = own.postgres.conninfo()
-    world.driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
+    world.max_driver_rows = 1  # staged in unlogged tables, which a crash of the server empties
     world.write_file()
     process = world.start()
     until(lambda: world.held() > 0, "the first epoch", 240)

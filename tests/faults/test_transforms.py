@@ -51,7 +51,7 @@ sinks:
   pg: {{type: postgres, from: shaped, table: target}}
   lake: {{type: delta, from: shaped, path: {lake}}}
 partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
-epoch: {{interval: 0s, rows: 250, history_rows: 1000}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
 
 

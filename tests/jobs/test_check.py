@@ -28,7 +28,7 @@ def look(world: World, spark: SparkSession) -> Look:
     """Checks the world's pipeline, with texts of its file replaced."""
 
     def at(*changes: tuple[str, str], settings: Settings | None = None) -> Findings:
-        values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "driver_rows": 20_000}
+        values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "max_driver_rows": 20_000}
         text = PIPELINE.format(**values, change="upper")
         for old, new in changes:
             assert text.count(old) == 1, old

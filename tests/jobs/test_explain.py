@@ -130,8 +130,8 @@ PG = "{type: postgres, from: src, table: t}"
     [
         ({"cut": "offset_table: {}"}, "exactly_once", "one atomic act", ()),
         ({"cut": "offset_table: {}", "snapshot": ", snapshot: none"}, "exactly_once", "", ("`a.b` holds still until its history is written",)),
-        ({"cut": "history_lag: 2h"}, "exactly_once", "", ("history lags its topic by less than the overlap",)),
-        ({"cut": "cursor: {column: at, settle: 5m}", "key": ""}, "exactly_once", "", ("rows arrive within 5m of `at`",)),
+        ({"cut": "handoff_lag: 2h"}, "exactly_once", "", ("history lags its topic by less than the overlap",)),
+        ({"cut": "cursor: {column: at, allowed_lateness: 5m}", "key": ""}, "exactly_once", "", ("rows arrive within 5m of `at`",)),
         ({"sink": "{type: postgres, from: src, table: t, delivery: at_least_once}"}, "at_least_once", "as the file asks for", ()),
         ({"sink": "{type: print, from: src}"}, "at_least_once", "keeps no record", ()),
     ],

@@ -88,7 +88,7 @@ VERSIONED = parse_pipeline(FILE.format(cut=OFFSETS, sink=POSTGRES.format(", vers
         (OFFSETS, "", "", ("guaranteed: ", ONE_PARTITION)),
         (OFFSETS, "sorted by at", "", (BY_OFFSET, ONE_PARTITION)),
         (OFFSETS, None, "", ("unchecked: ", ONE_PARTITION)),
-        ("history_lag: 1h", "sorted by at", "", ("guaranteed: history rows of `src` go in the order of its splits", ONE_PARTITION)),
+        ("handoff_lag: 1h", "sorted by at", "", ("guaranteed: history rows of `src` go in the order of its splits", ONE_PARTITION)),
         (OFFSETS, "", WINDOWS, (ONE_WINDOW, "guaranteed: ", ONE_PARTITION)),
         (OFFSETS, "", "job_mode: true", ("guaranteed: ",)),
     ],

@@ -48,10 +48,10 @@ sources:
 transforms:
   shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 as amount from src"}}
 sinks:
-  pg: {{type: postgres, from: shaped, table: target, driver_rows: {driver_rows}}}
+  pg: {{type: postgres, from: shaped, table: target, max_driver_rows: {max_driver_rows}}}
   lake: {{type: delta, from: shaped, path: {lake}}}
 partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
-epoch: {{interval: 0s, rows: 250, history_rows: 1000}}
+epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
 
 
@@ -64,7 +64,7 @@ class World:
     database: str
     conninfo: str
     name: str = field(default_factory=lambda: f"w{secrets.token_hex(4)}")
-    driver_rows: int = 20_000
+    max_driver_rows: int = 20_000
     change: str = "upper"
     expected: dict[int, Row] = field(default_factory=dict)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -86,7 +86,13 @@ class World:
 
     def write_file(self, **changes: Any) -> None:
         """Writes the pipeline file, with changes to the world's own values."""
-        values = {"name": self.name, "database": self.database, "topic": self.name, "lake": self.lake, "driver_rows": self.driver_rows}
+        values = {
+            "name": self.name,
+            "database": self.database,
+            "topic": self.name,
+            "lake": self.lake,
+            "max_driver_rows": self.max_driver_rows,
+        }
         self.file.write_text(PIPELINE.format(**(values | {"change": self.change} | changes)))
 
     def settings(self) -> Settings:

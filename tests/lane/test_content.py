@@ -149,8 +149,8 @@ sources:
     primary_key: id
     bounded_sources: [{{source_type: clickhouse, table_name: {database}.untimed}}]
     unbounded_source: {{source_type: kafka, topic: {name}_untimed, schema: {{id: int64, at: timestamp, v: string}}}}
-    history_lag: 1h
-    cursor: {{column: at, settle: 10m}}
+    handoff_lag: 1h
+    cursor: {{column: at, allowed_lateness: 10m}}
 sinks:
   pg: {{type: postgres, from: src, table: untimed}}
 """

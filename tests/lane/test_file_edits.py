@@ -154,7 +154,7 @@ sources:
     unbounded_source: {{source_type: kafka, topic: {name}, schema: {{id: int64, v: string}}}}
 sinks:
   pg: {{type: postgres, from: src, table: {name}}}
-epoch: {{interval: 0s, rows: 2}}
+epoch: {{interval: 0s, stream_rows: 2}}
 """
 
 
@@ -297,5 +297,5 @@ class TestSources:
         one.run(HYBRID)
         two = HYBRID.replace("bounded_sources: [", "bounded_sources: [{{source_type: clickhouse, table_name: {database}.h2}}, ")
         one.refused(two, "`bounded_sources` cannot change")
-        one.refused(HYBRID.replace("offset_table: {{}}", "history_lag: 1h"), "the fence between history and stream was fixed")
+        one.refused(HYBRID.replace("offset_table: {{}}", "handoff_lag: 1h"), "the fence between history and stream was fixed")
         assert one.run(HYBRID).caught_up

@@ -144,7 +144,7 @@ class Lagging:
 
 def test_a_cursor_column_with_whole_seconds_in_the_table(world: World, spark: SparkSession) -> None:
     """Rows of the second that the cursor lies in are on one side, although their messages have microseconds."""
-    lagging = Lagging(world, key=False, handoff="history_lag: 1h\n    cursor: {column: at, settle: 5s}")
+    lagging = Lagging(world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 5s}")
     with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
         client.command("DROP TABLE lagging")
         client.command("CREATE TABLE lagging (id Int64, at DateTime('UTC'), name String) ENGINE = MergeTree ORDER BY id")
@@ -158,7 +158,7 @@ def test_a_cursor_column_with_whole_seconds_in_the_table(world: World, spark: Sp
 
 def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: SparkSession) -> None:
     """The topic holds everything, the table all but the last ten minutes: the fence lies an hour back, so nothing is missing."""
-    lagging = Lagging(world, key=True, handoff="history_lag: 1h")
+    lagging = Lagging(world, key=True, handoff="handoff_lag: 1h")
     rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
     lagging.topic(rows)
     lagging.table([row for row in rows if row[1] < lagging.now - timedelta(minutes=10)])
@@ -168,7 +168,7 @@ def test_a_table_that_lags_its_topic_is_caught_up_by_time(world: World, spark: S
 
 def test_late_rows_and_ties_at_the_cursor_of_an_appending_sink(world: World, spark: SparkSession) -> None:
     """Rows at or below the cursor are history's, rows above it the stream's; none is there twice, none is missing."""
-    lagging = Lagging(world, key=False, handoff="history_lag: 1h\n    cursor: {column: at, settle: 20m}")
+    lagging = Lagging(world, key=False, handoff="handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 20m}")
     rows = [(number, lagging.now - timedelta(minutes=120 - number), f"n{number}") for number in range(120)]
     rows += [(1000 + number, lagging.now - timedelta(minutes=20), "tie") for number in range(5)]
     random.Random(3).shuffle(rows)
@@ -180,7 +180,7 @@ def test_late_rows_and_ties_at_the_cursor_of_an_appending_sink(world: World, spa
 
 
 def test_an_overlap_into_a_sink_without_a_key_is_refused(world: World) -> None:
-    Lagging(world, key=False, handoff="history_lag: 1h")
+    Lagging(world, key=False, handoff="handoff_lag: 1h")
     with pytest.raises(PipelineFileError) as refused:
         load_pipeline(world.file)
     (problem,) = refused.value.problems

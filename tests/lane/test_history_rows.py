@@ -148,7 +148,7 @@ def test_rows_without_a_time_and_late_rows_under_a_cursor(case: Case) -> None:
             done = True
             case.produce([{"id": 2000, **late}, {"id": 2001, "at": None, "v": "none"}])
 
-    handoff, schema = "history_lag: 1h\n    cursor: {column: at, settle: 10m}", "id: int64, at: timestamp, v: string"
+    handoff, schema = "handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 10m}", "id: int64, at: timestamp, v: string"
     case.run(handoff, schema, split_rows=50, listener=listener)
     assert case.ids() == [*range(100), 2000, 2001]
     case.produce([{"id": 2002, **late}])
@@ -159,7 +159,7 @@ def test_rows_without_a_time_and_late_rows_under_a_cursor(case: Case) -> None:
 def test_a_row_of_the_overlap_without_a_time_is_refused_where_history_may_have_it(case: Case) -> None:
     case.table("id Int64, at Nullable(DateTime64(6, 'UTC')), v String", "number, NULL, 'h' FROM numbers(3)")
     case.produce([{"id": 1, "at": None, "v": "h"}])
-    handoff, schema = "history_lag: 1h\n    cursor: {column: at, settle: 10m}", "id: int64, at: timestamp, v: string"
+    handoff, schema = "handoff_lag: 1h\n    cursor: {column: at, allowed_lateness: 10m}", "id: int64, at: timestamp, v: string"
     with pytest.raises(DataError, match="partition 0, offset 0: cursor column `at` is NULL, and history has rows with NULL too"):
         case.run(handoff, schema)
     assert case.ids() == [0, 1, 2]

@@ -75,7 +75,7 @@ epoch: {{interval: 0s}}
 """
 
 
-@pytest.mark.parametrize("cut", ["offset_table: {}", "history_lag: 1h"])
+@pytest.mark.parametrize("cut", ["offset_table: {}", "handoff_lag: 1h"])
 def test_rows_that_neither_a_window_nor_the_stream_has_are_refused(world: World, spark: SparkSession, topic: str, cut: str) -> None:
     """Once, rows after `history_end` and below the fence were lost, and so were rows without a day; every check was green."""
     days = ["2024-01-10", "2024-02-10", "2024-03-10", "2024-04-11", None, "2024-04-20"]

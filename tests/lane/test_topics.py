@@ -142,7 +142,7 @@ def test_rows_with_an_old_time_of_their_producer_are_not_lost(lane: Lane, ch_db:
     lane.send(dict.fromkeys(range(10), 1), timestamp=int((time.time() - 3 * 3600) * 1000))
     history = f"bounded_sources: [{{source_type: clickhouse, table_name: {ch_db}.h}}]"
     stream = f"unbounded_source: {{source_type: kafka, topic: {lane.topic}, schema: {{id: int64, v: int64}}}}"
-    lane.write(f"{{type: hybrid, primary_key: id, {history}, {stream}, history_lag: 1h}}")
+    lane.write(f"{{type: hybrid, primary_key: id, {history}, {stream}, handoff_lag: 1h}}")
     assert lane.run().caught_up
     assert lane.rows() == [(1, 10)]
 

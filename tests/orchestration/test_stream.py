@@ -165,7 +165,7 @@ class TestJob:
         assert (asked["until"], asked["lifetime"], asked["windows"], asked["door"]) == (until, lifetime, None, "dagster")
 
     def test_a_launch_may_say_otherwise(self, run_stream, stand_in):
-        run_stream(config={"until": "caught-up", "lifetime_seconds": 5.0})
+        run_stream(config={"until": "caught-up", "max_run_seconds": 5.0})
         assert (stand_in.calls[0]["until"], stand_in.calls[0]["lifetime"]) == (Until.CAUGHT_UP, timedelta(seconds=5))
 
     def test_a_launch_may_not_say_nonsense(self, run_stream, stand_in):

@@ -17,8 +17,8 @@ sources:
     primary_key: id
     bounded_sources: [{source_type: clickhouse, table_name: t, start_at: "5", split_rows: 10}]
     unbounded_source: {source_type: kafka, topic: t, schema: {id: int64, at: timestamp}, batch_size: 7}
-    history_lag: 1h 30m
-    cursor: {column: at, settle: 500ms}
+    handoff_lag: 1h 30m
+    cursor: {column: at, allowed_lateness: 500ms}
 sinks:
   pg: {type: postgres, from: src, table: t, update_where: {at: ">"}}
   lake: {type: delta, from: src, path: x}

@@ -256,7 +256,7 @@ class TestSources:
                 9,
                 "`topic` cannot change from `orders` to `other`: the stream's offsets",
             ),
-            (HYBRID, HYBRID.replace("offset_table: {}", "history_lag: 2h"), 4, "the fence between history and stream was fixed"),
+            (HYBRID, HYBRID.replace("offset_table: {}", "handoff_lag: 2h"), 4, "the fence between history and stream was fixed"),
             (KAFKA, KAFKA.replace("topic: a", "topic: b"), 4, "`topic` cannot change from `a` to `b`"),
             (
                 KAFKA,
@@ -291,8 +291,8 @@ class TestSources:
         assert note in found.notes[0]
 
     def test_what_is_written_out_and_the_default_are_the_same(self) -> None:
-        lag = HYBRID.replace("offset_table: {}", "history_lag: 1h")
-        assert after_an_epoch(lag, lag.replace("    history_lag: 1h\n", "")).refused == []
+        lag = HYBRID.replace("offset_table: {}", "handoff_lag: 1h")
+        assert after_an_epoch(lag, lag.replace("    handoff_lag: 1h\n", "")).refused == []
         assert after_an_epoch(KAFKA, KAFKA.replace("topic: a", "topic: a, starting_offsets: earliest")).refused == []
 
     def test_a_ledger_that_lost_what_the_source_was(self) -> None:

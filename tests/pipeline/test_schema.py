@@ -146,8 +146,8 @@ def test_there_are_examples_in_the_pages():
         ("table: t", "table: [t]"),
         ("table: t", "table: t\n    on_conflict: updat"),
         ("table: t", "table: t\n    update_where: {a: '~'}"),
-        ("table: t", "table: t\n    driver_rows: 0"),
-        ("table: t", "table: t\n    driver_rows: many"),
+        ("table: t", "table: t\n    max_driver_rows: 0"),
+        ("table: t", "table: t\n    max_driver_rows: many"),
         ("interval: 1s", "interval: soon"),
         ("interval: 1s", "intervall: 1s"),
         ("epoch:", "partitions: {column: at, start: 2013, end: 2014-01}\nepoch:"),
@@ -167,7 +167,7 @@ def test_mistakes_that_a_schema_can_see_do_not_pass(here, wrong):
     ("here", "other"),
     [
         ("primary_key: id", "primary_key: [id, at]"),
-        ("table: t", "table: t\n    driver_rows: ${ROWS:-5}"),
+        ("table: t", "table: t\n    max_driver_rows: ${ROWS:-5}"),
         ("table: t", "table: t\n    on_conflict: ${HOW:-nothing}"),
         ("name: tiny", "name: ${NAME:-tiny}"),
         ("sinks:", "transforms:\nsinks:"),
@@ -189,4 +189,4 @@ def test_an_editor_has_something_to_show():
     assert postgres["required"][0] == "type"
     assert postgres["properties"]["update_where"]["description"].startswith("`{column: op}`")
     assert schema["$defs"]["EpochOptions"]["properties"]["interval"]["default"] == "5s"
-    assert schema["properties"]["stream"]["default"] == {"mode": "continuous", "lifetime": "6h"}
+    assert schema["properties"]["stream"]["default"] == {"mode": "continuous", "max_run_time": "6h"}

@@ -101,7 +101,7 @@ sinks:
     from: ticks
     path: out
     token: open sesame
-epoch: {rows: 4, interval: 0s}
+epoch: {stream_rows: 4, interval: 0s}
 """
 
 

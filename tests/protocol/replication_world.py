@@ -81,11 +81,11 @@ sources:
     type: hybrid{key}
     bounded_sources:{phases}
     unbounded_source: {{source_type: kafka, topic: orders, schema: {{id: int64, day: date32, amount: int64, at: timestamp}}{narrowed}}}
-    {"offset_table: {allow_missing: true}" if self.offset_table else "history_lag: 1h"}
+    {"offset_table: {allow_missing: true}" if self.offset_table else "handoff_lag: 1h"}
 transforms:
   shaped: {{type: sql, sql: "select id, day, amount from {self.source}{condition}"}}
 sinks:{sinks}
-epoch: {{rows: {self.epoch_rows}, history_rows: 4, interval: 0s}}
+epoch: {{stream_rows: {self.epoch_rows}, history_rows: 4, interval: 0s}}
 """
         if self.partitions:
             text += f"partitions: {{column: day, every: {self.partitions}, start: {self.first_day}, end: 2024-04-01}}\n"
@@ -288,7 +288,7 @@ class World:
         self.topic.open_transactions.setdefault(part, len(self.topic.partitions[part]))
 
     def end_transactions(self) -> None:
-        """Abort all open transactions. The table takes at once what waited for them for longer than `history_lag`."""
+        """Abort all open transactions. The table takes at once what waited for them for longer than `handoff_lag`."""
         oldest = int(time.time() * 1000) - 3_600_000
         for part in list(self.topic.open_transactions):
             del self.topic.open_transactions[part]
