@@ -81,10 +81,10 @@ check: $(STAMP) $(TOOLS) ## Linters, types, the order of the rooms.
 
 .PHONY: docs
 docs: $(STAMP) ## Writes the pages that follow from the code: options, types.
-	@$(BIN)/python docs/build.py
+	@$(BIN)/python tools/docs/build.py
 
 .PHONY: bench
-bench: setup ## The figures of docs/benchmarks.md, as ratios to the best bare way.
+bench: setup ## The figures of docs/internals/benchmarks.md, as ratios to the best bare way.
 	@$(BIN)/python -m benchmarks
 
 .PHONY: lock

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--rows N]`: runs benchmarks and writes docs/benchmarks.md when all of them ran."""
+"""`python -m benchmarks [NAME …] [--rows N]`: runs benchmarks and writes docs/internals/benchmarks.md when all of them ran."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from benchmarks import cases
 from benchmarks.kit import Bench, bench
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parent.parent / "docs" / "internals" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Written by `make bench` on {day}: {machine}, {cores} cores. Compare inside a table, never across machines: ratios are against
 the first line of their table, the best bare way to do the same where there is one, in the same run. What each case does is in
-[benchmarks/README.md](../benchmarks/README.md).
+`benchmarks/README.md`.
 """
 
 NOTES = {

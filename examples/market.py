@@ -1,4 +1,4 @@
-"""Tables and topics for the pipelines in docs/nodes and docs/cookbook.md: `python examples/market.py` fills what is missing.
+"""Tables and topics for the pipelines in docs/reference/pipeline-file and docs/guides/cookbook.md: `python examples/market.py` fills what is missing.
 
 It writes to the ClickHouse and the Kafka that the settings name: after `headrace services up`, those of this machine.
 """

@@ -1,6 +1,6 @@
 """Headrace carries data from history to live, every row exactly once.
 
-A plugin's author imports this alone; each name is loaded when it is first used. docs/plugins.md tells what they are.
+A plugin's author imports this alone; each name is loaded when it is first used. docs/guides/plugins.md describes them.
 """
 
 from __future__ import annotations

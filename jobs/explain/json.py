@@ -1,4 +1,4 @@
-"""An explanation for programs. The shape is documented in docs/explain.md; `version` grows when it changes."""
+"""An explanation for programs. The shape is documented in docs/guides/explain.md; `version` grows when it changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every metric that a run has: its name without the prefix, what it counts, and its labels. docs/observe.md is held against this."""
+"""Every metric that a run has: its name without the prefix, what it counts, and its labels. docs/reference/metrics.md lists the same."""
 
 from __future__ import annotations
 

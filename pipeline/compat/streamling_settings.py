@@ -19,7 +19,7 @@ _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = "Plugins are Python packages that are installed beside Headrace; `headrace plugin list` shows them."
 _LEDGER = "The ledger's tables lie in the schema `headrace`."
-_METRICS = "Lag is told with every epoch; see docs/observe.md."
+_METRICS = "Lag is told with every epoch; see docs/guides/monitor.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file (1000, 4, 30 s)."
 _SINK = "There is no such sink yet."
 

@@ -191,7 +191,7 @@ def _config_file() -> Layer:
     path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
     if path is None:
         return Layer(CONFIG_NAMES[0])
-    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/your-own-pipeline.md."
+    hint = "It holds settings such as `postgres_sink: {host: db.internal}`; see docs/guides/clickhouse-kafka-postgres.md."
     tree = _config_tree(path, hint)
     if tree.value is None:
         tree.value = {}

@@ -165,7 +165,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         msg = "a pipeline file is a map with `name`, `sources` and `sinks`"
-        hint = "docs/your-own-pipeline.md shows one from top to bottom."
+        hint = "docs/guides/clickhouse-kafka-postgres.md shows one from top to bottom."
         raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=Place(shown, 1, 1))])
     problems = tree.problems
     unwrap(tree)

@@ -122,7 +122,7 @@ def load_cases(path: Path) -> list[Case]:
         return [Case(name, node, file, path, file.places, file.texts) for name, node in file.model.tests.items()]
     tree = read_tree(read_text(path, "Give the path of a file of tests, such as examples/flights.test.yaml."), str(path))
     if not isinstance(tree.value, dict):
-        hint = "docs/testing.md shows one."
+        hint = "docs/guides/test.md shows one."
         problem = UserError("a file of tests is a map with `pipeline` and `tests`", hint=hint, place=Place(str(path), 1, 1))
         raise PipelineFileError([*tree.problems, problem])
     problems = tree.problems

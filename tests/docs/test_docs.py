@@ -22,7 +22,6 @@ from headrace.services.cli import app as services_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-PAGES = [page for page in PAGES if ROOT / "docs" / "parts" not in page.parents]  # what `make docs` reads; what it writes is here
 _BLOCK = re.compile(r"^```(?P<kind>\w+)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -48,7 +47,7 @@ def name(page: Path) -> str:
 
 
 RUNNABLE = [page for page in PAGES if any(block.kind == "bash" and not block.skip for block in blocks(page))]
-RARELY = ("testing.md", "explain.md")
+RARELY = ("test.md", "explain.md")
 """Pages whose commands have tests of their own in tests/testing and tests/cli: run by `make test-faults`."""
 
 
@@ -70,7 +69,7 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
         ["bash", "-euo", "pipefail", "-x", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
-    if page.name == "your-own-pipeline.md":
+    if page.name == "clickhouse-kafka-postgres.md":
         assert re.search(r"^\s*10001 \|", found.stdout, re.MULTILINE)
         assert re.search(r"^\s*7 \| c7 +\| +0\.01", found.stdout, re.MULTILINE)
         assert not re.search(r"^\s*8 \|", found.stdout, re.MULTILINE)
@@ -78,7 +77,7 @@ def test_commands_of_a_page_run_in_order(page: Path, services: Services, tmp_pat
 
 
 def test_pages_have_commands_and_every_skip_a_reason() -> None:
-    assert {page.name for page in RUNNABLE} >= {"README.md", "getting-started.md", "your-own-pipeline.md", "operate.md"}
+    assert {page.name for page in RUNNABLE} >= {"README.md", "quickstart.md", "clickhouse-kafka-postgres.md", "operate.md"}
     assert all(len(block.skip.split()) > 3 for page in PAGES for block in blocks(page) if block.skip)
 
 

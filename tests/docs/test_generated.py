@@ -16,20 +16,20 @@ NODES = {f"{part}/{kind}": model for part in node_pages.UNIONS for kind, model i
 def test_committed_pages_are_what_the_generator_writes() -> None:
     made = build.pages()
     stale = [str(path.relative_to(build.DOCS)) for path, text in made.items() if not path.exists() or path.read_text() != text]
-    stale += [str(path.relative_to(build.DOCS)) for path in (build.DOCS / "nodes").rglob("*.md") if path not in made]
+    stale += [str(path.relative_to(build.DOCS)) for path in build.NODES.rglob("*.md") if path not in made]
     assert not stale, f"run `make docs` and commit: {', '.join(sorted(stale))}"
 
 
 @pytest.mark.parametrize("name", ["pipeline", *NODES])
 def test_every_type_has_prose_and_an_example(name: str) -> None:
-    part = build.DOCS / "parts" / name
+    part = build.PARTS / name
     missing = [path.name for path in (part.with_suffix(".md"), part.with_suffix(".yaml")) if not path.exists()]
-    assert not missing, f"write docs/parts/{name}: {', '.join(missing)}"
+    assert not missing, f"write tools/docs/parts/{name}: {', '.join(missing)}"
 
 
 def test_no_part_is_left_of_a_type_that_is_gone() -> None:
-    parts = {str(path.relative_to(build.DOCS / "parts").with_suffix("")) for path in (build.DOCS / "parts").rglob("*.md")}
-    assert parts == {"pipeline", "types", "functions", *NODES}
+    parts = {str(path.relative_to(build.PARTS).with_suffix("")) for path in (build.PARTS).rglob("*.md")}
+    assert parts == {"pipeline", "types", "functions", "metrics", *NODES}
 
 
 @pytest.mark.parametrize("model", [PipelineModel, *NODES.values()], ids=lambda model: model.__name__)

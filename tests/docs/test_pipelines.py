@@ -25,7 +25,8 @@ from headrace.pipeline.file.loader import parse_pipeline
 from headrace.services import Services
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = [*sorted((DOCS / "nodes").rglob("*.md")), DOCS / "cookbook.md", *sorted(DOCS.glob("from-*.md"))]
+NODES = DOCS / "reference" / "pipeline-file"
+PAGES = [*sorted(NODES.rglob("*.md")), DOCS / "guides" / "cookbook.md", *sorted((DOCS / "migrate").glob("*.md"))]
 DATABASE = "market_pages"
 _SHOWN = re.compile(r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)", re.MULTILINE | re.DOTALL)
 _LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
@@ -88,7 +89,7 @@ def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.T
     threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
     os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"
     module = home / "shop_rates.py"
-    module.write_text(_MODULE.findall((DOCS / "nodes" / "transforms" / "python.md").read_text())[0])
+    module.write_text(_MODULE.findall((NODES / "transforms" / "python.md").read_text())[0])
     spark.sparkContext.addPyFile(str(module))
     yield made
     del os.environ["SCORES_URL"]

@@ -274,7 +274,7 @@ def test_the_places_of_a_setting_that_is_missed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_yaml_of_the_docs_is_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
     blocks = [part.split("```")[0] for part in text.split("```yaml\n")[1:]]
     monkeypatch.setenv("CLICKHOUSE_PASSWORD", "word")
     for block in blocks:
@@ -287,7 +287,7 @@ def test_yaml_of_the_docs_is_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_docs_name_every_setting() -> None:
-    text = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/reference/settings.md").read_text()
     for name, field in module.Settings.model_fields.items():
         assert f"`{name}" in text, name
         inner = field.annotation if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) else None

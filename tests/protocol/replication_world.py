@@ -454,7 +454,7 @@ class World:
         self.ledger.reset(lease, dict.fromkeys(self.file.sinks, True))
         self.ledger.release(lease)
         self.accepted, self.excuses = self.file, set()
-        # Rows of a key that moved before a start have no order between the table and the topic; see docs/guarantees.md.
+        # Rows of a key that moved before a start have no order between the table and the topic; see docs/concepts/order.md.
         self.exact_after = self.sequence if len(self.topic.partitions) > 2 else -1
 
     def replay(self, sink: str, first: int) -> None:

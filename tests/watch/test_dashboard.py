@@ -14,7 +14,7 @@ from headrace.jobs.monitoring.catalog import BY_NAME, METRICS, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "headrace.json").read_text())
-PAGE = (ROOT / "docs" / "observe.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 _PARTS = {Kind.HISTOGRAM: ("_bucket", "_sum", "_count"), Kind.COUNTER: ("",), Kind.GAUGE: ("",)}
 EXPORTED = {f"{metric.name}{part}" for metric in METRICS for part in _PARTS[metric.kind]}
 
@@ -71,7 +71,7 @@ def test_the_dashboard_shows_every_kind_of_thing_that_is_measured() -> None:
 
 
 def test_the_page_has_every_metric_as_it_is() -> None:
-    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", PAGE.split("## What is measured")[1].split("\n## ")[0], re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_]+)` \| (.*) \|$", PAGE.split("## All metrics")[1].split("\n## ")[0], re.MULTILINE))
     assert list(rows) == [metric.name for metric in METRICS]
     for name, rest in rows.items():
         metric = BY_NAME[name]

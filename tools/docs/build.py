@@ -1,0 +1,52 @@
+"""Writes the pages that follow from the code: `python tools/docs/build.py`, or `make docs`.
+
+| page | made of |
+|---|---|
+| `docs/reference/pipeline-file/` | the models of the pipeline file, the capabilities of connectors, prose and examples in `parts/` |
+| `docs/reference/types.md` | the connectors' tables of types |
+| `docs/reference/functions.md` | the registry of functions |
+| `docs/reference/metrics.md` | the catalog of metrics |
+| `docs/reference/cli.md` | the command line |
+
+A test compares what is committed with what this writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cli_pages
+import function_pages
+import metric_pages
+import node_pages
+import type_pages
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+REFERENCE = DOCS / "reference"
+NODES = REFERENCE / "pipeline-file"
+PARTS = Path(__file__).resolve().parent / "parts"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page by its path."""
+    made = {NODES / name: text for name, text in node_pages.pages(PARTS).items()}
+    return made | {
+        REFERENCE / "types.md": type_pages.page(PARTS),
+        REFERENCE / "metrics.md": metric_pages.page(PARTS),
+        REFERENCE / "cli.md": cli_pages.page(),
+        REFERENCE / "functions.md": function_pages.page(PARTS),
+    }
+
+
+def main() -> None:
+    """Writes what is new or different, and removes pages of types that are gone."""
+    made = pages()
+    for path in set((NODES).rglob("*.md")) - made.keys():
+        path.unlink()
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""docs/reference/functions.md: every function of the registry with its examples, which tests run as they stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.pipeline.functions import Function, Group, distinct
+
+_WRITTEN = "<!-- Written by `make docs` from pipeline/functions and tools/docs/parts/functions.md. Change those. -->\n"
+
+
+def page(parts: Path) -> str:
+    """The whole page."""
+    title, _, rest = (parts / "functions.md").read_text(encoding="utf-8").partition("\n")
+    return "\n".join([title, "", _WRITTEN + rest, *_index(), *(line for group in _groups() for line in _section(group))]) + "\n"
+
+
+def _groups() -> list[Group]:
+    return [group for group in Group if _of(group)]
+
+
+def _of(group: Group) -> list[Function]:
+    return sorted((one for one in distinct() if one.group is group), key=lambda one: one.name)
+
+
+def _index() -> Iterator[str]:
+    yield from ("| | |", "|---|---|")
+    for group in _groups():
+        names = ", ".join(f"[`{one.name}`](#{one.name})" for one in _of(group))
+        yield f"| [{group}](#{group.lower().replace(' ', '-')}) | {names} |"
+    yield ""
+
+
+def _section(group: Group) -> Iterator[str]:
+    yield from (f"## {group[0].upper()}{group[1:]}", "")
+    for function in _of(group):
+        yield from (f"### {function.name}", "", f"`{function.signature}` gives {_kind(function)}", "")
+        also = f" Also called {', '.join(f'`{alias}`' for alias in function.aliases)}." if function.aliases else ""
+        yield from (function.meaning + also, "", f"In {function.where}. {_runs(function)}", "", "| call | result |", "|---|---|")
+        for call, result in function.examples:
+            yield f"| {_code(call)} | {_code(result) if result else 'empty text'} |"
+        for call, said in function.errors:
+            yield f"| {_code(call)} | error: {_plain(said)} |"
+        yield ""
+
+
+def _kind(function: Function) -> str:
+    return f"`{function.result}`" if function.result in ("uint256", "int256") else function.result
+
+
+def _runs(function: Function) -> str:
+    return "An Arrow function, run by Python workers." if function.arrow else "An expression of Spark's."
+
+
+def _code(text: str) -> str:
+    shown = text if len(text) <= 120 else f"{text[:117]}..."
+    fence = "``" if "`" in shown else "`"
+    return f"{fence}{shown.replace('|', chr(92) + '|')}{fence}"
+
+
+def _plain(text: str) -> str:
+    return (text if len(text) <= 120 else f"{text[:117]}...").replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,172 @@
+"""The pages of docs/reference/pipeline-file: one for the top level of the file, one per type of node, and an index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import option_tables
+from pydantic import BaseModel
+
+from headrace.connectors import registry
+from headrace.connectors.base import BoundedSource, Delivery, SinkCapabilities, SourceCapabilities, UnboundedSource, Visibility
+from headrace.pipeline.compat import streamling
+from headrace.pipeline.model import nodes
+from headrace.pipeline.model.telemetry import Telemetry
+from headrace.pipeline.validation.messages import PARTS
+
+UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True))
+_WRITTEN = "<!-- Written by `make docs` from pipeline/model/nodes.py and tools/docs/parts/{part}. Change those. -->\n"
+_FIRST = ("Example", "Options", "Guarantee", "Types", "Rights")
+_READERS = {
+    Visibility.EPOCH: "whole epochs",
+    Visibility.SPLIT: "splits of an epoch",
+    Visibility.PARTITION: "partitions of an epoch",
+    Visibility.ROW: "single rows",
+}
+
+
+def types(part: str) -> dict[str, type[BaseModel]]:
+    """The models of a part of the file by their `type`."""
+    union = get_args(UNIONS[part])[0]
+    models = get_args(union) or (union,)
+    return {get_args(model.model_fields["type"].annotation)[0]: model for model in models}
+
+
+def pages(parts: Path) -> dict[str, str]:
+    """All pages by their path below docs/reference/pipeline-file. `parts` holds the prose and examples."""
+    made = {"index.md": _index(), "pipeline.md": _page("The pipeline file", nodes.PipelineModel, parts, "pipeline", {})}
+    for part in PARTS:
+        for kind, model in types(part).items():
+            made[f"{part}/{kind}.md"] = _page(
+                f"`{kind}` {part[:-1]}", model, parts, f"{part}/{kind}", {"Guarantee": _guarantee(part, kind)}
+            )
+    return made
+
+
+def _page(title: str, model: type[BaseModel], parts: Path, name: str, made: Mapping[str, str]) -> str:
+    """One page: what is generated of a section comes before what its part says there."""
+    intro, said = _sections(parts / f"{name}.md")
+    example = parts / f"{name}.yaml"
+    shown = f"```yaml\n{example.read_text(encoding='utf-8')}```\n" if example.exists() else ""
+    options = "\n".join(option_tables.tables(model, 3, nodes.without_effect(*name.split("/"))))
+    sections = dict.fromkeys(_FIRST, "") | {"Example": shown, "Options": options, **made}
+    for heading, text in said.items():
+        sections[heading] = "\n".join(filter(None, (sections.get(heading, ""), text)))
+    body = "\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items() if text)
+    whole = f"# {title}\n\n{_WRITTEN.format(part=name + '.md')}\n{option_tables.summary(model)}\n\n{intro}\n{body}"
+    return re.sub(r"\n{3,}(?!def )", "\n\n", whole)
+
+
+def _sections(path: Path) -> tuple[str, dict[str, str]]:
+    """What stands before the first heading of a part, and the text below each heading."""
+    if not path.exists():
+        return "", {}
+    intro, *rest = re.split(r"^## (.+)\n+", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return intro.lstrip(), {heading: text.rstrip("\n") + "\n" for heading, text in zip(rest[::2], rest[1::2], strict=True)}
+
+
+def _guarantee(part: str, kind: str) -> str:
+    if part == "sinks":
+        rows = _sink_rows(registry.sink_class_of(kind).capabilities)
+    elif part == "sources" and (found := registry.source_class_of(kind)):
+        rows = _source_rows(found)
+    else:
+        return ""
+    return "| | |\n|---|---|\n" + "".join(f"| {what} | {said} |\n" for what, said in rows)
+
+
+def _sink_rows(able: SinkCapabilities) -> Iterator[tuple[str, str]]:
+    exact = able.delivery is Delivery.EXACTLY_ONCE
+    yield (
+        "A row arrives",
+        "exactly once: rows and record of an epoch are one act" if exact else "at least once: no record of the epoch is kept",
+    )
+    direct = "; splits, while tasks load history by themselves" if able.direct else ""
+    yield "Readers see", _READERS[able.visibility] + direct
+    operations = "inserts, updates and deletes" if able.delete else "inserts and updates" if able.upsert else "inserts"
+    yield "It takes", operations
+    fences = "refused: the target compares generations in the same act"
+    waits = "not seen by the target: a run that follows waits out its lease, and `commit_timeout_seconds` (5 s)"
+    yield "What an older run still writes is", fences if able.fences else waits
+    if not exact:
+        return
+    yield "The target is", "made if it is missing" if able.creates_target else "there before, or the run stops"
+    counts = "by operation: the check `sink_count` can hold them against the target"
+    yield "Changes are counted", counts if able.counts_changes else "as rows only: the check `sink_count` says that it does not apply"
+
+
+def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
+    able: SourceCapabilities = found.capabilities
+    yield "It ends", "by itself: it is history" if able.bounded else "never: it is a stream"
+    if able.bounded:
+        yield "It holds still", "pinned: a split gives the same rows whenever it is read" if able.pinned else "no: read while nobody writes"
+    yield "`job_mode`", "takes it" if able.job_mode else "refuses it"
+    if able.bounded:
+        yield "Tasks load sinks from it", "directly where the transform allows it" if able.direct else "by way of Spark's rows"
+
+
+def _index() -> str:
+    telemetry = "\n".join([f"## Telemetry\n\n{_TELEMETRY}\n", *option_tables.tables(Telemetry, 3)])
+    return "\n".join([_INDEX_HEAD, *(_available(part) for part in PARTS), telemetry, _not_yet()])
+
+
+_INDEX_HEAD = f"""# Pipeline file reference
+
+{_WRITTEN.format(part="").replace(" and tools/docs/parts/", ", pipeline/compat/streamling.py and the connectors")}
+The top level has [a page of its own](pipeline.md); so has each type of node. Types of columns: [types](../types.md). Whole files
+for common tasks: [cookbook](../../guides/cookbook.md). `headrace validate --schema` writes the same as a JSON Schema for editors.
+"""
+
+
+_TELEMETRY = "What `telemetry` of any node may say, for [its metrics](../../guides/monitor.md#metrics). It changes no row."
+
+
+def _available(part: str) -> str:
+    rows = "".join(
+        f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n" for kind, model in types(part).items()
+    )
+    return f"## {part.capitalize()}\n\n| type | what it is | guarantee |\n|---|---|---|\n{rows}"
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    return " ".join(option_tables.summary(model).split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def _promise(part: str, kind: str) -> str:
+    if part == "sinks":
+        return str(registry.sink_class_of(kind).capabilities.delivery).replace("_", " ")
+    if part == "transforms":
+        return "per row; the same rows again in a replay"
+    if (found := registry.source_class_of(kind)) is None:
+        return "as its phases, with an exact handoff"
+    if not found.capabilities.bounded:
+        return "the same range gives the same rows"
+    return "pinned" if found.capabilities.pinned else "not pinned"
+
+
+def _not_yet() -> str:
+    """What Streamling's files may say and these may not."""
+    kinds = "".join(
+        f"| `{kind}` | {part} | {instead} |\n"
+        for part in PARTS
+        for kind, instead in streamling.TYPES[part].items()
+        if kind not in types(part)
+    )
+    values = "".join(f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items())
+    keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())
+    return f"""## Not available yet
+
+`headrace validate` answers these with what there is instead. A key that the page of a node lists is available there.
+
+| type | part | instead |
+|---|---|---|
+{kinds}
+| key or value | instead |
+|---|---|
+{keys}{values}
+Any other type is a [plugin's](../../guides/plugins.md): `headrace plugin list` shows which are installed. Those of Streamling's community
+({", ".join(f"`{name}`" for name in sorted(streamling.PLUGINS))}) are not among them.
+"""

@@ -1,0 +1,150 @@
+"""docs/reference/types.md: prose from tools/docs/parts/types.md, and in place of its `<!-- table: NAME -->` lines the tables that the code uses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from headrace.connectors.clickhouse.types import SCALARS, convert, parse
+from headrace.connectors.iceberg.table import iceberg_type
+from headrace.connectors.kafka.json_decoder import arrives_as
+from headrace.connectors.postgres.target import PARSES_TEXT, TAKES
+from headrace.pipeline.types.arrow import DECIMALS, FILE_TYPES, POSTGRES, SPARK, parse_type, postgres_type, spark_type
+
+_WRITTEN = "<!-- Written by `make docs` from the connectors' tables and tools/docs/parts/types.md. Change those. -->\n"
+_MARK = re.compile(r"^<!-- table: (\w+) -->\n", re.MULTILINE)
+_PLACE = {"precision": "p", "scale": "s"}
+_CONTAINERS = ("Decimal(20, 4)", "Decimal(60, 4)", "FixedString(8)", "LowCardinality(String)", "SimpleAggregateFunction(sum, Int64)", "Array(UInt8)",
+               "Map(String, UInt32)", "Tuple(a UInt8, b Date)", "Nested(a UInt8, b Date)")  # fmt: skip
+_JSON: Mapping[str, str] = {
+    "string": "text; an object or a list stays JSON text, its numbers with up to 38 digits",
+    "int": "whole number in the type's range",
+    "int256": "whole number, bare or as text, in the type's range",
+    "float": "number, `NaN`, `Infinity`, `-Infinity`, bare or as text",
+    "decimal": "number or text, up to 38 digits, no more behind the point than the scale",
+    "decimal256(": "the same, up to 76 digits; as text if there are more than 38",
+    "boolean": "`true` or `false`",
+    "date": "ISO 8601 text such as `2025-01-31`",
+    "timestamp": "ISO 8601 text; without a zone: UTC; digits behind the microsecond are cut off",
+    "time": "text, taken as it is",
+    "binary": "hexadecimal text",
+}
+"""What a message may hold, by what a type's name begins with."""
+_SAME: Mapping[str, str] = {"utf8": "string", "i256": "int256", "u256": "int256"}
+
+ICEBERG: Mapping[str, str] = {
+    "boolean": "BOOLEAN",
+    "int": "INT",
+    "long": "BIGINT",
+    "float": "FLOAT",
+    "double": "DOUBLE",
+    "decimal(20,4)": "DECIMAL(20,4)",
+    "date": "DATE",
+    "timestamptz": "TIMESTAMP",
+    "timestamp": "TIMESTAMP_NTZ",
+    "string": "STRING",
+    "uuid": "STRING",
+    "fixed[16]": "BINARY",
+    "binary": "BINARY",
+}
+"""Iceberg's own mapping to Spark, which a test asks of the library."""
+
+
+def page(parts: Path) -> str:
+    """The whole page."""
+    text = (parts / "types.md").read_text(encoding="utf-8")
+    title, _, rest = text.partition("\n")
+    return f"{title}\n\n{_WRITTEN}{_MARK.sub(lambda found: TABLES[found[1]](), rest)}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |\n" for line in (head, *rows)]
+    return "".join([lines[0], "|" + "---|" * len(head) + "\n", *lines[1:]])
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _file_types() -> str:
+    rows: dict[str, list[str]] = {}
+    for name in [*FILE_TYPES, *DECIMALS]:
+        rows.setdefault(_arrow(parse_type(name)), []).append(name)
+    return _table(["in the file", "Arrow"], [[_code(names), f"`{kind}`"] for kind, names in rows.items()])
+
+
+def _arrow(kind: pa.DataType) -> str:
+    return str(kind).replace("month_day_nano_interval", "interval")
+
+
+def _kafka() -> str:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in [*FILE_TYPES, *DECIMALS, "decimal256(60, 4)"]:
+        kind = arrives_as(parse_type(name))
+        refused = ("refused: declare it as string, and convert it in a transform", "", "")
+        said = refused if kind is None else (_spoken(name), f"`{spark_type(kind)}`", f"`{postgres_type(kind)}`")
+        rows.setdefault(said, []).append(name)
+    return _table(
+        ["in `schema`", "in the message", "in Spark and Delta", "in Postgres"], [[_code(names), *row] for row, names in rows.items()]
+    )
+
+
+def _spoken(name: str) -> str:
+    plain = _SAME.get(name, name.removeprefix("u") if name.startswith("uint") else name)
+    begin = max((key for key in _JSON if plain.startswith(key)), key=len)
+    return _JSON[begin]
+
+
+def _clickhouse() -> str:
+    rows: dict[str, list[str]] = {}
+    for name, (_, arrow) in SCALARS.items():
+        rows.setdefault(spark_type(arrow), []).append(name)
+    for name in _CONTAINERS:
+        rows.setdefault(spark_type(convert(parse(name))[1]), []).append(name)
+    return _table(["ClickHouse", "arrives as"], [[_code(names), f"`{kind.replace('`', '')}`"] for kind, names in rows.items()])
+
+
+def _iceberg() -> str:
+    rows: dict[str, list[str]] = {}
+    for name, kind in ICEBERG.items():
+        rows.setdefault(kind, []).append(name)
+    return _table(["in Iceberg", "in Spark"], [[_code(names), f"`{kind}`"] for kind, names in rows.items()])
+
+
+def _iceberg_made() -> str:
+    """What tables are made with: the Iceberg type whose Spark type the column has."""
+    back = {kind.split("(")[0]: name.split("(")[0] for name, kind in ICEBERG.items() if name not in ("uuid", "fixed[16]")}
+    rows: dict[str, list[str]] = {}
+    for what, _, kind in SPARK:
+        small = kind in ("TINYINT", "SMALLINT")
+        plain = iceberg_type(pa.int16()) if small else kind.split("(")[0]
+        rows.setdefault(back.get(plain, ""), []).append(what)
+    return _table(
+        ["Arrow", "column that is made"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()]
+    )
+
+
+def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) -> Iterator[list[str]]:
+    for what, _, name in table:
+        yield [what, f"`{name.format(**_PLACE)}`"]
+
+
+def _taken() -> str:
+    rows = [[f"`{ours}`", _code(theirs)] for ours, theirs in TAKES.items()]
+    return _table(["rows have", "columns that take it"], rows)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "file_types": _file_types,
+    "kafka": _kafka,
+    "clickhouse": _clickhouse,
+    "iceberg": _iceberg,
+    "iceberg_made": _iceberg_made,
+    "spark": lambda: _table(["Arrow", "Spark"], _rows_of(SPARK)),
+    "postgres": lambda: _table(["Arrow", "column that is made"], _rows_of(POSTGRES)),
+    "takes": _taken,
+    "parses_text": lambda: _table(["rows have", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]),
+}
