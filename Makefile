@@ -12,6 +12,8 @@ STAMP := $(VENV)/headrace-is-set-up
 JARS := $(VENV)/headrace-has-jars
 TOOLS := $(VENV)/headrace-has-tools
 ARCHIVE := $(VENV)/headrace-has-archive
+# The variable switches off an advertisement for another tool.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # Of pytest. Each has a Spark and servers of its own, some 6 GB; two files at a time fill the waits of one another.
 WORKERS ?= 2
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -72,22 +74,27 @@ test-faults: setup ## Every fault test and long suite in full.
 	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "faults or long or whole"
 
 .PHONY: check
-check: $(STAMP) $(TOOLS) ## Linters, types, the order of the rooms.
+check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the documentation site.
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 	@$(BIN)/lint-imports
 	@$(BIN)/pre-commit validate-config
+	@$(MKDOCS) build --strict --quiet --site-dir $(VENV)/site
 
 .PHONY: docs
-docs: $(STAMP) ## Writes the pages that follow from the code: options, types.
+docs: $(STAMP) ## Writes the generated pages of docs/reference.
 	@$(BIN)/python tools/docs/build.py
+
+.PHONY: site
+site: $(STAMP) $(TOOLS) ## The documentation as a site, at http://127.0.0.1:8000.
+	@$(MKDOCS) serve
 
 .PHONY: bench
 bench: setup ## The figures of docs/internals/benchmarks.md, as ratios to the best bare way.
 	@$(BIN)/python -m benchmarks
 
 .PHONY: lock
-lock: $(STAMP) ## Writes both lock files anew from pyproject.toml.
+lock: $(STAMP) ## Writes both lock files from pyproject.toml.
 	@$(LOCK) --extra demo --extra java --extra setup -o requirements.lock
 	@$(LOCK) --all-extras --constraint requirements.lock -o requirements-dev.lock
