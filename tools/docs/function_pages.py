@@ -35,11 +35,11 @@ def _index() -> Iterator[str]:
 def _section(group: Group) -> Iterator[str]:
     yield from (f"## {group[0].upper()}{group[1:]}", "")
     for function in _of(group):
-        yield from (f"### {function.name}", "", f"`{function.signature}` gives {_kind(function)}", "")
+        yield from (f"### {function.name}", "", f"`{function.signature}` returns {_kind(function)}", "")
         also = f" Also called {', '.join(f'`{alias}`' for alias in function.aliases)}." if function.aliases else ""
         yield from (function.meaning + also, "", f"In {function.where}. {_runs(function)}", "", "| call | result |", "|---|---|")
         for call, result in function.examples:
-            yield f"| {_code(call)} | {_code(result) if result else 'empty text'} |"
+            yield f"| {_code(call)} | {_code(result) if result else 'empty string'} |"
         for call, said in function.errors:
             yield f"| {_code(call)} | error: {_plain(said)} |"
         yield ""
@@ -50,7 +50,7 @@ def _kind(function: Function) -> str:
 
 
 def _runs(function: Function) -> str:
-    return "An Arrow function, run by Python workers." if function.arrow else "An expression of Spark's."
+    return "Python workers run it over Arrow arrays." if function.arrow else "Spark compiles it."
 
 
 def _code(text: str) -> str:

@@ -82,30 +82,33 @@ def _sink_rows(able: SinkCapabilities) -> Iterator[tuple[str, str]]:
     exact = able.delivery is Delivery.EXACTLY_ONCE
     yield (
         "A row arrives",
-        "exactly once: rows and record of an epoch are one act" if exact else "at least once: no record of the epoch is kept",
+        "exactly once: rows and commit record are one atomic act" if exact else "at least once: the sink has no commit record",
     )
-    direct = "; splits, while tasks load history by themselves" if able.direct else ""
+    direct = "; splits during a bulk copy of history" if able.direct else ""
     yield "Readers see", _READERS[able.visibility] + direct
     operations = "inserts, updates and deletes" if able.delete else "inserts and updates" if able.upsert else "inserts"
-    yield "It takes", operations
+    yield "Operations", operations
     fences = "refused: the target compares generations in the same act"
-    waits = "not seen by the target: a run that follows waits out its lease, and `commit_timeout_seconds` (5 s)"
-    yield "What an older run still writes is", fences if able.fences else waits
+    waits = "not detected: the next run waits for the end of the lease and for `commit_timeout_seconds` (5 s)"
+    yield "Writes of an older run", fences if able.fences else waits
     if not exact:
         return
-    yield "The target is", "made if it is missing" if able.creates_target else "there before, or the run stops"
-    counts = "by operation: the check `sink_count` can hold them against the target"
-    yield "Changes are counted", counts if able.counts_changes else "as rows only: the check `sink_count` says that it does not apply"
+    yield "A missing target", "is created" if able.creates_target else "stops the run"
+    counts = "by operation; the check `sink_count` applies"
+    yield "Changes are counted", counts if able.counts_changes else "as rows only; the check `sink_count` does not apply"
 
 
 def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
     able: SourceCapabilities = found.capabilities
-    yield "It ends", "by itself: it is history" if able.bounded else "never: it is a stream"
+    yield "Kind", "bounded: history" if able.bounded else "unbounded: a stream"
     if able.bounded:
-        yield "It holds still", "pinned: a split gives the same rows whenever it is read" if able.pinned else "no: read while nobody writes"
-    yield "`job_mode`", "takes it" if able.job_mode else "refuses it"
+        yield (
+            "Snapshot",
+            "yes: a split gives the same rows at every read" if able.pinned else "no: no other program may write during the read",
+        )
+    yield "`job_mode`", "supported" if able.job_mode else "refused"
     if able.bounded:
-        yield "Tasks load sinks from it", "directly where the transform allows it" if able.direct else "by way of Spark's rows"
+        yield "Load path", "bulk copy if the transform allows it, otherwise Spark" if able.direct else "Spark"
 
 
 def _index() -> str:
@@ -116,19 +119,19 @@ def _index() -> str:
 _INDEX_HEAD = f"""# Pipeline file reference
 
 {_WRITTEN.format(part="").replace(" and tools/docs/parts/", ", pipeline/compat/streamling.py and the connectors")}
-The top level has [a page of its own](pipeline.md); so has each type of node. Types of columns: [types](../types.md). Whole files
-for common tasks: [cookbook](../../guides/cookbook.md). `headrace validate --schema` writes the same as a JSON Schema for editors.
+[The pipeline file](pipeline.md) describes the top level. Each type of node has a page. See [Types](../types.md) for types of columns and the
+[Cookbook](../../guides/cookbook.md) for complete files. `headrace validate --schema` prints a JSON Schema for editors.
 """
 
 
-_TELEMETRY = "What `telemetry` of any node may say, for [its metrics](../../guides/monitor.md#metrics). It changes no row."
+_TELEMETRY = "`telemetry` of any node configures [its metrics](../../guides/monitor.md#metrics). It changes no row."
 
 
 def _available(part: str) -> str:
     rows = "".join(
         f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n" for kind, model in types(part).items()
     )
-    return f"## {part.capitalize()}\n\n| type | what it is | guarantee |\n|---|---|---|\n{rows}"
+    return f"## {part.capitalize()}\n\n| type | description | guarantee |\n|---|---|---|\n{rows}"
 
 
 def _first_line(model: type[BaseModel]) -> str:
@@ -139,12 +142,12 @@ def _promise(part: str, kind: str) -> str:
     if part == "sinks":
         return str(registry.sink_class_of(kind).capabilities.delivery).replace("_", " ")
     if part == "transforms":
-        return "per row; the same rows again in a replay"
+        return "per row; a replay gives the same rows"
     if (found := registry.source_class_of(kind)) is None:
-        return "as its phases, with an exact handoff"
+        return "that of its phases, with an exact handoff"
     if not found.capabilities.bounded:
         return "the same range gives the same rows"
-    return "pinned" if found.capabilities.pinned else "not pinned"
+    return "a snapshot" if found.capabilities.pinned else "no snapshot"
 
 
 def _not_yet() -> str:
@@ -159,7 +162,7 @@ def _not_yet() -> str:
     keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())
     return f"""## Not available yet
 
-`headrace validate` answers these with what there is instead. A key that the page of a node lists is available there.
+`headrace validate` reports these with an alternative. A key on the page of a node is available there.
 
 | type | part | instead |
 |---|---|---|
@@ -167,6 +170,6 @@ def _not_yet() -> str:
 | key or value | instead |
 |---|---|
 {keys}{values}
-Any other type is a [plugin's](../../guides/plugins.md): `headrace plugin list` shows which are installed. Those of Streamling's community
-({", ".join(f"`{name}`" for name in sorted(streamling.PLUGINS))}) are not among them.
+Other types come from [plugins](../../guides/plugins.md): `headrace plugin list` prints the installed ones. Those of Streamling's community
+({", ".join(f"`{name}`" for name in sorted(streamling.PLUGINS))}) are not available.
 """

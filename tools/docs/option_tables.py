@@ -15,18 +15,18 @@ from pydantic.fields import FieldInfo
 from headrace.pipeline.model.plugins import PluginNode
 from headrace.pipeline.types.durations import spell_duration
 
-HEAD = "| key | type | default | what it does |\n|---|---|---|---|\n"
-_IDLE = "So that Streamling's files run as they are. `headrace validate` tells where one of these is set."
+HEAD = "| key | type | default | description |\n|---|---|---|---|\n"
+_IDLE = "Streamling's files can have these keys. `headrace validate` warns if one of them is set."
 _ELSEWHERE: Mapping[str, str] = {"telemetry": "../index.md#telemetry"}
-"""Maps that all nodes share: one page tells of them."""
+"""Maps that all nodes share, with the page that describes them."""
 _PLAIN: Mapping[Any, str] = {
-    str: "text",
-    int: "whole number",
+    str: "string",
+    int: "integer",
     float: "number",
     bool: "`true` or `false`",
-    timedelta: "duration, such as `500ms` or `1h 30m`",
-    datetime: "moment such as `2025-01-31T12:00:00Z`",
-    date: "day such as `2025-01-31`, or month such as `2025-01`",
+    timedelta: "duration. Examples: `500ms`, `1h 30m`",
+    datetime: "timestamp. Example: `2025-01-31T12:00:00Z`",
+    date: "date or month. Examples: `2025-01-31`, `2025-01`",
     Any: "any value",
 }
 
@@ -47,7 +47,7 @@ def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> It
     yield _table(at_work)
     yield from _inner(at_work, level)
     if resting := {key: field for key, field in fields.items() if key in idle}:
-        yield f"{'#' * level} Taken, without effect\n\n{_IDLE}\n\n{_table(resting)}"
+        yield f"{'#' * level} Accepted, without effect\n\n{_IDLE}\n\n{_table(resting)}"
 
 
 def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
@@ -63,7 +63,7 @@ def _table(fields: Mapping[str, FieldInfo]) -> str:
 
 def _type(key: str, field: FieldInfo) -> str:
     found = _cell(_words(field.annotation, field.metadata))
-    return found.replace("see below", f"see [there]({_ELSEWHERE[key]})") if key in _ELSEWHERE else found
+    return found.replace("(below)", f"([keys]({_ELSEWHERE[key]}))") if key in _ELSEWHERE else found
 
 
 def _inner(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
@@ -87,7 +87,7 @@ def _words(kind: Any, metadata: list[Any]) -> str:
         return _words(options[0], metadata)
     options = [get_args(option)[0] if get_origin(option) is Annotated and _model(get_args(option)[0]) else option for option in options]
     if all(_model(option) for option in options):
-        return "node" if all(_is_node(option) for option in options) else "map, see below"
+        return "node" if all(_is_node(option) for option in options) else "map (below)"
     return " or ".join(_one(option, metadata) for option in options)
 
 
@@ -98,7 +98,7 @@ def _one(kind: Any, metadata: list[Any]) -> str:
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if kind == tuple[str, ...]:
-        return "list of columns, or text with commas"
+        return "list of columns, or string with commas"
     if origin in (tuple, list, set, frozenset):
         return f"list of {_words(args[0], []).replace('map', 'maps', 1)}"
     if origin is dict:

@@ -20,17 +20,17 @@ _PLACE = {"precision": "p", "scale": "s"}
 _CONTAINERS = ("Decimal(20, 4)", "Decimal(60, 4)", "FixedString(8)", "LowCardinality(String)", "SimpleAggregateFunction(sum, Int64)", "Array(UInt8)",
                "Map(String, UInt32)", "Tuple(a UInt8, b Date)", "Nested(a UInt8, b Date)")  # fmt: skip
 _JSON: Mapping[str, str] = {
-    "string": "text; an object or a list stays JSON text, its numbers with up to 38 digits",
-    "int": "whole number in the type's range",
-    "int256": "whole number, bare or as text, in the type's range",
-    "float": "number, `NaN`, `Infinity`, `-Infinity`, bare or as text",
-    "decimal": "number or text, up to 38 digits, no more behind the point than the scale",
-    "decimal256(": "the same, up to 76 digits; as text if there are more than 38",
+    "string": "string; an object or a list stays JSON text, its numbers with up to 38 digits",
+    "int": "integer in the range of the type",
+    "int256": "integer or string of digits, in the range of the type",
+    "float": "number, or string; also `NaN`, `Infinity`, `-Infinity`",
+    "decimal": "number or string, up to 38 digits, at most as many fractional digits as the scale",
+    "decimal256(": "the same, up to 76 digits; a string if there are more than 38",
     "boolean": "`true` or `false`",
-    "date": "ISO 8601 text such as `2025-01-31`",
-    "timestamp": "ISO 8601 text; without a zone: UTC; digits behind the microsecond are cut off",
-    "time": "text, taken as it is",
-    "binary": "hexadecimal text",
+    "date": "ISO 8601 string. Example: `2025-01-31`",
+    "timestamp": "ISO 8601 string; UTC without a zone; truncated to microseconds",
+    "time": "string, unchanged",
+    "binary": "hexadecimal string",
 }
 """What a message may hold, by what a type's name begins with."""
 _SAME: Mapping[str, str] = {"utf8": "string", "i256": "int256", "u256": "int256"}
@@ -122,9 +122,7 @@ def _iceberg_made() -> str:
         small = kind in ("TINYINT", "SMALLINT")
         plain = iceberg_type(pa.int16()) if small else kind.split("(")[0]
         rows.setdefault(back.get(plain, ""), []).append(what)
-    return _table(
-        ["Arrow", "column that is made"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()]
-    )
+    return _table(["Arrow", "created column"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()])
 
 
 def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) -> Iterator[list[str]]:
@@ -134,7 +132,7 @@ def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) ->
 
 def _taken() -> str:
     rows = [[f"`{ours}`", _code(theirs)] for ours, theirs in TAKES.items()]
-    return _table(["rows have", "columns that take it"], rows)
+    return _table(["type of the rows", "accepted column types"], rows)
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -144,7 +142,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "iceberg": _iceberg,
     "iceberg_made": _iceberg_made,
     "spark": lambda: _table(["Arrow", "Spark"], _rows_of(SPARK)),
-    "postgres": lambda: _table(["Arrow", "column that is made"], _rows_of(POSTGRES)),
+    "postgres": lambda: _table(["Arrow", "created column"], _rows_of(POSTGRES)),
     "takes": _taken,
-    "parses_text": lambda: _table(["rows have", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]),
+    "parses_text": lambda: _table(["type of the rows", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]),
 }
