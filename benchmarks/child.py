@@ -18,7 +18,7 @@ def say(step: str) -> None:
 def main() -> None:
     """Reads what to run from the environment."""
     from benchmarks.kit import Bench
-    from headrace.jobs.run.events import EpochDone, Event, Until
+    from headrace.jobs.run.events import EpochCommitted, Event, Until
     from headrace.jobs.run.pipeline_run import LaneRun
     from headrace.jobs.run.runner import run
     from headrace.pipeline.file.loader import parse_pipeline
@@ -36,7 +36,7 @@ def main() -> None:
     LaneRun.__enter__ = entered
 
     def listener(event: Event) -> None:
-        if isinstance(event, EpochDone):
+        if isinstance(event, EpochCommitted):
             say("epoch")
 
     folder = Path(asked["folder"])

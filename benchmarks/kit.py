@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 from psycopg import sql
 
 from headrace import services as local
-from headrace.jobs.run.events import EpochDone, Event, Until
+from headrace.jobs.run.events import EpochCommitted, Event, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import parse_pipeline
@@ -116,12 +116,12 @@ class Bench:
         with psycopg.connect(self.services.postgres.conninfo()) as connection:
             return connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchall()[0][0]
 
-    def headrace(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochDone]]:
+    def headrace(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochCommitted]]:
         """Runs a pipeline here, with settings beside those for the servers; seconds in epochs, and the epochs."""
-        epochs: list[EpochDone] = []
+        epochs: list[EpochCommitted] = []
 
         def listener(event: Event) -> None:
-            if isinstance(event, EpochDone):
+            if isinstance(event, EpochCommitted):
                 epochs.append(event)
 
         run(parse_pipeline(text), self.settings(**settings or {}), until=Until.CAUGHT_UP, listener=listener)

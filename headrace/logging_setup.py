@@ -1,4 +1,4 @@
-"""Logging of a front door: lines on standard error, as text or JSON, and a report where something unexpected happened."""
+"""Logging of a front launched_by: lines on standard error, as text or JSON, and a report where something unexpected happened."""
 
 from __future__ import annotations
 

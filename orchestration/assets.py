@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import dagster as dg
 
-from headrace.jobs.run.events import CheckResult, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
+from headrace.jobs.run.events import CheckResult, Event, PartitionCompleted, PhaseChanged, RunMessage, RunResult, Until
 from headrace.orchestration import metadata as report
 from headrace.orchestration.columns import ColumnBook
 from headrace.orchestration.execution import check_results, run_lane, verdict
@@ -66,12 +66,12 @@ def _write(context: dg.AssetExecutionContext, pipeline: Pipeline, windows: Seque
     rows: dict[str, Mapping[str, int]] = {}
 
     def on_event(event: Event) -> None:
-        if isinstance(event, WindowDone):
+        if isinstance(event, PartitionCompleted):
             rows[event.window] = event.rows
             context.log.info("window %s is complete: %s", event.window or "(all)", dict(event.rows))
         elif isinstance(event, PhaseChanged):
             context.log.info("phase %s %s", event.phase, event.detail or "")
-        elif isinstance(event, Notice):
+        elif isinstance(event, RunMessage):
             context.log.log(event.level.upper(), event.message)
 
     until = Until.HISTORY if windows or not pipeline.has_stream else Until.CAUGHT_UP

@@ -45,7 +45,7 @@ def run_lane(
     run_id: str,
     retries: int = 0,
     windows: Sequence[str] | None = None,
-    lifetime: timedelta | None = None,
+    max_run_time: timedelta | None = None,
     on_event: Callable[[Event], None],
     on_tick: Callable[[], None] = lambda: None,
 ) -> RunResult:
@@ -69,8 +69,8 @@ def run_lane(
             windows=windows,
             listener=events.put,
             stop=stop,
-            lifetime=lifetime,
-            door="dagster",
+            max_run_time=max_run_time,
+            launched_by="dagster",
             run_id=run_id,
             spark=spark.session(settings, pipeline.kinds),
         )

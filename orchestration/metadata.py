@@ -12,8 +12,8 @@ from headrace.pipeline.protocol.epochs import Counts
 
 WHAT_CHECKS_SAY = {
     "exactly_once_epochs": "The sink's own record, the ledger and the positions agree: epochs gapless, none twice.",
-    "sink_count": "Rows in the target = rows at first + inserted - deleted, as the sink acknowledged them, read in one snapshot.",
-    "handoff_gapless": "The stream began exactly at the offsets that the history is known to hold.",
+    "row_count_matches": "Rows in the target = rows at first + inserted - deleted, as the sink acknowledged them, read in one snapshot.",
+    "handoff_has_no_gap": "The stream began exactly at the offsets that the history is known to hold.",
     "content_matches": "A sample of the target's rows is what the sources say, as of the epoch that the target holds.",
 }
 
@@ -25,7 +25,7 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
         "last epoch": result.last_epoch,
         "history complete": result.history_complete,
         "caught up": result.caught_up,
-        "ended by": result.stopped,
+        "ended by": result.stop_reason,
         "ledger id": result.pipeline,
     }
     for phase, figures in result.phases.items():
@@ -42,7 +42,7 @@ def counts_metadata(counts: Counts) -> dict[str, Any]:
 
 def target_metadata(checks: Mapping[str, CheckResult]) -> dict[str, Any]:
     """The target's own row count, where the check has counted it."""
-    rows = checks["sink_count"].numbers.get("rows") if "sink_count" in checks else None
+    rows = checks["row_count_matches"].numbers.get("rows") if "row_count_matches" in checks else None
     return {} if rows is None else {"dagster/row_count": rows}
 
 

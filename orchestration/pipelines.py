@@ -162,8 +162,8 @@ def checks_of(pipeline: Pipeline, sink: str) -> Sequence[str]:
         return ()
     model = pipeline.file.model
     hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
-    always = ("exactly_once_epochs", "sink_count")
-    return (*always, *(["handoff_gapless"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable else []))
+    always = ("exactly_once_epochs", "row_count_matches")
+    return (*always, *(["handoff_has_no_gap"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable else []))
 
 
 def window_problem(pipeline: Pipeline, windows: Sequence[str] | None) -> str:

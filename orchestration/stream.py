@@ -1,4 +1,4 @@
-"""The stream as a job: one op that runs the lane until its lifetime ends, and reports on the sinks while it does."""
+"""The stream as a job: one op that runs the lane until its max_run_time ends, and reports on the sinks while it does."""
 
 # No postponed annotations here: Dagster compares the annotation of `context` itself, not its spelling.
 import time
@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from headrace.jobs.run.events import EpochDone, Event, Notice, PhaseChanged, RunResult, Until, WindowDone
+from headrace.jobs.run.events import EpochCommitted, Event, PartitionCompleted, PhaseChanged, RunMessage, RunResult, Until
 from headrace.orchestration import metadata as report
 from headrace.orchestration.execution import check_results, run_lane
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, checks_of
@@ -35,14 +35,14 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
 
     @dg.op(name=f"{pipeline.name}_stream_op", out=dg.Out(dg.Nothing), required_resource_keys={SPARK}, tags={PIPELINE_TAG: pipeline.name})
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        until, lifetime = _how_long(pipeline, config)
+        until, max_run_time = _how_long(pipeline, config)
         reporter = StreamReporter(context, pipeline)
         try:
             result = run_lane(
                 pipeline,
                 getattr(context.resources, SPARK),
                 until=until,
-                lifetime=lifetime,
+                max_run_time=max_run_time,
                 run_id=context.run.run_id,
                 on_event=reporter.on_event,
                 on_tick=reporter.on_tick,
@@ -71,8 +71,8 @@ def _how_long(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timedelt
         msg = f"until: `{wished}` is not known; allowed: {Until.CAUGHT_UP}, {Until.FOREVER}"
         raise dg.Failure(description=msg, allow_retries=False)
     until = Until(wished)
-    lifetime = timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
-    return until, lifetime if until is Until.FOREVER or config.max_run_seconds else None
+    max_run_time = timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
+    return until, max_run_time if until is Until.FOREVER or config.max_run_seconds else None
 
 
 class StreamReporter:
@@ -96,16 +96,16 @@ class StreamReporter:
 
     def on_event(self, event: Event) -> None:
         """Takes in what the lane did; says at once only what happens seldom."""
-        if isinstance(event, EpochDone):
+        if isinstance(event, EpochCommitted):
             self._tally.add(event)
             self._backlog = event.backlog
         elif isinstance(event, PhaseChanged):
             self._context.log.info("phase %s %s", event.phase, event.detail or "")
-        elif isinstance(event, WindowDone) and event.window and self._pipeline.partitions:
+        elif isinstance(event, PartitionCompleted) and event.window and self._pipeline.partitions:
             for sink, physical in self._pipeline.sinks.items():
                 rows = {"dagster/partition_row_count": event.rows[sink]} if sink in event.rows else {}
                 self._context.log_event(dg.AssetMaterialization(physical.key, partition=event.window, metadata=rows))
-        elif isinstance(event, Notice):
+        elif isinstance(event, RunMessage):
             self._context.log.log(event.level.upper(), event.message)
 
     def on_tick(self) -> None:
@@ -125,7 +125,7 @@ class StreamReporter:
     def finish(self, result: RunResult) -> None:
         """Says what is left to say, with a last look at the real systems."""
         self.say_the_rest(caught_up=result.caught_up)
-        self._context.log.info("ended by %s after %d epochs, caught up: %s", result.stopped, result.epochs, result.caught_up)
+        self._context.log.info("ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up)
         self._check()
 
     def _say(self, figures: Mapping[str, Figures], filled: list[str]) -> None:

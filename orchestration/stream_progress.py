@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 
-from headrace.jobs.run.events import EpochDone
+from headrace.jobs.run.events import EpochCommitted
 from headrace.pipeline.model.run_options import Partitions
 from headrace.pipeline.protocol.epochs import Counts, Phase
 from headrace.pipeline.protocol.partitions import time_windows
@@ -38,7 +38,7 @@ class Tally:
         self._figures = {sink: Figures(sink) for sink in sinks}
         self._said = dict.fromkeys(self._figures, clock())
 
-    def add(self, event: EpochDone) -> None:
+    def add(self, event: EpochCommitted) -> None:
         """Takes an epoch in for every sink."""
         number, seconds = event.plan.number, event.steps.get("total", 0.0)
         for sink, had in self._figures.items():

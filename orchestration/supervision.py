@@ -144,6 +144,6 @@ def _failed(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision
 
 def _in_words(state: LaneState) -> str:
     holder = state.holder or {}
-    shown = ", ".join(f"{key} {holder[key]}" for key in ("door", "host", "pid") if holder.get(key))
+    shown = ", ".join(f"{key} {holder[key]}" for key in ("launched_by", "host", "pid") if holder.get(key))
     phase = state.progress.get("phase")
     return f"epoch {state.committed}" + (f", {phase}" if phase else "") + (f" ({shown})" if shown else "")

@@ -85,7 +85,7 @@ def _show_lane(console: Console, lane: LaneState, epochs: list[EpochRow]) -> Non
 
 
 def _holder(holder: Json) -> str:
-    return f"{holder.get('door', 'a run')} on {holder.get('host', '?')}, pid {holder.get('pid', '?')}"
+    return f"{holder.get('launched_by', 'a run')} on {holder.get('host', '?')}, pid {holder.get('pid', '?')}"
 
 
 def _epoch_table(epochs: list[EpochRow]) -> Table:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.status import Status
 
 from headrace.console import count, rate, span
-from headrace.jobs.run.events import EpochDone, Event, Notice, PhaseChanged, WindowDone
+from headrace.jobs.run.events import EpochCommitted, Event, PartitionCompleted, PhaseChanged, RunMessage
 from headrace.pipeline.protocol.epochs import Phase
 
 _EVERY_SECONDS = 5.0
@@ -33,14 +33,14 @@ class ProgressScreen:
     def __call__(self, event: Event) -> None:
         """Shows one event."""
         match event:
-            case EpochDone():
+            case EpochCommitted():
                 self._epoch(event)
             case PhaseChanged():
                 self._enter(event)
-            case WindowDone():
+            case PartitionCompleted():
                 rows = max(event.rows.values(), default=0)
                 self._console.print(f"{self._name}: {event.window or 'history'} complete, {count(rows)} rows")
-            case Notice():
+            case RunMessage():
                 self._console.print(f"{self._name}: {event.message}", style="yellow" if event.level != "info" else None)
 
     def asked_to_stop(self, signal_name: str) -> None:
@@ -55,7 +55,7 @@ class ProgressScreen:
         self._phase, self._rows, self._started = event.phase, 0, time.monotonic()
         self._console.print(f"{self._name}: {_PHASES[event.phase]}{_details(event)}")
 
-    def _epoch(self, event: EpochDone) -> None:
+    def _epoch(self, event: EpochCommitted) -> None:
         if event.plan.phase != self._phase:  # an epoch that an earlier run left open comes before any phase is announced
             self._enter(PhaseChanged(event.plan.phase))
             self._started -= event.steps["total"]
@@ -68,7 +68,7 @@ class ProgressScreen:
             self._said = time.monotonic()
             self._console.print(f"{self._name}: {line}")
 
-    def _line(self, event: EpochDone) -> str:
+    def _line(self, event: EpochCommitted) -> str:
         spent = time.monotonic() - self._started
         behind = f", {count(self._behind)} behind" if self._behind else ""
         phase = _PHASES[event.plan.phase]

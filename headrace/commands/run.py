@@ -20,7 +20,7 @@ from headrace.shutdown import Stopper
 
 log = logging.getLogger(__name__)
 
-_WHY = {"done": "", "signal": "stopped by a signal, ", "lifetime": "its lifetime is over, "}
+_STOP_REASONS = {"completed": "", "signal": "stopped by a signal, ", "max_run_time": "max_run_time reached, "}
 
 
 def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> None:
@@ -40,7 +40,9 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
     with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
         try:
             result = stopper.call(
-                lambda: run(file, settings, until=chosen, windows=partitions or None, listener=listener, stop=stopper.event, door="cli")
+                lambda: run(
+                    file, settings, until=chosen, windows=partitions or None, listener=listener, stop=stopper.event, launched_by="cli"
+                )
             )
         except Exception as error:
             if not stopper.event.is_set():
@@ -80,12 +82,12 @@ def show_result(result: RunResult) -> None:
     """What the run did, in a few lines on standard output."""
     console = out()
     if not result.epochs:
-        console.print(f"{result.name}: {_WHY[result.stopped]}nothing to do. {_stand(result)}")
+        console.print(f"{result.name}: {_STOP_REASONS[result.stop_reason]}nothing to do. {_stand(result)}")
         return
     rows = sum(figures.rows for figures in result.phases.values())
     seconds = sum(figures.seconds for figures in result.phases.values())
     epochs = f"epochs {result.first_epoch} to {result.last_epoch}" if result.epochs > 1 else f"epoch {result.last_epoch}"
-    console.print(f"{result.name}: {_WHY[result.stopped]}{epochs}, {count(rows)} rows in {span(seconds)}. {_stand(result)}")
+    console.print(f"{result.name}: {_STOP_REASONS[result.stop_reason]}{epochs}, {count(rows)} rows in {span(seconds)}. {_stand(result)}")
     for phase, figures in result.phases.items():
         name = str(phase).replace("_", " ")
         console.print(f"  {name:<12} {count(figures.rows):>12} rows  {rate(figures.rows, figures.seconds):>15}  {figures.epochs:>5} epochs")

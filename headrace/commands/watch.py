@@ -100,7 +100,7 @@ class Watcher:
 def _holder(lane: LaneState) -> str:
     if lane.holder is None:
         return "nobody"
-    return f"{lane.holder.get('door', 'run')} {lane.holder.get('pid', '?')}@{lane.holder.get('host', '?')}"
+    return f"{lane.holder.get('launched_by', 'run')} {lane.holder.get('pid', '?')}@{lane.holder.get('host', '?')}"
 
 
 def age(seconds: float | None) -> str:

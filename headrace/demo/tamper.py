@@ -46,7 +46,7 @@ def tamper_and_repair(setting: Setting) -> bool:
 
 
 def _red(checks: list[CheckResult]) -> bool:
-    return any(check.name == "sink_count" and check.passed is False for check in checks)
+    return any(check.name == "row_count_matches" and check.passed is False for check in checks)
 
 
 def _lost(setting: Setting) -> list[dict[str, Any]]:

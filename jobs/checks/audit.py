@@ -108,7 +108,7 @@ def _sink_checks(
 
     node = file.model.sinks[name]
     if registry.sink_class(node).capabilities.delivery is not Delivery.EXACTLY_ONCE:
-        for check in ("exactly_once_epochs", "sink_count", "handoff_gapless"):
+        for check in ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap"):
             yield CheckResult(check, name, None, f"not applicable: a {node.type} sink keeps no record")
         return
     key = SinkKey(state.pipeline, file.name, LANE, name)
@@ -178,10 +178,10 @@ def _count(name: str, sink: Sink) -> CheckResult:
     found = sink.count()
     record, rows = found or (None, 0)
     if record is None:
-        return CheckResult("sink_count", name, None, "not applicable: the sink cannot tell its own rows from others")
+        return CheckResult("row_count_matches", name, None, "not applicable: the sink cannot tell its own rows from others")
     totals, baseline = record.totals, record.baseline
     if baseline is None or totals.inserted is None or totals.deleted is None:
-        return CheckResult("sink_count", name, None, "not applicable: the sink does not know what it changed", {"rows": rows})
+        return CheckResult("row_count_matches", name, None, "not applicable: the sink does not know what it changed", {"rows": rows})
     expected = baseline + totals.inserted - totals.deleted
     numbers: Json = {
         "rows": rows,
@@ -198,17 +198,17 @@ def _count(name: str, sink: Sink) -> CheckResult:
     if rows != expected:
         word = "missing" if rows < expected else "too many"
         said = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {word}"
-    return CheckResult("sink_count", name, rows == expected, said, numbers)
+    return CheckResult("row_count_matches", name, rows == expected, said, numbers)
 
 
 def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
     hybrids = [source for source in graph.upstream_sources(file.model, name) if file.model.sources[source].type == "hybrid"]
     if not hybrids:
-        return CheckResult("handoff_gapless", name, None, "not applicable: no hybrid source")
+        return CheckResult("handoff_has_no_gap", name, None, "not applicable: no hybrid source")
     if not history_complete(file, state):
         done = positions.windows_done(file.model, state.position)
         return CheckResult(
-            "handoff_gapless", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
+            "handoff_has_no_gap", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
         )
     problems: list[str] = []
     numbers: Json = {}
@@ -230,4 +230,4 @@ def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
         if problems
         else "the stream began exactly where history ends" + ("" if phase is Phase.LIVE else "; still catching up")
     )
-    return CheckResult("handoff_gapless", name, not problems, said, numbers)
+    return CheckResult("handoff_has_no_gap", name, not problems, said, numbers)

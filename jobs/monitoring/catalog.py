@@ -66,9 +66,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("epoch", _G, "The last committed epoch."),
     Metric("generation", _G, "How many runs have held the lane, this one included."),
     Metric("phase", _G, "1 for the phase that the lane is in, 0 for the others.", labels=("phase",)),
-    Metric("backlog", _G, "Offsets that streams have and the lane has not committed."),
+    Metric("source_lag_rows", _G, "Offsets that streams have and the lane has not committed."),
     Metric("last_commit_timestamp_seconds", _G, "When the last epoch was committed, since 1970."),
     Metric("last_error_timestamp_seconds", _G, "When an epoch failed last, since 1970; not there before."),
-    Metric("blocked", _G, "1 while an epoch fails or the run has given up, else 0."),
+    Metric("epoch_failing", _G, "1 while an epoch fails or the run has given up, else 0."),
 )
 BY_NAME = {metric.name: metric for metric in METRICS}

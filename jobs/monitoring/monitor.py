@@ -214,7 +214,7 @@ class Eyes(NoEyes):
     def _begin(self, generation: int, epoch: int) -> None:
         self._meters.set("generation", generation)
         self._meters.set("epoch", epoch)
-        self._meters.set("blocked", 0)
+        self._meters.set("epoch_failing", 0)
         self._meters.set("checkpoint_epochs_in_flight", 0)
         for name in ("markers_sent", "epochs_succeeded", "epochs_failed", "finalizers_sent"):
             self._meters.add(f"checkpoint_{name}_total", 0)
@@ -251,11 +251,11 @@ class Eyes(NoEyes):
         add("checkpoint_epochs_succeeded_total", 1)
         add("checkpoint_finalizers_sent_total", 1)
         put("checkpoint_epochs_in_flight", 0)
-        put("blocked", 0)
+        put("epoch_failing", 0)
         put("epoch", plan.number)
         put("last_commit_timestamp_seconds", time.time())
         if backlog is not None:
-            put("backlog", backlog)
+            put("source_lag_rows", backlog)
         self._durations(steps)
         if any(node.type == "handler" for node in self._model.transforms.values()):
             self._calls()
@@ -300,7 +300,7 @@ class Eyes(NoEyes):
         }
         self._meters.add("checkpoint_epochs_failed_total", 1)
         self._meters.set("last_error_timestamp_seconds", time.time())
-        self._meters.set("blocked", 1)
+        self._meters.set("epoch_failing", 1)
 
     @_calmly
     def phase(self, phase: Phase) -> None:
@@ -317,7 +317,7 @@ class Eyes(NoEyes):
                 self._meters.set("kafka_consumer_messages_lag", lag, {**self._labels.get(source, {"id": source}), "partition": part})
         if lags:
             self._stand.backlog = sum(sum(parts.values()) for parts in lags.values())
-            self._meters.set("backlog", self._stand.backlog)
+            self._meters.set("source_lag_rows", self._stand.backlog)
 
     def _health(self) -> Json:
         stand = self._stand
@@ -327,7 +327,7 @@ class Eyes(NoEyes):
             "phase": stand.phase,
             "epoch": stand.epoch,
             "generation": stand.generation,
-            "backlog": stand.backlog,
+            "source_lag_rows": stand.backlog,
             "committed_at": stand.committed_at,
             "waiting": self.waiting or None,
         }

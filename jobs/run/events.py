@@ -1,4 +1,4 @@
-"""What a run tells its door while it works, and what it answers at the end."""
+"""Events that a run reports to its listener, and its result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Until(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochDone:
+class EpochCommitted:
     """An epoch is committed. `steps` are seconds by step; `backlog` offsets still unread, None where unknown."""
 
     plan: EpochPlan
@@ -39,7 +39,7 @@ class PhaseChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowDone:
+class PartitionCompleted:
     """A partition of history is complete at every sink. `rows` by sink, of the epochs of this run."""
 
     window: str
@@ -47,24 +47,24 @@ class WindowDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class RunMessage:
     """Something a person should read, such as a retry with its reason."""
 
     message: str
     level: str = "info"
 
 
-Event = EpochDone | PhaseChanged | WindowDone | Notice
+Event = EpochCommitted | PhaseChanged | PartitionCompleted | RunMessage
 Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run did. `stopped` is done, signal or lifetime."""
+    """What a run did. `stop_reason` is completed, signal or max_run_time."""
 
     name: str
     pipeline: str
-    stopped: str
+    stop_reason: str
     epochs: int
     first_epoch: int | None
     last_epoch: int
@@ -94,4 +94,4 @@ class CheckResult:
     numbers: Json = field(default_factory=dict)
 
 
-CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless")
+CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap")

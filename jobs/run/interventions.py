@@ -81,7 +81,7 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
     ranges = skipped_ranges({"data": plan.to_json()})
     if dry_run:
         return Exit((f"Epoch {plan.number} would be closed. Sinks that do not hold it would lack {ranges}.",))
-    run = LaneRun(file, settings, listener=None, stop=None, lifetime=None, door="skip-open", run_id="", spark=None)
+    run = LaneRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
     with run as lane_run:
         number, lacking = lane_run.lane.skip_open()
     return Exit((f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.", f"They lack {ranges}; every audit shows it."))
@@ -104,7 +104,7 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
             changes.append(f"Epoch {state.open_plan.number} is open; it is closed.")
         if dry_run:
             return Exit(tuple(changes))
-        run = LaneRun(file, settings, listener=None, stop=None, lifetime=None, door="reset", run_id="", spark=None)
+        run = LaneRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="reset", run_id="", spark=None)
         with run.look(ledger, state.pipeline) as opened:
             for name, what in sinks.items():
                 _check_target(file, opened[name], name, what, "--empty-targets" if empty else "--keep-targets")
@@ -128,9 +128,9 @@ def _ledger(settings: Settings) -> Iterator[Ledger]:
 
 
 @contextmanager
-def hold_lane(ledger: Ledger, file: PipelineFile, door: str) -> Iterator[Lease]:
+def hold_lane(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[Lease]:
     """Hold the lane; no sink is touched meanwhile."""
-    holder: Json = {"host": socket.gethostname(), "pid": os.getpid(), "door": door, "file": file.path}
+    holder: Json = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": launched_by, "file": file.path}
     lease = ledger.acquire(file.name, LANE, holder, TTL)
     try:
         yield lease

@@ -18,7 +18,7 @@ from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_eyes
 from headrace.jobs.planning.compiled_pipeline import Assembly, LaneSink, node_types
 from headrace.jobs.run.epoch_writer import EpochWriter
-from headrace.jobs.run.events import Listener, Notice, RunResult
+from headrace.jobs.run.events import Listener, RunMessage, RunResult
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import Told
 from headrace.jobs.run.rollup import RollingUp
@@ -57,8 +57,8 @@ class LaneRun:
         *,
         listener: Listener | None,
         stop: threading.Event | None,
-        lifetime: timedelta | None,
-        door: str,
+        max_run_time: timedelta | None,
+        launched_by: str,
         run_id: str,
         spark: SparkSession | None,
         repair: tuple[str, ...] = (),
@@ -67,11 +67,11 @@ class LaneRun:
         self.file = file
         self.settings = settings
         self._stop = stop or threading.Event()
-        self._deadline = time.monotonic() + lifetime.total_seconds() if lifetime else None
+        self._deadline = time.monotonic() + max_run_time.total_seconds() if max_run_time else None
         self._holder: Json = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "door": door,
+            "launched_by": launched_by,
             "run_id": run_id,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
             "file": file.path,
@@ -198,7 +198,7 @@ class LaneRun:
         for note in check_file(self.file, state, self._ledger).notes:
             if note not in self._noted:
                 self._noted.add(note)
-                self.told.tell(Notice(note))
+                self.told.tell(RunMessage(note))
 
     def _initial(self) -> Position:
         state = self._ledger.state(self.file.name, LANE)
@@ -214,7 +214,7 @@ class LaneRun:
         try:
             sweep_pins(self.assembly.sources, self.lane.lease, self.lane.position)
         except HeadraceError as error:
-            self.told.tell(Notice(f"pins of an earlier start were not dropped: {error}", "warning"))
+            self.told.tell(RunMessage(f"pins of an earlier start were not dropped: {error}", "warning"))
 
     # --- epochs
 
@@ -226,7 +226,7 @@ class LaneRun:
     def finish_open(self) -> None:
         """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
         if self.lane.busy:
-            self.told.tell(Notice(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
+            self.told.tell(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
             self._execute(None)
 
     def carry(self, step: Step, backlog: Callable[[Position], int | None] | None = None) -> None:
@@ -289,13 +289,13 @@ class LaneRun:
             except HeadraceError as failure:
                 error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, EngineError) else 0.0) or failure
                 if self._stop.is_set():
-                    self.told.tell(Notice(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
+                    self.told.tell(RunMessage(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
                     return
                 self.told.failed(self.lane, error)
                 attempts = self.lane.failed(error.node or "?", error)
                 if not error.retriable or time.monotonic() - began > RETRY_FOR:
                     raise error from (failure if failure is not error else failure.__cause__)
-                self.told.tell(Notice(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+                self.told.tell(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
                 self.wait(pause)
                 pause = min(pause * 2, 15.0)
 
@@ -344,8 +344,8 @@ class LaneRun:
 
     def result(self, *, caught_up: bool) -> RunResult:
         """What this run did."""
-        stopped = "signal" if self._stop.is_set() else "lifetime" if self.stopping else "done"
-        return self.told.result(self.lane, stopped, caught_up=caught_up)
+        stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
+        return self.told.result(self.lane, stop_reason, caught_up=caught_up)
 
     @contextmanager
     def explained(self) -> Iterator[None]:

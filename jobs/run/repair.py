@@ -70,7 +70,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
     ledger = open_ledger(settings)
     try:
         assembly = Assembly(file, settings, session)
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "door": "rebuild", "file": file.path}
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": "rebuild", "file": file.path}
         return Lane.rebuild(
             ledger,
             file.name,
@@ -101,7 +101,7 @@ def _lane(
     file: PipelineFile,
     settings: Settings,
     sink: str,
-    door: str,
+    launched_by: str,
     listener: Listener | None,
     stop: threading.Event | None,
     spark: SparkSession | None,
@@ -109,4 +109,4 @@ def _lane(
     take_over: bool = False,
 ) -> LaneRun:
     ours = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
-    return LaneRun(file, settings, listener=listener, stop=stop, lifetime=None, door=door, run_id="", spark=spark, **ours)
+    return LaneRun(file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **ours)

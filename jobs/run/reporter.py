@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.jobs.run.events import EpochDone, Event, Listener, Notice, PhaseChanged, PhaseFigures, RunResult, WindowDone
+from headrace.jobs.run.events import EpochCommitted, Event, Listener, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult
 from headrace.jobs.staging.pending_calls import waited_for
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
@@ -44,8 +44,8 @@ class Told:
         self._stalled = ""
 
     def tell(self, event: Event) -> None:
-        """Hands an event to the door, and to the log."""
-        if isinstance(event, Notice):
+        """Hands an event to the launched_by, and to the log."""
+        if isinstance(event, RunMessage):
             log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
         if self._listener is not None:
             self._listener(event)
@@ -76,7 +76,9 @@ class Told:
         elif now - self._idle_since > _IDLE_NOTICE:
             self._idle_since = now + 1e9
             where = ", ".join(f"`{name}`" for name in sources)
-            self.tell(Notice(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the lane stands at the end ({backlog} offsets behind)"))
+            self.tell(
+                RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)")
+            )
 
     def waits(self, folder: Path) -> Json:
         """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
@@ -117,7 +119,7 @@ class Told:
         }
         lane.progress(self._said)
         self._eyes.committed(plan, counts, steps, left)
-        self.tell(EpochDone(plan, counts, steps, left))
+        self.tell(EpochCommitted(plan, counts, steps, left))
         self._window_progress(plan, counts)
 
     def _window_progress(self, plan: EpochPlan, counts: Mapping[str, Counts]) -> None:
@@ -133,14 +135,14 @@ class Told:
             for name, node in model.sources.items()
             if positions.bounded_phases(node)
         ):
-            self.tell(WindowDone(window, self._window_rows.pop(window)))
+            self.tell(PartitionCompleted(window, self._window_rows.pop(window)))
 
-    def result(self, lane: Lane, stopped: str, *, caught_up: bool) -> RunResult:
+    def result(self, lane: Lane, stop_reason: str, *, caught_up: bool) -> RunResult:
         """What the run did, and why it ended."""
         return RunResult(
             name=self._file.name,
             pipeline=lane.lease.pipeline,
-            stopped=stopped,
+            stop_reason=stop_reason,
             epochs=self.epochs,
             first_epoch=self._first,
             last_epoch=lane.committed,

@@ -1,4 +1,4 @@
-"""The one function behind every door: open the lane, finish what was open, carry history, hand off, stream."""
+"""The one function behind every launched_by: open the lane, finish what was open, carry history, hand off, stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from headrace.jobs.run.events import Listener, Notice, RunResult, Until
+from headrace.jobs.run.events import Listener, RunMessage, RunResult, Until
 from headrace.jobs.run.pipeline_run import LaneRun
 from headrace.jobs.run.stalls import StallWatch
 from headrace.jobs.sources.backfill import History, SplitBook
@@ -39,8 +39,8 @@ def run(
     windows: Sequence[str] | None = None,
     listener: Listener | None = None,
     stop: threading.Event | None = None,
-    lifetime: timedelta | None = None,
-    door: str = "cli",
+    max_run_time: timedelta | None = None,
+    launched_by: str = "cli",
     run_id: str = "",
     spark: SparkSession | None = None,
 ) -> RunResult:
@@ -53,9 +53,9 @@ def run(
         windows: keys of the history windows to carry; all if None. Given, the run ends with them.
         listener: is told of every epoch, phase and window, in this thread.
         stop: set it to stop: the epoch in flight is finished within 25 s or abandoned, which is safe.
-        lifetime: the run ends at the first epoch's border after this.
-        door: what started the run, for people who meet its lease.
-        run_id: the same, as the door names it.
+        max_run_time: the run ends at the first epoch's border after this.
+        launched_by: what started the run, for people who meet its lease.
+        run_id: the same, as the caller names it.
         spark: a session to use; by default one is started and stopped.
 
     Raises:
@@ -71,7 +71,9 @@ def run(
         raise PipelineFileError(problems)
     check_side_outputs(settings)
     until = Until.HISTORY if file.model.job_mode or windows is not None else until
-    with LaneRun(file, settings, listener=listener, stop=stop, lifetime=lifetime, door=door, run_id=run_id, spark=spark) as lane_run:
+    with LaneRun(
+        file, settings, listener=listener, stop=stop, max_run_time=max_run_time, launched_by=launched_by, run_id=run_id, spark=spark
+    ) as lane_run:
         # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
         with lane_run.explained():
             lane_run.finish_open()
@@ -106,7 +108,7 @@ def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
     if left := [key for key in windows if key not in done]:
         lane_run.told.enter(Phase.HISTORY, {"windows": len(left)})
         if note_of_order := _out_of_order(lane_run.file, left, done):
-            lane_run.told.tell(Notice(note_of_order, "warning"))
+            lane_run.told.tell(RunMessage(note_of_order, "warning"))
     while not lane_run.stopping:
         step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
         if step is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from headrace.connectors.stall import Stall
-from headrace.jobs.run.events import Notice
+from headrace.jobs.run.events import RunMessage
 from headrace.jobs.sources.pipeline_source import LaneSource
 from headrace.pipeline.errors import TargetError
 from headrace.pipeline.protocol.epochs import Position
@@ -23,7 +23,7 @@ MARGIN = 60.0
 class StallWatch:
     """The stalls of one run's streams. `report` takes notices, `note` the text for the heartbeat."""
 
-    def __init__(self, sources: Mapping[str, LaneSource], report: Callable[[Notice], None], note: Callable[[str], None]) -> None:
+    def __init__(self, sources: Mapping[str, LaneSource], report: Callable[[RunMessage], None], note: Callable[[str], None]) -> None:
         self._sources = {name: source.unbounded for name, source in sources.items() if source.unbounded is not None}
         self._report = report
         self._note = note
@@ -58,7 +58,7 @@ class StallWatch:
             if now - self._reported >= NOTICE_EVERY:
                 self._reported = now
                 for (source, *_), one in found.items():
-                    self._report(Notice(f"node '{source}': {explain_stall(one)}. {way_out(one)}", "warning"))
+                    self._report(RunMessage(f"node '{source}': {explain_stall(one)}. {way_out(one)}", "warning"))
         if ending and waited > self._limit(name):
             msg = f"{explain_stall(stall)}; the run waited {waited:.0f} s for it"
             raise TargetError(msg, hint=way_out(stall), node=name)

@@ -40,7 +40,7 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert "kill -9 -" not in again.stdout
     (row,) = re.findall(r"behind Headrace's back: (.+)$", again.stdout, re.MULTILINE)
     assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
-    assert "FAIL sink_count of flights_pg" in again.stdout
+    assert "FAIL row_count_matches of flights_pg" in again.stdout
     assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
     assert not [process for process in psutil.process_iter(["cmdline"]) if "headrace.demo.dagster_run" in (process.info["cmdline"] or [])]
 

@@ -102,7 +102,7 @@ def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Setti
 
     file = to_the_end(world, settings, spark)
     ledger = open_ledger(settings)
-    lease = ledger.acquire(world.name, "main", {"host": "elsewhere", "pid": 1, "door": "test"}, 30)
+    lease = ledger.acquire(world.name, "main", {"host": "elsewhere", "pid": 1, "launched_by": "test"}, 30)
     with pytest.raises(LeaseHeldError):
         replay(file, settings, sink="pg", from_epoch=1, spark=spark)
     ledger.release(lease)

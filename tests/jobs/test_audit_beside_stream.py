@@ -31,7 +31,7 @@ class Lane:
 
     def __init__(self, path):
         self.ledger = open_sqlite(path)
-        self.lease = self.ledger.acquire("p", "main", {"door": "test"}, ttl=60)
+        self.lease = self.ledger.acquire("p", "main", {"launched_by": "test"}, ttl=60)
         self.ledger.begin(self.lease, lambda: {"n": 0})
         self.at = 0
 

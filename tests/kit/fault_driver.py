@@ -134,7 +134,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     install(point, int(nth), action)
     try:
-        result = run(load_pipeline(path), load_settings(), until=Until.CAUGHT_UP, door="fault test")
+        result = run(load_pipeline(path), load_settings(), until=Until.CAUGHT_UP, launched_by="fault test")
     except HeadraceError as error:
         print(json.dumps({"error": type(error).__name__, "said": str(error)}), flush=True)
         return 1

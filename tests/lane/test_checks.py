@@ -73,12 +73,12 @@ def test_all_are_green_after_a_run(carried: World, spark: SparkSession) -> None:
 def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSession) -> None:
     with psycopg.connect(carried.conninfo) as connection:
         connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-    lost = checks(carried, spark)["sink_count", "pg"]
+    lost = checks(carried, spark)["row_count_matches", "pg"]
     assert lost.passed is False
     assert (lost.numbers["lost"], lost.numbers["doubled"]) == (1, 0)
     with psycopg.connect(carried.conninfo) as connection:
         connection.execute("INSERT INTO target (id, name) VALUES (-1, 'x'), (-2, 'y')")
-    doubled = checks(carried, spark)["sink_count", "pg"]
+    doubled = checks(carried, spark)["row_count_matches", "pg"]
     assert doubled.passed is False
     assert (doubled.numbers["lost"], doubled.numbers["doubled"]) == (0, 1)
 
@@ -88,10 +88,10 @@ def test_a_row_removed_from_delta(carried: World, spark: SparkSession) -> None:
     row = spark.sql(f"SELECT * FROM delta.`{carried.lake}` WHERE id = {first}").toArrow()
     spark.sql(f"DELETE FROM delta.`{carried.lake}` WHERE id = {first}")
     found = checks(carried, spark)
-    assert found["sink_count", "lake"].passed is False
-    assert found["sink_count", "pg"].passed is True
+    assert found["row_count_matches", "lake"].passed is False
+    assert found["row_count_matches", "pg"].passed is True
     spark.createDataFrame(row).write.format("delta").mode("append").save(str(carried.lake))
-    assert checks(carried, spark)["sink_count", "lake"].passed is True
+    assert checks(carried, spark)["row_count_matches", "lake"].passed is True
 
 
 def test_a_hole_in_the_ledger(carried: World, spark: SparkSession) -> None:
@@ -126,7 +126,7 @@ def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSe
     fence = position["src"]["fence"]
     position["src"]["began"] = fence | {"offsets": fence["offsets"] | {"0": fence["offsets"]["0"] + 1}}
     in_ledger(carried, "UPDATE headrace_ledger_lane SET position = ?", json.dumps(position))
-    found = checks(carried, spark)["handoff_gapless", "pg"]
+    found = checks(carried, spark)["handoff_has_no_gap", "pg"]
     assert found.passed is False
     assert "the stream began at" in found.message
 

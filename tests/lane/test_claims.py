@@ -53,7 +53,7 @@ def test_a_renamed_pipeline_does_not_write_its_rows_twice(world: World, spark: S
     with pytest.raises(RecordError, match="target of another pipeline"):
         repair.accept_target(two, settings, sink="pg", take_over=True, spark=spark)  # the Delta table is still that of `one`
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
-    assert {one.passed for one in audit(written(world, "one"), settings, spark=spark) if one.name != "handoff_gapless"} == {True}
+    assert {one.passed for one in audit(written(world, "one"), settings, spark=spark) if one.name != "handoff_has_no_gap"} == {True}
 
 
 def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSession) -> None:
@@ -69,4 +69,4 @@ def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSess
         run(one, settings, until=Until.HISTORY, spark=spark)
     repair.accept_target(one, settings, sink="pg", take_over=True, spark=spark)
     run(one, settings, until=Until.HISTORY, spark=spark)
-    assert {found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_gapless"} == {True}
+    assert {found.passed for found in audit(one, settings, spark=spark) if found.name != "handoff_has_no_gap"} == {True}

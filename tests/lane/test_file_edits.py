@@ -19,7 +19,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.run.events import EpochDone, Event, Notice, RunResult, Until
+from headrace.jobs.run.events import EpochCommitted, Event, RunMessage, RunResult, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import GuaranteeError, PipelineFileError
@@ -86,9 +86,9 @@ class Edited:
         stop, before = threading.Event(), self.epochs
 
         def listen(event: Event) -> None:
-            if isinstance(event, Notice):
+            if isinstance(event, RunMessage):
                 self.notes.append(event.message)
-            self.epochs += isinstance(event, EpochDone)
+            self.epochs += isinstance(event, EpochCommitted)
             if epochs is not None and self.epochs - before >= epochs:
                 stop.set()
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from lane_world import FROM_TOPIC, HISTORY, World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.run.events import EpochDone, Event, Until
+from headrace.jobs.run.events import EpochCommitted, Event, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import GuaranteeError, PipelineFileError, RetentionError, UserError
 from headrace.pipeline.file.loader import load_pipeline
@@ -48,7 +48,7 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
     def listener(event: Event) -> None:
         nonlocal added
-        if isinstance(event, EpochDone) and not added:
+        if isinstance(event, EpochCommitted) and not added:
             added = True
             row = (10**6, date(2024, 2, 10), "late", 1)
             world.produce([("c", row, 1)])
@@ -83,12 +83,12 @@ def test_history_alone_never_reads_the_topic(world: World, spark: SparkSession) 
 
 
 def test_the_stream_reads_no_row_that_history_holds(world: World, spark: SparkSession) -> None:
-    seen: list[EpochDone] = []
+    seen: list[EpochCommitted] = []
     run(
         load_pipeline(world.file),
         world.settings(),
         until=Until.CAUGHT_UP,
-        listener=lambda event: seen.append(event) if isinstance(event, EpochDone) else None,
+        listener=lambda event: seen.append(event) if isinstance(event, EpochCommitted) else None,
         spark=spark,
     )
     begun = next(event.plan for event in seen if event.plan.phase is not Phase.HISTORY)

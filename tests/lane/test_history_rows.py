@@ -18,7 +18,7 @@ from lane_world import World
 from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse.source import ClickHouseTable
-from headrace.jobs.run.events import EpochDone, Event, RunResult, Until
+from headrace.jobs.run.events import EpochCommitted, Event, RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.file.loader import load_pipeline
@@ -105,8 +105,8 @@ def test_messages_that_the_table_lacks_below_its_largest_offset(case: Case) -> N
         "100 + number, 't', 1, number FROM numbers(5)",
         "105 + number, 't', 1, number + 6 FROM numbers(4)",
     )
-    plans: list[EpochDone] = []
-    case.run("offset_table: {}", more=KEYED, listener=lambda event: plans.append(event) if isinstance(event, EpochDone) else None)
+    plans: list[EpochCommitted] = []
+    case.run("offset_table: {}", more=KEYED, listener=lambda event: plans.append(event) if isinstance(event, EpochCommitted) else None)
     assert case.ids() == case.ids("keyed") == [*range(30), *range(100, 110)]
     assert plans[0].plan.start["src"]["fence"]["offsets"] == {"0": 10, "1": 10}
 
@@ -144,7 +144,7 @@ def test_rows_without_a_time_and_late_rows_under_a_cursor(case: Case) -> None:
 
     def listener(event: Event) -> None:
         nonlocal done
-        if isinstance(event, EpochDone) and not done:
+        if isinstance(event, EpochCommitted) and not done:
             done = True
             case.produce([{"id": 2000, **late}, {"id": 2001, "at": None, "v": "none"}])
 

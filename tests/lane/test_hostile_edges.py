@@ -16,7 +16,7 @@ from lane_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run import interventions
-from headrace.jobs.run.events import Notice, Until
+from headrace.jobs.run.events import RunMessage, Until
 from headrace.jobs.run.pipeline_run import LaneRun
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
@@ -271,9 +271,9 @@ def test_windows_out_of_order_are_reported(world: World, spark: SparkSession) ->
         client.command("INSERT INTO moved VALUES (1, '2024-01-05', 1), (1, '2024-02-05', 2)")
     file, settings, seen = pipeline(world, "moved", MONTHS), world.settings(), []
     for window in ("2024-02-01", "2024-01-01"):
-        assert not [one for one in seen if isinstance(one, Notice) and "is read after window" in one.message]
+        assert not [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
         run(file, settings, until=Until.HISTORY, windows=[window], spark=spark, listener=seen.append)
-    (notice,) = [one for one in seen if isinstance(one, Notice) and "is read after window" in one.message]
+    (notice,) = [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
     assert notice.message.startswith("window 2024-01-01 is read after window 2024-02-01")
     assert "at last. Set `version_column`" in notice.message
     assert (rows(world, "moved_last", "id, v"), rows(world, "moved_newest", "id, v")) == ([(1, 1)], [(1, 2)])

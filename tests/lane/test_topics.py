@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse import split_planner
 from headrace.jobs.run import stalls
-from headrace.jobs.run.events import EpochDone, Event, Notice, RunResult, Until
+from headrace.jobs.run.events import EpochCommitted, Event, RunMessage, RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import TargetError
@@ -123,9 +123,9 @@ def test_a_hung_transaction_is_reported_and_never_caught_up(lane: Lane, monkeypa
     hung.produce(lane.topic, json.dumps({"id": 999, "v": 0}), partition=0)
     hung.flush(30)
     lane.send(dict.fromkeys(range(20), 1))
-    notices: list[Notice] = []
+    notices: list[RunMessage] = []
     with pytest.raises(TargetError, match=r"partition 0 of topic .* has an open transaction since 20.*last stable offset 0") as caught:
-        lane.run(lambda event: notices.append(event) if isinstance(event, Notice) else None)
+        lane.run(lambda event: notices.append(event) if isinstance(event, RunMessage) else None)
     assert "kafka-transactions.sh" in caught.value.hint
     assert f"abort --topic {lane.topic} --partition 0 --start-offset 0" in caught.value.hint
     assert any("open transaction" in notice.message for notice in notices if notice.level == "warning") or not notices
@@ -155,7 +155,7 @@ def test_epochs_of_a_stream_are_bounded_by_bytes(lane: Lane) -> None:
         producer.produce(lane.topic, json.dumps({"id": number, "v": 1, "more": "x" * 10_000}), partition=number % 2)
     assert producer.flush(30) == 0
     sizes: list[int] = []
-    result = lane.run(lambda event: sizes.append(event.counts["pg"].rows) if isinstance(event, EpochDone) else None)
+    result = lane.run(lambda event: sizes.append(event.counts["pg"].rows) if isinstance(event, EpochCommitted) else None)
     assert result.caught_up
     assert lane.rows() == [(1, 60)]
     assert len(sizes) >= 60 * 10_000 // (64 << 10)
@@ -170,7 +170,7 @@ def test_epochs_of_history_are_bounded_by_bytes(lane: Lane, ch_db: str, services
         client.command("INSERT INTO h SELECT number, 1, repeat('x', 4000) FROM numbers(100)")
     lane.write(f"{{type: clickhouse, table_name: {ch_db}.h, primary_key: id}}", ", max_bytes: 64KiB")
     sizes: list[int] = []
-    assert lane.run(lambda event: sizes.append(event.counts["pg"].rows) if isinstance(event, EpochDone) else None).history_complete
+    assert lane.run(lambda event: sizes.append(event.counts["pg"].rows) if isinstance(event, EpochCommitted) else None).history_complete
     assert lane.rows() == [(1, 100)]
     assert len(sizes) >= 6
     assert max(sizes) <= 20

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dagkit import FLIGHTS, PARTITIONS
 
-from headrace.jobs.run.events import CheckResult, RunResult, WindowDone
+from headrace.jobs.run.events import CheckResult, PartitionCompleted, RunResult
 from headrace.orchestration.pipelines import Pipeline, load
 from headrace.pipeline.protocol.epochs import Counts
 
@@ -59,11 +59,11 @@ class StandIn:
     def run(self, file: Any, _settings: Any, **asked: Any) -> RunResult:
         self.calls.append(asked)
         for window in asked["windows"] or ():
-            asked["listener"](WindowDone(window, dict.fromkeys(file.model.sinks, self.rows)))
+            asked["listener"](PartitionCompleted(window, dict.fromkeys(file.model.sinks, self.rows)))
         if self.during:
             self.during(**asked)
         counts = dict.fromkeys(file.model.sinks, Counts(rows=self.rows, inserted=self.rows))
-        return RunResult(file.name, "uuid", "done", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
+        return RunResult(file.name, "uuid", "completed", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
 
     def audit(self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any) -> list[CheckResult]:
         self.audits.append(sinks)
@@ -72,7 +72,7 @@ class StandIn:
         return [
             CheckResult(name, sink, None if name in self.not_applicable else name not in self.failing, "said so", numbers)
             for sink in sinks or ()
-            for name in ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
+            for name in ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
         ]
 
 

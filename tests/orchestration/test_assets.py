@@ -10,13 +10,13 @@ from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 from dagster import AssetCheckKey
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.run.events import Until, WindowDone
+from headrace.jobs.run.events import PartitionCompleted, Until
 from headrace.orchestration.build import build
 from headrace.pipeline.errors import BlockedError, LeaseHeldError, Place
 from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
 
 MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
-CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
+CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
 
 
 @dg.asset(
@@ -71,7 +71,7 @@ class TestWindows:
         (asked,) = stand_in.calls
         assert asked["windows"] == MONTHS
         assert asked["until"] is Until.HISTORY
-        assert asked["door"] == "dagster"
+        assert asked["launched_by"] == "dagster"
         assert partitions(instance, PG) == MONTHS == partitions(instance, LAKE)
 
     def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
@@ -160,7 +160,7 @@ class TestSubsets:
 
     def test_rows_are_compared_only_where_that_check_is_selected(self, written, stand_in, instance):
         job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
-        for name in ("sink_count", "content_matches"):
+        for name in ("row_count_matches", "content_matches"):
             keys = {AssetCheckKey(PG, name)}
             assert job.get_subset(asset_selection=set(), asset_check_selection=keys).execute_in_process(instance=instance).success
         counted, compared = stand_in.contents
@@ -198,7 +198,7 @@ class TestChecks:
         assert {(check.passed, check.severity) for check in wrong} == {(False, dg.AssetCheckSeverity.ERROR)}
         assert wrong[0].metadata["keys"].value == ["id=5: missing"]
 
-    @pytest.mark.parametrize("name", ["handoff_gapless", "content_matches"])
+    @pytest.mark.parametrize("name", ["handoff_has_no_gap", "content_matches"])
     def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in, name):
         stand_in.not_applicable = {name}
         result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
@@ -209,7 +209,7 @@ class TestChecks:
         assert not said[name].passed
         assert said[name].severity is dg.AssetCheckSeverity.WARN
         assert said[name].metadata["applies"].value is False
-        assert said["sink_count"].metadata["rows"].value == 77
+        assert said["row_count_matches"].metadata["rows"].value == 77
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):
@@ -227,7 +227,7 @@ def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkey
 
 def test_window_events_survive_the_thread_in_order(materialize, stand_in, instance):
     stand_in.during = lambda **asked: [
-        asked["listener"](WindowDone("2013-01-01", {"flights_pg": count, "lake": count})) for count in range(50)
+        asked["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count})) for count in range(50)
     ]
     materialize("2013-01-01")
     assert latest(instance, PG)["dagster/partition_row_count"].value == 49

@@ -56,7 +56,7 @@ EXPECTED = {
         "kafka/flights": {"deps": [], "checks": [], "kinds": ["kafka"], "group": "flights", "runs": False, "partitions": 0},
         "postgres/public/flights": {
             "deps": ["clickhouse/flights/history", "kafka/flights"],
-            "checks": ["content_matches", "exactly_once_epochs", "handoff_gapless", "sink_count"],
+            "checks": ["content_matches", "exactly_once_epochs", "handoff_has_no_gap", "row_count_matches"],
             "kinds": ["postgres", "spark"],
             "group": "flights",
             "runs": True,

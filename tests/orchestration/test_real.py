@@ -19,7 +19,7 @@ from headrace.pipeline.errors import LaneError
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 MONTHS = ["2024-01-01", "2024-02-01", "2024-03-01"]
-CHECKS = ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
+CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here
 
         with psycopg.connect(here.conninfo) as connection:
             connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-        with pytest.raises(LaneError, match=r"2 blocking asset checks failed .* content_matches,sink_count") as caught:
+        with pytest.raises(LaneError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches") as caught:
             materialize(here.file, home(here), first=MONTHS[0])
         assert "\n" not in caught.value.message
-        assert evaluations(instance, pipeline.sinks["pg"].key)["sink_count"] == "FAILED"
+        assert evaluations(instance, pipeline.sinks["pg"].key)["row_count_matches"] == "FAILED"
         assert evaluations(instance, pipeline.sinks["lake"].key) == dict.fromkeys(CHECKS, "SUCCEEDED")
     assert leftovers(here) == []
 

@@ -18,7 +18,7 @@ import dagster as dg
 import pytest
 from dagkit import FLIGHTS, LAKE, PARTITIONS, PG
 
-from headrace.jobs.run.events import EpochDone, Until
+from headrace.jobs.run.events import EpochCommitted, Until
 from headrace.orchestration.build import build
 from headrace.orchestration.execution import run_lane
 from headrace.orchestration.pipelines import load
@@ -31,7 +31,7 @@ from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
 def epoch(number, *, backlog=0, rows=10):
     plan = EpochPlan(number, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
     counts = {"flights_pg": Counts(rows, inserted=rows - 1, updated=1), "lake": Counts(rows, inserted=None)}
-    return EpochDone(plan, counts, {"write pg": 0.4, "total": 0.5}, backlog)
+    return EpochCommitted(plan, counts, {"write pg": 0.4, "total": 0.5}, backlog)
 
 
 class Clock:
@@ -153,20 +153,22 @@ class TestJob:
         checks = [event.event_specific_data for event in events if event.event_type_value == "ASSET_CHECK_EVALUATION"]
         assert len(checks) == 8
         assert {(check.asset_key, check.check_name) for check in checks} == {
-            (key, name) for key in (PG, LAKE) for name in ("exactly_once_epochs", "sink_count", "handoff_gapless", "content_matches")
+            (key, name)
+            for key in (PG, LAKE)
+            for name in ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
         }
 
     @pytest.mark.parametrize(
-        ("mode", "until", "lifetime"), [("continuous", Until.FOREVER, timedelta(hours=6)), ("triggered", Until.CAUGHT_UP, None)]
+        ("mode", "until", "max_run_time"), [("continuous", Until.FOREVER, timedelta(hours=6)), ("triggered", Until.CAUGHT_UP, None)]
     )
-    def test_runs_as_the_file_says(self, run_stream, stand_in, mode, until, lifetime):
+    def test_runs_as_the_file_says(self, run_stream, stand_in, mode, until, max_run_time):
         run_stream(text=FLIGHTS + f"stream: {{mode: {mode}}}\n")
         (asked,) = stand_in.calls
-        assert (asked["until"], asked["lifetime"], asked["windows"], asked["door"]) == (until, lifetime, None, "dagster")
+        assert (asked["until"], asked["max_run_time"], asked["windows"], asked["launched_by"]) == (until, max_run_time, None, "dagster")
 
     def test_a_launch_may_say_otherwise(self, run_stream, stand_in):
         run_stream(config={"until": "caught-up", "max_run_seconds": 5.0})
-        assert (stand_in.calls[0]["until"], stand_in.calls[0]["lifetime"]) == (Until.CAUGHT_UP, timedelta(seconds=5))
+        assert (stand_in.calls[0]["until"], stand_in.calls[0]["max_run_time"]) == (Until.CAUGHT_UP, timedelta(seconds=5))
 
     def test_a_launch_may_not_say_nonsense(self, run_stream, stand_in):
         result, _ = run_stream(config={"until": "tomorrow"})

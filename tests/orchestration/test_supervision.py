@@ -30,7 +30,7 @@ class Lane:
         self.committed = 0
 
     def hold(self):
-        self.lease = self.ledger.acquire("flights", "main", {"door": "cli", "host": "here", "pid": 1}, ttl=60)
+        self.lease = self.ledger.acquire("flights", "main", {"launched_by": "cli", "host": "here", "pid": 1}, ttl=60)
         self.ledger.begin(self.lease, lambda: self.position)
         return self
 

@@ -52,7 +52,7 @@ def test_a_holder_without_a_jvm_needs_no_killing():
 
 def test_a_holder_describes_this_process():
     holder = describe_holder("run-1", "cli", file="orders.yaml")
-    assert (holder["pid"], holder["host"], holder["run_id"], holder["door"], holder["file"]) == (
+    assert (holder["pid"], holder["host"], holder["run_id"], holder["launched_by"], holder["file"]) == (
         os.getpid(),
         HERE,
         "run-1",

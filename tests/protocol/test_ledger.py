@@ -15,7 +15,7 @@ from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record, 
 from headrace.pipeline.protocol.ledger import describe_holder, open_sqlite, sqlite
 from headrace.pipeline.protocol.ledger.store import SCHEMA_VERSION
 
-HOLDER = {"host": "elsewhere", "pid": 1, "run_id": "r1", "door": "cli"}
+HOLDER = {"host": "elsewhere", "pid": 1, "run_id": "r1", "launched_by": "cli"}
 BODY = {"sinks": ["a"], "sql": "select 1"}
 
 
@@ -44,7 +44,7 @@ def test_a_pipeline_keeps_its_uuid_and_each_holder_gets_a_higher_generation(open
 def test_a_held_lane_names_its_holder(open_ledger):
     one, two = open_ledger(), open_ledger()
     lease = one.acquire("orders", "main", describe_holder("run-7", "dagster"), 30)
-    with pytest.raises(LeaseHeldError, match=r"host .*, pid \d+, run run-7, door dagster, since 20") as refused:
+    with pytest.raises(LeaseHeldError, match=r"host .*, pid \d+, run run-7, launched by dagster, since 20") as refused:
         two.acquire("orders", "main", HOLDER, 30)
     assert refused.value.retriable
     assert "expires in" in refused.value.hint

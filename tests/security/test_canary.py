@@ -118,7 +118,7 @@ BY_DESIGN = {"home/ledger.db", "home/ledger.db-wal", "home/ledger.db cells", "ou
 
 
 FULL = bool(os.environ.get("HEADRACE_TEST_FULL"))
-"""Every door, and every way to fail; else those that write the most."""
+"""Every launched_by, and every way to fail; else those that write the most."""
 
 
 @pytest.mark.services

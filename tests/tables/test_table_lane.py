@@ -26,7 +26,7 @@ from headrace.jobs.dynamic_tables.postgres import OutsideTable
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.planning.load_path import Columns, route
-from headrace.jobs.run.events import Event, Notice, Until
+from headrace.jobs.run.events import Event, RunMessage, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.jobs.sources.pipeline_source import lane_sources
@@ -217,11 +217,11 @@ def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path
     table = "{type: dynamic_table, backend_type: Postgres, backend_entity_name: known}"
     file = file_of(tmp_path, table, sink=f"{{type: delta, from: hits, path: {tmp_path}/hits}}")
     settings = settings_of(tmp_path, server.conninfo())
-    told: list[Notice] = []
+    told: list[RunMessage] = []
     failed = threading.Event()
 
     def listen(event: Event) -> None:
-        if isinstance(event, Notice):
+        if isinstance(event, RunMessage):
             told.append(event)
             failed.set()
 

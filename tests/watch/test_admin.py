@@ -166,7 +166,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     ledger = open_ledger(settings)
 
     def say(**holder: object) -> Path:
-        ledger.acquire("seen", "main", {"host": socket.gethostname(), "pid": 1, "door": "cli", "jvm": None} | holder, 60.0)
+        ledger.acquire("seen", "main", {"host": socket.gethostname(), "pid": 1, "launched_by": "cli", "jvm": None} | holder, 60.0)
         return path
 
     yield say

@@ -102,14 +102,14 @@ def test_labels_say_what_a_node_is_about_and_what_the_file_adds() -> None:
 def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_docs(meters: Meters) -> None:
     meters.add("output_rows_total", 5, {"id": "a"})
     meters.add("output_rows_total", 7, {"id": "a"})
-    meters.set("backlog", 9)
-    meters.set("backlog", 3)
+    meters.set("source_lag_rows", 9)
+    meters.set("source_lag_rows", 3)
     for milliseconds in (100, 100.5, 400, 4e6, -1):
         meters.record("checkpoint_epoch_duration_milliseconds", milliseconds)
     found = scraped(meters)
     own = (("service_instance_id", "shop"), ("stage", "test"), ("team", "data"))
     assert found["headrace_output_rows_total"] == {(("id", "a"), *own): 12.0}
-    assert found["headrace_backlog"] == {own: 3.0}
+    assert found["headrace_source_lag_rows"] == {own: 3.0}
     buckets = {dict(labels)["le"]: value for labels, value in found["headrace_checkpoint_epoch_duration_milliseconds_bucket"].items()}
     assert [float(bound) for bound in buckets] == [*map(float, DURATIONS), float("inf")]
     assert (buckets["100"], buckets["250"], buckets["500"], buckets["3600000"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
@@ -121,17 +121,17 @@ def test_counters_add_up_gauges_are_set_and_histograms_have_the_bounds_of_the_do
 
 
 def test_the_prefix_and_what_is_left_out_are_settings() -> None:
-    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^backlog$, ^streamling_kafka_consumer.messages"), "shop")
+    made = Meters(MetricsSettings(prefix="streamling", metric_deny_list="^source_lag_rows$, ^streamling_kafka_consumer.messages"), "shop")
     made.add("output_rows_total", 1)
-    made.set("backlog", 1)
+    made.set("source_lag_rows", 1)
     made.set("kafka_consumer_messages_lag", 1)
     assert set(scraped(made)) == {"streamling_output_rows_total"}
     made.close()
 
 
 def test_a_metric_of_another_kind_is_a_mistake(meters: Meters) -> None:
-    with pytest.raises(TypeError, match="backlog is a gauge"):
-        meters.add("backlog", 1)
+    with pytest.raises(TypeError, match="source_lag_rows is a gauge"):
+        meters.add("source_lag_rows", 1)
 
 
 def test_a_collector_gets_all_of_it_with_the_headers_of_the_settings(collector: Collector) -> None:
@@ -221,7 +221,7 @@ def test_a_failure_shows_until_an_epoch_is_committed() -> None:
     eyes.failed(RuntimeError("password=s3cret"))
     assert eyes._stand.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
     found = scraped(eyes._meters)
-    assert list(found["headrace_blocked"].values()) == [1.0]
+    assert list(found["headrace_epoch_failing"].values()) == [1.0]
     assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
     eyes.close()
 

@@ -112,7 +112,7 @@ def test_what_is_shown_is_what_happens(
             def figure(name: str, of: str = "") -> float | None:
                 return scrape(address).get((f"streamling_{name}", of))
 
-            until(lambda: figure("backlog") == 0, "the end of the topic", 120)
+            until(lambda: figure("source_lag_rows") == 0, "the end of the topic", 120)
             world.produce([("c", (5_000 + number, date(2024, 3, 30), "new", number), 0) for number in range(20)])
             until(lambda: figure("output_rows_total", "src") == HISTORY + MESSAGES + 20, "the rows of the source")
             seen = scrape(address)
@@ -125,7 +125,7 @@ def test_what_is_shown_is_what_happens(
             assert seen["streamling_phase", "history"] == 0
             assert [seen["streamling_kafka_consumer_messages_lag", part] for part in ("0", "1")] == [0, 0]
             assert seen["streamling_checkpoint_epochs_succeeded_total", ""] == seen["streamling_epoch", ""] >= 3
-            assert seen["streamling_checkpoint_epochs_failed_total", ""] == seen["streamling_blocked", ""] == 0
+            assert seen["streamling_checkpoint_epochs_failed_total", ""] == seen["streamling_epoch_failing", ""] == 0
             latest = datetime(2024, 3, 30, tzinfo=UTC).timestamp() * 1000
             assert seen["streamling_event_time_watermark_milliseconds", "src"] == latest
             assert seen["streamling_event_time_lag_milliseconds_sum", "src"] > time.time() * 1000 - latest

@@ -33,7 +33,7 @@ class Lane:
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self.ledger, self.number = ledger, 0
-        self.lease: Lease = ledger.acquire(name, "main", {"host": "box", "pid": 7, "door": "cli"}, 60.0)
+        self.lease: Lease = ledger.acquire(name, "main", {"host": "box", "pid": 7, "launched_by": "cli"}, 60.0)
         ledger.begin(self.lease, lambda: {"src": {}})
         ledger.set_sink(self.lease, "out", "joined", 0)
 

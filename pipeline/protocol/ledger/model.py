@@ -59,7 +59,7 @@ class LaneState:
     sinks: Mapping[str, SinkRow]
     pipeline_hash: str | None
     holder: Json | None
-    """Who holds the lease now (host, pid, run id, door), None when nobody does or it has expired."""
+    """Who holds the lease now (host, pid, run id, launched_by), None when nobody does or it has expired."""
     progress: Json
     """What the holder last said with its heartbeat: phase, rows/s, lag, last error."""
     ended: Position = field(default_factory=dict)

@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 KILL_SECONDS = 10.0
 
 
-def describe_holder(run: str, door: str, **more: Any) -> Json:
-    """This process as a lease's holder: host, pid, its start, the run's id and the door it came through."""
+def describe_holder(run: str, launched_by: str, **more: Any) -> Json:
+    """This process as a lease's holder: host, pid, its start, the run id and what launched it."""
     me = psutil.Process()
     return {
         "host": socket.gethostname(),
         "pid": me.pid,
         "create_time": me.create_time(),
         "run_id": run,
-        "door": door,
+        "launched_by": launched_by,
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     } | more
 
@@ -38,7 +38,7 @@ def describe_process(pid: int) -> Json:
 
 def in_words(holder: Json) -> str:
     """The holder in one clause, for messages."""
-    parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("door", "door"), ("since", "since"))
+    parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("launched by", "launched_by"), ("since", "since"))
     return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"
 
 
