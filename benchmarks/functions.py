@@ -22,7 +22,7 @@ from sqlglot import exp
 from headrace.jobs.functions import provide
 from headrace.jobs.spark.session import jvm_process, start_session, stop_session
 from headrace.pipeline.config.settings import Settings, SparkSettings
-from headrace.pipeline.functions import Where, functions, parsed_names
+from headrace.pipeline.functions import DialectScope, functions, parsed_names
 from headrace.pipeline.sql import statements
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, An
             continue
         known = functions().get(name) or functions()[f"hr_df_{name}"]
         rate = meter.rate(call, arrow=bool(known.arrow))
-        kind = "Spark's own" if known.where is Where.SPARK else known.kind
+        kind = "Spark's own" if known.where is DialectScope.SPARK else known.kind
         found.append({"call": shown, "kind": kind, "rate": rate})
         if nearest := NEAREST.get(name):
             found[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT))}
@@ -135,7 +135,7 @@ class _Meter:
         """Millions of rows per second."""
         table = "few" if arrow else "many"
         columns = ", ".join(sorted({column.name for column in call.find_all(exp.Column)})) or "_gs_pos"
-        text = statements.with_hidden(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
+        text = statements.compile_statement(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
         provide(self._spark, text)
         best, idle = float("inf"), 0
         for _ in range(PASSES):

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.kit import Bench, timed
-from headrace.connectors.postgres.lookup_table import ValueTable, Where
+from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.base import checker
 from headrace.jobs.dynamic_tables.broadcast import Segment, SetLookup
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 
 _BATCH = 10_000
 """Rows that Spark hands to a worker at once."""
@@ -31,8 +31,8 @@ def lookups(bench: Bench, rows: int) -> list[str]:
         bench.add("lookups", f"in memory, {held:,} values held", f"{speed / 1e6:.2f} M lookups/s")
         missed += [f"lookups: {speed:,.0f}/s in memory, {GATE:,} wanted"] if speed < GATE else []
     connection = bench.settings().postgres_for_tables()
-    node = DynamicTable(backend_type="Postgres", backend_entity_name=f"bench_{secrets.token_hex(4)}")
-    table = ValueTable("bench", Where.of(node, connection), Address(connection, "headrace bench", "bench"))
+    node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=f"bench_{secrets.token_hex(4)}")
+    table = ValueTable("bench", LookupTableColumns.of(node, connection), Address(connection, "headrace bench", "bench"))
     try:
         table.prepare()
         table.add(_wallets(range(100_000)).to_pylist())

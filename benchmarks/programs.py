@@ -13,7 +13,7 @@ from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.output_schema import with_hidden
 from headrace.jobs.transforms.script.process import end_idle
 from headrace.jobs.transforms.script.transform import script_of
-from headrace.pipeline.model.transforms import ScriptTransform
+from headrace.pipeline.model.transforms import ScriptTransformConfig
 
 _MOST = 1_000_000
 CHANGED = "function process(r) { r.name = r.name.toUpperCase(); r.amount *= 2; return r }"
@@ -59,7 +59,7 @@ def _in_python(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _in_script(source: str, batches: list[pa.RecordBatch]) -> None:
     schema = batches[0].schema
     payload = pa.schema([field for field in schema if not field.name.startswith("_gs_")])
-    node = ScriptTransform.model_validate({"type": "script", "from": "s", "language": "js", "script": source})
+    node = ScriptTransformConfig.model_validate({"type": "script", "from": "s", "language": "js", "script": source})
     for _ in script_of("script", node, payload, payload).rows(batches, schema):
         continue
     end_idle()

@@ -17,16 +17,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.claimable import Claimable
-from headrace.connectors.frame import Frame
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.stall import Stall
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import OffsetTable
 from headrace.pipeline.plugins.runtime import PluginContext
-from headrace.pipeline.protocol.claims import Owner
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
-from headrace.pipeline.protocol.partitions import Outside, Window
-from headrace.pipeline.protocol.table_offsets import Cut, Range, TableOffsets
+from headrace.pipeline.protocol.claims import TargetClaimant
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, Range, TableOffsets
 from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.connectors.content import Content
+    from headrace.connectors.content import TargetContent
 
-__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE", "Cut")
+__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE", "HandoffFilter")
 
 
 class Delivery(StrEnum):
@@ -69,7 +69,7 @@ class SinkCapabilities:
     """Compares generations in its atomic act. Where not, a newcomer also waits out lease plus commit timeout."""
     counts_changes: bool = False
     """Knows how many rows were inserted, updated and deleted."""
-    empties: bool = False
+    can_truncate: bool = False
     """Can remove all rows of its target (`Sink.empty`)."""
     direct: bool = False
     """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
@@ -84,7 +84,7 @@ class SourceCapabilities:
     """What a source can do."""
 
     bounded: bool
-    pinned: bool = False
+    stable_snapshot: bool = False
     """`pin` gives a snapshot that stays the same while the source is written to."""
     direct: bool = False
     job_mode: bool = True
@@ -115,11 +115,11 @@ class Sink(Claimable, ABC):
         """
 
     @abstractmethod
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """The record of this lane and sink, asked from the outside system itself; None if it holds none."""
 
     @abstractmethod
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Writes the first record. The sink fills in `baseline` (rows in the target now); returns what it wrote.
 
         It replaces whatever record this key had, also one of a higher epoch: that is how a replay sets a sink back. A
@@ -127,16 +127,16 @@ class Sink(Claimable, ABC):
         """
 
     @abstractmethod
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Writes all rows of the epoch and its record in one atomic act; raises FencedError for an older generation."""
 
-    def check(self) -> None:
+    def validate_target(self) -> None:
         """Proves that a target which is there already takes rows of the context's schema under its key; makes and fences nothing.
 
         Raises TargetError or SchemaError if not, TransientError where nobody answers.
         """
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """Remove all rows from the target, keeping the record, in one act under the generation that `prepare` announced.
 
         Raises FencedError for an older generation, UserError where the sink cannot do this (`SinkCapabilities.empties`).
@@ -144,7 +144,7 @@ class Sink(Claimable, ABC):
         msg = "Headrace cannot empty this target"
         raise UserError(msg, hint="Empty it yourself, then `headrace reset FILE --keep-targets`.", node=self._context.key.sink)
 
-    def began(self, plan: EpochPlan) -> bool:
+    def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """Whether rows of this epoch are in the target although its record is not: a sink that writes an epoch in several acts knows.
 
         Asked where rows that such a sink may hold some of would have to be computed anew.
@@ -152,15 +152,15 @@ class Sink(Claimable, ABC):
         del plan
         return False
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """A record that the target holds for the same pipeline name and sink under another UUID, else None."""
         return None
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """The record and the number of rows in the target, read in one snapshot; None where the sink cannot know."""
         return None
 
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """Record and rows of one snapshot, no rows beyond `limit`; `folder` keeps files. None without a record, or if the sink cannot."""
         del schema, folder, limit
         return None
@@ -177,11 +177,11 @@ class DirectSink(Sink):
     """A sink that tasks can load by themselves during a backfill, split by split."""
 
     @abstractmethod
-    def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """Each task fetches one split as Arrow and loads it under the marker (epoch, split); then the record is set."""
 
 
-class SplitFetch(ABC):
+class SplitReader(ABC):
     """Picklable: what a task calls to read one split. Opened on the worker."""
 
     splits: Sequence[Json]
@@ -196,7 +196,7 @@ class Snapshot:
     """A pinned state of a bounded source. `handle` is JSON that goes to the ledger; `pinned` says whether it holds still."""
 
     handle: Json
-    pinned: bool
+    is_stable: bool
 
 
 class BoundedSource(ABC):
@@ -209,26 +209,28 @@ class BoundedSource(ABC):
         """The payload's schema, without `_gs_op` and `_gs_pos`."""
 
     @abstractmethod
-    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Fixes the state that splits read. The same token gives the same snapshot again, also in another process."""
 
-    def look(self, spark: SparkSession) -> Snapshot:
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """What `pin` would fix now, without making anything. `splits` of it foresee those of a run; its rows are not to be read."""
         raise NotImplementedError
 
     @abstractmethod
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """Deterministic pieces of the snapshot inside the window, in a stable order, each with an estimate in `rows`, and in `bytes` where known."""
 
     @abstractmethod
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits with `_gs_op` and `_gs_pos`; `columns` narrows the payload to what is needed."""
 
-    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()) -> SplitFetch | None:
+    def create_split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
+    ) -> SplitReader | None:
         """What a task reads splits with, or None: rows that agree in `key` by `_gs_pos`, through `query` in the source's own SQL."""
         return None
 
-    def spreads(self, key: Sequence[str]) -> str:
+    def explain_key_spread(self, key: Sequence[str]) -> str:
         """Return why rows that agree in `key` may lie in several splits; "" where they do not, but for a key of very many rows."""
         return "the source does not tell how it is cut"
 
@@ -236,7 +238,7 @@ class BoundedSource(ABC):
         """Return whether rows that agree in the columns of `key` lie in one of these splits; with `ever`, in no split of another epoch."""
         return len(splits) <= 1 and not ever
 
-    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+    def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
         """The offset after the largest one per partition, as another table says; partitions that it lacks are left out."""
         raise NotImplementedError
 
@@ -251,10 +253,12 @@ class BoundedSource(ABC):
         del spark, snapshot, column
         return True
 
-    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
         """Rows inside filter and cut that have NULL in the window's column, and rows in the window; without `end` it is open."""
         del spark, snapshot, window, cut
-        return Outside()
+        return UnpartitionedRows()
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Asks the system whether the node's filter holds and `columns` are there; reads no rows and changes nothing.
@@ -262,10 +266,10 @@ class BoundedSource(ABC):
         Raises UserError for what does not hold, TransientError where nobody answers.
         """
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def release_snapshot(self, snapshot: Snapshot) -> None:
         """Drop what `pin` made. Nothing can be read from the snapshot afterwards; a second call does nothing."""
 
-    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+    def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
         """Drop what `pin` made for tokens of `owner` and no later generation, except the handles in `keep`."""
 
     def describe(self) -> Json:
@@ -277,7 +281,7 @@ class BoundedSource(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """How much one stream epoch may take."""
 
     rows: int = 100_000
@@ -297,11 +301,11 @@ class UnboundedSource(ABC):
         """The payload's schema, without `_gs_op` and `_gs_pos`."""
 
     @abstractmethod
-    def initial(self) -> Json:
+    def initial_offsets(self) -> Json:
         """Where a stream without history starts (`starting_offsets`)."""
 
     @abstractmethod
-    def latest(self, after: Json, limits: Limits) -> Json:
+    def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """The furthest position that one epoch after `after` may reach; equal to `after` when there is nothing new.
 
         Raises RetentionError when `after` is no longer held, TargetError when the topic was removed or made anew.
@@ -311,20 +315,20 @@ class UnboundedSource(ABC):
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """The rows in [start, end) with `_gs_op` and `_gs_pos`."""
 
-    def size(self, start: Json, end: Json, most: int) -> int | None:
+    def estimate_bytes(self, start: Json, end: Json, most: int) -> int | None:
         """About how many bytes [start, end) holds, `most` being what an epoch may hold; None where unknown. Reads no rows with Spark."""
         del start, end, most
         return None
 
-    def fence_at(self, moment_ms: int) -> Json:
+    def offsets_for_time(self, moment_ms: int) -> Json:
         """The position of the first row at or after a wall-clock time."""
         raise NotImplementedError
 
-    def earliest(self) -> Json:
+    def earliest_offsets(self) -> Json:
         """The position of the first row that the source still holds."""
         raise NotImplementedError
 
-    def first_filled(self, gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
+    def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
         """Return the place of the first gap per partition that has rows here, or that cannot be looked at; others are left out."""
         return dict.fromkeys(gaps, 0)
 
@@ -332,13 +336,13 @@ class UnboundedSource(ABC):
         """Return the position that a stream starts at, with what the source needs to keep the order of keys that moved before."""
         return position
 
-    def end(self) -> Json:
+    def end_offsets(self) -> Json:
         """The position after the last row that can be read now."""
         raise NotImplementedError
 
-    def arrived(self) -> Json:
+    def high_watermarks(self) -> Json:
         """The position after the last row that exists now, readable or not: what "caught up" is measured against."""
-        return self.end()
+        return self.end_offsets()
 
     def stalls(self, at: Json) -> Sequence[Stall]:
         """The partitions that `at` has read to the end of what can be read, while further rows wait."""
@@ -387,9 +391,9 @@ class SinkContext:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> TargetClaimant:
         """The sink as one that claims its target. `extra` names the sinks of the same file."""
-        return Owner(self.key, graph.is_shared(self.node), frozenset(self.extra.get("sinks", ())))
+        return TargetClaimant(self.key, graph.is_shared(self.node), frozenset(self.extra.get("sinks", ())))
 
     @property
     def plugin(self) -> PluginContext:

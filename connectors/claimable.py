@@ -13,7 +13,7 @@ class Claimable:
     def claims(self) -> Sequence[Claim]:
         """Every claim to the target, this sink's own included; empty where the target is missing or keeps no claims.
 
-        `join` adds this sink's claim in its atomic act. It raises RecordError (`Owner.refuse`) where a rival's claim is there, also one that
+        `join` adds this sink's claim in its atomic act. It raises SinkStateError (`Owner.refuse`) where a rival's claim is there, also one that
         came at the same moment, and it replaces the claims of `Owner.former`.
         """
         return ()

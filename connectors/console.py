@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from headrace.connectors.base import OP, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
+from headrace.connectors.base import OP, Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KINDS = {"i": "Insert", "u": "Update", "d": "Delete"}
 
 
-class _Forgetful(Sink):
+class _StatelessSink(Sink):
     """What print and blackhole share. The record lives as long as the object."""
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
@@ -29,25 +29,25 @@ class _Forgetful(Sink):
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
-        self._record: Record | None = None
+        self._record: CommitRecord | None = None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Nothing can be wrong with the target, and nothing can be fenced."""
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """What this object was told last; None in a new process."""
         return self._record
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Remembered only. No target, hence no rows in it."""
         self._record = replace(record, baseline=None)
         return self._record
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """All rows of the epoch, also if they were written before."""
-        counts = Counts(self._take(frame), None, None, None)
+        counts = WriteCounts(self._take(frame), None, None, None)
         if self._record is not None:
-            self._record = self._record.next(plan, self._record.generation, counts)
+            self._record = self._record.after_epoch(plan, self._record.generation, counts)
         return counts
 
     def describe(self) -> Json:
@@ -55,20 +55,20 @@ class _Forgetful(Sink):
         kind = self._context.node.type
         return {"kind": kind, "asset_key": [kind, self._context.key.sink]}
 
-    def _take(self, frame: Frame) -> int:
+    def _take(self, frame: EpochFrame) -> int:
         raise NotImplementedError
 
 
-class BlackholeSink(_Forgetful):
+class BlackholeSink(_StatelessSink):
     """Rows are computed in full and thrown away. At-least-once."""
 
-    def _take(self, frame: Frame) -> int:
+    def _take(self, frame: EpochFrame) -> int:
         rows, seen = _counted(frame.rows)
         rows.write.format("noop").mode("overwrite").save()
         return int(seen.get["rows"])
 
 
-class PrintSink(_Forgetful):
+class PrintSink(_StatelessSink):
     """One line per row on standard error; with `sample_every: N`, every Nth row (counted per task). At-least-once.
 
     `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit nulls; binary is hexadecimal.
@@ -79,7 +79,7 @@ class PrintSink(_Forgetful):
         self._out = out
         self._total = 0
 
-    def _take(self, frame: Frame) -> int:
+    def _take(self, frame: EpochFrame) -> int:
         every = self._context.node.sample_every
         rows, seen = _counted(frame.rows)
         table = _lines(rows, frame.schema, every, self._total).toArrow()

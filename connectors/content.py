@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.pipeline.protocol.epochs import Record
+from headrace.pipeline.protocol.epochs import CommitRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class TargetContent:
     """Record and rows of one snapshot, with the `columns` that can be compared.
 
     The rows are in Spark (`rows`) or in the driver (`table`). Both are None where the target has more rows than allowed. Then
     `lookup` returns the rows of some keys of the same snapshot, or None where it cannot.
     """
 
-    record: Record
+    record: CommitRecord
     rows: DataFrame | None
     columns: tuple[str, ...]
     table: pa.Table | None = None

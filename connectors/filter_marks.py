@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def kept_or_marked(rows: DataFrame, predicate: str) -> DataFrame:
+def mark_filtered_rows(rows: DataFrame, predicate: str) -> DataFrame:
     """The rows, those that fail the predicate marked. What asks for the operation alone leaves rows out.
 
     Raises what Spark's analyzer raises for a predicate that it does not understand.

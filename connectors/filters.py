@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import Cut, Window
-from headrace.connectors.spark_plan import check_moments
+from headrace.connectors.base import HandoffFilter, HistoryPartition
+from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.nodes import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
@@ -21,7 +21,7 @@ CUT_COLUMNS = ("partition_column", "offset_column", "topic_column")
 """Keys of a cut that name columns."""
 
 
-def scope_of(window: Window | None, cut: Cut | None) -> Json:
+def scope_of(window: HistoryPartition | None, cut: HandoffFilter | None) -> Json:
     """Window and cut as JSON, for splits that another process reads."""
     return {
         "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
@@ -29,15 +29,15 @@ def scope_of(window: Window | None, cut: Cut | None) -> Json:
     }
 
 
-def narrowed(frame: DataFrame, wanted: Sequence[str], what: str, node: str) -> DataFrame:
+def select_columns(frame: DataFrame, wanted: Sequence[str], what: str, node: str) -> DataFrame:
     """The columns that are asked for, all for none. Raises SchemaError for one that `what` lacks."""
     if absent := [name for name in wanted if name not in frame.columns]:
         msg = f"`{what}` has no column {', '.join(absent)}"
         raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=node)
-    return frame.select(*(quoted(name) for name in wanted)) if wanted else frame
+    return frame.select(*(quote_identifier(name) for name in wanted)) if wanted else frame
 
 
-def filtered(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
+def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
     """The rows that a predicate of the file lets through. Raises SchemaError where Spark does not understand it."""
     from pyspark.errors import AnalysisException, ParseException
 
@@ -47,40 +47,40 @@ def filtered(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
         said = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{predicate}` is wrong: {said}"
         raise SchemaError(msg, hint=f"It is Spark SQL over: {', '.join(frame.columns)}.", node=node) from None
-    check_moments(found, predicate or "", node)
+    refuse_relative_timestamps(found, predicate or "", node)
     return found
 
 
-def inside(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
+def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
     """The rows inside window and cut. Raises SchemaError where `what` lacks their columns."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if window := scope["window"]:
-        narrowed(frame, [window["column"]], what, node)
-        column, kind = F.col(quoted(window["column"])), frame.schema[window["column"]].dataType
+        select_columns(frame, [window["column"]], what, node)
+        column, kind = F.col(quote_identifier(window["column"])), frame.schema[window["column"]].dataType
         frame = frame.where((column >= F.lit(window["start"]).cast(kind)) & (column < F.lit(window["end"]).cast(kind)))
     if cut := scope["cut"]:
-        narrowed(frame, [cut[key] for key in CUT_COLUMNS if key in cut], what, node)
-        partition, offset = F.col(quoted(cut["partition_column"])), F.col(quoted(cut["offset_column"]))
+        select_columns(frame, [cut[key] for key in CUT_COLUMNS if key in cut], what, node)
+        partition, offset = F.col(quote_identifier(cut["partition_column"])), F.col(quote_identifier(cut["offset_column"]))
         # A partition that the fence does not name is read by the stream from its beginning.
         fence: Column = F.lit(0)
         for name, behind in cut["fence"].items():
             fence = F.when(partition == int(name), behind).otherwise(fence)
-        frame = frame.where(~_placed(cut) | (offset < fence))
+        frame = frame.where(~_has_topic_offset(cut) | (offset < fence))
     return frame
 
 
-def _placed(cut: Json) -> Column:
+def _has_topic_offset(cut: Json) -> Column:
     """Whether a row has partition and offset of the topic that history is cut by."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    found = F.col(quoted(cut["partition_column"])).isNotNull() & F.col(quoted(cut["offset_column"])).isNotNull()
+    found = F.col(quote_identifier(cut["partition_column"])).isNotNull() & F.col(quote_identifier(cut["offset_column"])).isNotNull()
     if "topic_column" in cut:
-        found &= F.col(quoted(cut["topic_column"])).eqNullSafe(F.lit(cut["topic"]))
+        found &= F.col(quote_identifier(cut["topic_column"])).eqNullSafe(F.lit(cut["topic"]))
     return found
 
 
-def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
+def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
     """`_gs_pos`: the row's topic partition and offset where history is cut by them, else `part` and `off`.
 
     Rows of such a history that lack them, or have those of another topic, stand before those that have them, in the order of `part`,
@@ -89,8 +89,8 @@ def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
     from pyspark.sql import functions as F  # noqa: N812
 
     if cut := scope["cut"]:
-        partition, offset = (F.col(quoted(cut[key])) for key in ("partition_column", "offset_column"))
-        there = _placed(cut)
+        partition, offset = (F.col(quote_identifier(cut[key])) for key in ("partition_column", "offset_column"))
+        there = _has_topic_offset(cut)
         part, off = F.when(there, partition).otherwise(F.lit(LOWEST) + part), F.when(there, offset).otherwise(off)
     return F.struct(
         F.lit(ordinal).alias("source"),
@@ -100,18 +100,18 @@ def position(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
     )
 
 
-def offsets_held(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:
+def read_end_offsets(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:
     """Per topic partition the offset behind the largest in the rows of `frame`. Raises SchemaError where columns are missing."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    narrowed(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])], what, node)
+    select_columns(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])], what, node)
     if table.topic_column:
-        frame = frame.where(F.col(quoted(table.topic_column)) == (table.topic_name or topic))
-    partition, offset = F.col(quoted(table.partition_column)), F.col(quoted(table.offset_column))
+        frame = frame.where(F.col(quote_identifier(table.topic_column)) == (table.topic_name or topic))
+    partition, offset = F.col(quote_identifier(table.partition_column)), F.col(quote_identifier(table.offset_column))
     rows = frame.where(partition.isNotNull() & offset.isNotNull()).groupBy(partition.cast("string")).agg(F.max(offset) + 1).collect()
     return {row[0]: int(row[1]) for row in rows}
 
 
-def quoted(name: str) -> str:
+def quote_identifier(name: str) -> str:
     """An identifier as Spark reads it back."""
     return "`" + name.replace("`", "``") + "`"

@@ -14,7 +14,7 @@ DRIVER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class EpochFrame:
     """The rows of one epoch for one sink.
 
     `rows` has the payload columns plus `_gs_op` and `_gs_pos`. `schema` is the payload as Arrow, `key` the sink's
@@ -32,7 +32,7 @@ class Frame:
     size: int | None = None
     """Bytes of the rows, about, as their sources estimate them; None where they do not."""
 
-    def few(self, rows: DataFrame, limit: int) -> pa.Table | None:
+    def collect_if_small(self, rows: DataFrame, limit: int) -> pa.Table | None:
         """`rows`, as many as the frame's, in the driver; None where they are more than `limit`, or than `DRIVER_BYTES`.
 
         Where their number is not known it is looked at, unless they are likely more: what is looked at in vain is computed again.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.filters import quoted
+from headrace.connectors.filters import quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +39,7 @@ def canonical_frame(rows: DataFrame, schema: pa.Schema, key: Sequence[str]) -> D
     from pyspark.sql import functions as F  # noqa: N812
 
     for name in floats_in(schema, key):
-        column, kind = F.col(quoted(name)), "double" if pa.types.is_float64(schema.field(name).type) else "float"
+        column, kind = F.col(quote_identifier(name)), "double" if pa.types.is_float64(schema.field(name).type) else "float"
         zero, nan = F.lit(0.0).cast(kind), F.lit(math.nan).cast(kind)
         rows = rows.withColumn(name, F.when(F.isnan(column), nan).otherwise(column + zero))
     return rows

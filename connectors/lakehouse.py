@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.connectors.filters import quoted
-from headrace.pipeline.errors import RecordError
-from headrace.pipeline.protocol.epochs import EpochPlan, Record
+from headrace.connectors.filters import quote_identifier
+from headrace.pipeline.errors import SinkStateError
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,24 +17,24 @@ _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
 _REPAIR = "Use `headrace replay --from` or `accept-target`."
 
 
-def held_already(record: Record | None, plan: EpochPlan, *, what: str, sink: str) -> Record | None:
+def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, what: str, sink: str) -> CommitRecord | None:
     """The record, if it is of this very epoch, as JSON compares; None if the epoch is the next one.
 
-    Raises RecordError if it cannot follow what the table, `what`, holds.
+    Raises SinkStateError if it cannot follow what the table, `what`, holds.
     """
     if record is None:
         msg = f"{what} holds no record of this sink"
-        raise RecordError(msg, hint=_REPAIR, node=sink)
+        raise SinkStateError(msg, hint=_REPAIR, node=sink)
     if record.epoch == plan.number and record.is_of(plan):
         return record
     if record.epoch != plan.number - 1:
         other = " from other positions" if record.epoch == plan.number else ""
         msg = f"{what} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
-        raise RecordError(msg, hint=_REPAIR, node=sink)
+        raise SinkStateError(msg, hint=_REPAIR, node=sink)
     return None
 
 
-def misfits(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:
+def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:
     """What keeps a table from taking rows, in words. `wanted` are the rows' columns and their types, as DDL."""
     have = {field.name.lower(): field for field in table}
     wrong: list[str] = []
@@ -42,16 +42,16 @@ def misfits(session: SparkSession, table: StructType, wanted: Mapping[str, str],
         field = have.get(name.lower())
         rows = session.sql(f"SELECT CAST(NULL AS {ddl}) AS c").schema[0].dataType
         if field is None:
-            wrong.append(f"column {quoted(name)} ({rows.simpleString()}) is missing")
+            wrong.append(f"column {quote_identifier(name)} ({rows.simpleString()}) is missing")
         elif not holds_every_value(field.dataType, rows):
-            wrong.append(f"column {quoted(name)} is {field.dataType.simpleString()}, the rows have {rows.simpleString()}")
+            wrong.append(f"column {quote_identifier(name)} is {field.dataType.simpleString()}, the rows have {rows.simpleString()}")
     brought = {name.lower() for name in wanted}
     wrong += [
-        f"column {quoted(field.name)} is NOT NULL and no row brings it"
+        f"column {quote_identifier(field.name)} is NOT NULL and no row brings it"
         for field in table
         if not field.nullable and field.name.lower() not in brought
     ]
-    return wrong + [f"key column {quoted(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
+    return wrong + [f"key column {quote_identifier(name)} is not among the rows' columns" for name in key if name.lower() not in brought]
 
 
 def holds_every_value(table: DataType, rows: DataType) -> bool:

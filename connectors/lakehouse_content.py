@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.connectors.content import Content
-from headrace.connectors.filters import quoted
+from headrace.connectors.content import TargetContent
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lakehouse_rows import bounds_of
-from headrace.pipeline.protocol.epochs import Record
+from headrace.pipeline.protocol.epochs import CommitRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,11 +17,11 @@ LOOKUP_ROWS = 5_000_000
 """Keys are looked up in tables of at most so many rows: a table of files has no index."""
 
 
-def content_of(record: Record, frame: DataFrame, columns: tuple[str, ...], rows: int, limit: int | None) -> Content:
+def content_of(record: CommitRecord, frame: DataFrame, columns: tuple[str, ...], rows: int, limit: int | None) -> TargetContent:
     """Return the content of one snapshot. `frame` has all of its rows, `rows` is their number."""
     if limit is None or rows <= limit:
-        return Content(record, frame, columns)
-    return Content(record, None, columns, lookup=lambda keys: rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None)
+        return TargetContent(record, frame, columns)
+    return TargetContent(record, None, columns, lookup=lambda keys: rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None)
 
 
 def rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
@@ -29,6 +29,6 @@ def rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     for name, (low, high) in bounds_of(keys, tuple(keys.column_names)).items():
-        frame = frame.where(F.col(quoted(name)).between(low, high))
-    listed = frame.sparkSession.createDataFrame(keys, frame.select(*map(quoted, keys.column_names)).schema)
+        frame = frame.where(F.col(quote_identifier(name)).between(low, high))
+    listed = frame.sparkSession.createDataFrame(keys, frame.select(*map(quote_identifier, keys.column_names)).schema)
     return frame.join(F.broadcast(listed), keys.column_names, "left_semi")

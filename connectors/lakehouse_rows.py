@@ -11,8 +11,8 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP, POS, Frame
-from headrace.connectors.filters import quoted
+from headrace.connectors.base import OP, POS, EpochFrame
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.versions import ENDED, winners, winners_frame
@@ -29,7 +29,7 @@ _NO_NULL_KEY = "A row without its key can neither be found nor replaced. Filter 
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MergeSource:
     """What MERGE takes: one row per key, payload columns and `_gs_op`."""
 
     rows: DataFrame
@@ -39,18 +39,18 @@ class Source:
     """Smallest and largest value of key columns, where known: a table's files are skipped by them."""
 
 
-def appended(sink: str, frame: Frame) -> DataFrame:
+def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
     """The payload. A delete fails the epoch: without a key there is no row that it means."""
     from pyspark.sql import functions as F  # noqa: N812
 
     hint = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
     refused = row_error(sink, "a delete reached a sink without primary_key", hint, position=F.to_json(POS))
     names = frame.schema.names
-    first = F.when(F.col(OP) == "d", refused).otherwise(F.col(quoted(names[0]))).alias(names[0])
-    return frame.rows.select(first, *[quoted(name) for name in names[1:]])
+    first = F.when(F.col(OP) == "d", refused).otherwise(F.col(quote_identifier(names[0]))).alias(names[0])
+    return frame.rows.select(first, *[quote_identifier(name) for name in names[1:]])
 
 
-def keyed(sink: str, frame: Frame, session: SparkSession, version: str | None = None) -> Source:
+def build_merge_source(sink: str, frame: EpochFrame, session: SparkSession, version: str | None = None) -> MergeSource:
     """The winner per key, the last row by `_gs_pos` or the one of the highest version, which then has `versions.ENDED` too.
 
     Raises DataError (or fails the task) for a null in a key, and for a row without its version.
@@ -58,14 +58,14 @@ def keyed(sink: str, frame: Frame, session: SparkSession, version: str | None = 
     names = [*frame.schema.names, OP]
     frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
     known = frame.estimate is not None or frame.likely is not None
-    if known and (few := frame.few(frame.rows.select(*map(quoted, names), POS), DRIVER_ROWS)) is not None:
+    if known and (few := frame.collect_if_small(frame.rows.select(*map(quote_identifier, names), POS), DRIVER_ROWS)) is not None:
         last = last_by_key(sink, few, frame.key, version)
-        schema = frame.rows.select(*map(quoted, names)).schema
+        schema = frame.rows.select(*map(quote_identifier, names)).schema
         if version is not None:
             schema, names = schema.add(ENDED, "boolean"), [*names, ENDED]
         rows = session.createDataFrame(last.select(names), schema)
-        return Source(rows, local=True, bounds=bounds_of(last, frame.key))
-    return Source(_last_by_key_spark(sink, frame, names, version), local=False)
+        return MergeSource(rows, local=True, bounds=bounds_of(last, frame.key))
+    return MergeSource(_last_by_key_spark(sink, frame, names, version), local=False)
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:
@@ -86,21 +86,23 @@ def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str |
     return table if len(last) == table.num_rows else table.take(last)
 
 
-def _last_by_key_spark(sink: str, frame: Frame, names: list[str], version: str | None) -> DataFrame:
+def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: str | None) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     def checked(name: str) -> Column:
         refused = row_error(sink, f"key column `{name}` is null", _NO_NULL_KEY, position=F.to_json(POS))
-        return F.when(F.col(quoted(name)).isNull(), refused).otherwise(F.col(quoted(name))).alias(name)
+        return F.when(F.col(quote_identifier(name)).isNull(), refused).otherwise(F.col(quote_identifier(name))).alias(name)
 
     if version is not None:
-        rows = frame.rows.select(*[checked(name) if name in frame.key else quoted(name) for name in names], POS)
+        rows = frame.rows.select(*[checked(name) if name in frame.key else quote_identifier(name) for name in names], POS)
         return winners_frame(rows, frame.key, names, version, sink)
     keys = [checked(name) for name in frame.key]
     others = [name for name in names if name not in frame.key]
-    last = F.max_by(F.struct(*map(quoted, others)), F.col(POS)).alias("__last")
+    last = F.max_by(F.struct(*map(quote_identifier, others)), F.col(POS)).alias("__last")
     grouped = frame.rows.groupBy(*keys).agg(last)
-    return grouped.select(*[F.col(quoted(name)) if name in frame.key else F.col(f"__last.{quoted(name)}") for name in names])
+    return grouped.select(
+        *[F.col(quote_identifier(name)) if name in frame.key else F.col(f"__last.{quote_identifier(name)}") for name in names]
+    )
 
 
 def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:

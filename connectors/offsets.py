@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import Outside, Window
-from headrace.connectors.filters import narrowed, quoted
+from headrace.connectors.base import HistoryPartition, UnpartitionedRows
+from headrace.connectors.filters import quote_identifier, select_columns
 from headrace.pipeline.model.nodes import OffsetTable
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
 
@@ -26,12 +26,12 @@ def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
 
-    narrowed(frame, offset_columns(table), what, node)
+    select_columns(frame, offset_columns(table), what, node)
     if table.topic_column:
-        frame = frame.where(F.col(quoted(table.topic_column)) == (table.topic_name or topic))
+        frame = frame.where(F.col(quote_identifier(table.topic_column)) == (table.topic_name or topic))
     rows = frame.select(
-        F.col(quoted(table.partition_column)).cast("bigint").cast("string").alias(_PART),
-        F.col(quoted(table.offset_column)).cast("bigint").alias(_OFF),
+        F.col(quote_identifier(table.partition_column)).cast("bigint").cast("string").alias(_PART),
+        F.col(quote_identifier(table.offset_column)).cast("bigint").alias(_OFF),
     )
     placed = F.col(_PART).isNotNull() & F.coalesce(F.col(_OFF) >= 0, F.lit(False))
     block = F.floor(F.col(_OFF) / BLOCK)
@@ -48,19 +48,19 @@ def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str
     return table_offsets(blocks, since, search)
 
 
-def outside(frame: DataFrame, window: Window) -> Outside:
+def count_unpartitioned_rows(frame: DataFrame, window: HistoryPartition) -> UnpartitionedRows:
     """Which rows of a frame have NULL in the window's column, and which lie in the window."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    column, kind = F.col(quoted(window.column)), frame.schema[window.column].dataType
+    column, kind = F.col(quote_identifier(window.column)), frame.schema[window.column].dataType
     here = column >= F.lit(window.start).cast(kind)
     here = here & (column < F.lit(window.end).cast(kind)) if window.end else here
     row = frame.agg(F.count_if(column.isNull()), F.count_if(here), F.max(F.when(here, column)).cast("string")).collect()[0]
-    return Outside(row[0], row[1], row[2] or "")
+    return UnpartitionedRows(row[0], row[1], row[2] or "")
 
 
 def has_nulls(frame: DataFrame, column: str) -> bool:
     """Whether a column of a frame has NULL in some row."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    return not frame.where(F.col(quoted(column)).isNull()).isEmpty()
+    return not frame.where(F.col(quote_identifier(column)).isNull()).isEmpty()

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
-from headrace.connectors.plugins.contract_checks import guarded
+from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
-from headrace.pipeline.model.plugins import PluginNode, PluginSink, PluginSource
+from headrace.pipeline.model.plugins import PluginNodeConfig, PluginSinkConfig, PluginSourceConfig
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.epochs import Json, SinkKey
 
@@ -38,7 +38,7 @@ def _load(table: dict[str, str], kind: str) -> Any:
         raise UserError(msg, hint=f"pip install 'headrace[{_EXTRAS.get(kind, kind)}]'") from error
 
 
-def plugin_context(name: str, node: PluginNode, settings: Settings, ordinal: int = 0) -> PluginContext:
+def plugin_context(name: str, node: PluginNodeConfig, settings: Settings, ordinal: int = 0) -> PluginContext:
     """What a node's plugin is made of."""
     labels = node.telemetry.labels if node.telemetry else {}
     return PluginContext(name, node.parsed, node.found, node.pipeline, settings.home, ordinal, labels)
@@ -46,32 +46,32 @@ def plugin_context(name: str, node: PluginNode, settings: Settings, ordinal: int
 
 def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> BoundedSource:
     """A bounded source for a node of that kind. Opens nothing. `ordinal` is the source's rank in `_gs_pos`."""
-    if isinstance(node, PluginSource):
+    if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
-        return guarded(lambda: node.plugin.make(context), BoundedSource, node.found, name)
+        return create_checked(lambda: node.plugin.make(context), BoundedSource, node.found, name)
     return _load(_BOUNDED, node.type)(node, settings, ordinal, name)
 
 
 def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
     """An unbounded source, likewise; `name` is the node's, for consumer groups and messages."""
-    if isinstance(node, PluginSource):
+    if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
-        return guarded(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
+        return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
     return _load(_UNBOUNDED, node.type)(name, node, settings, ordinal)
 
 
 def open_sink(context: SinkContext) -> Sink:
     """A sink for one lane. Connects when it is prepared."""
     node = context.node
-    if not isinstance(node, PluginSink):
+    if not isinstance(node, PluginSinkConfig):
         return sink_class(node)(context)
     given = replace(context, extra={**context.extra, "plugin": plugin_context(context.key.sink, node, context.settings)})
-    return guarded(lambda: node.plugin.make(given), Sink, node.found, context.key.sink)
+    return create_checked(lambda: node.plugin.make(given), Sink, node.found, context.key.sink)
 
 
 def sink_class(node: Any) -> type[Sink]:
     """The class behind a sink node, for its capabilities."""
-    return node.plugin.make if isinstance(node, PluginSink) else sink_class_of(node.type)  # pyright: ignore[reportReturnType]
+    return node.plugin.make if isinstance(node, PluginSinkConfig) else sink_class_of(node.type)  # pyright: ignore[reportReturnType]
 
 
 def sink_class_of(kind: str) -> type[Sink]:
@@ -98,15 +98,15 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     if node.type == "hybrid":
         phases = [part.node() for part in node.bounded_sources]
         return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
-    if isinstance(node, PluginSource):
-        return [(unbounded_source if node.endless else bounded_source)(name, node, settings, 0).describe()]
+    if isinstance(node, PluginSourceConfig):
+        return [(unbounded_source if node.is_unbounded else bounded_source)(name, node, settings, 0).describe()]
     if node.type in _BOUNDED:
         return [bounded_source(name, node, settings, 0).describe()]
     if node.type in _UNBOUNDED:
         return [unbounded_source(name, node, settings, 0).describe()]
     import pyarrow as pa
 
-    if isinstance(node, PluginSink):
+    if isinstance(node, PluginSinkConfig):
         return [open_sink(SinkContext(SinkKey("", node.pipeline, "main", name), node, settings, pa.schema([]))).describe()]
     key = SinkKey("", "", "main", name)
     return [sink_class(node)(SinkContext(key, node, settings, pa.schema([]))).describe()]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.sql.statements import is_moment, may_name_moments
+from headrace.pipeline.sql.statements import is_relative_timestamp, may_have_relative_timestamps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,19 +32,19 @@ def inner(held: Any) -> list[Any]:
     return [held.apply(place) for place in range(held.size())]
 
 
-def check_moments(frame: DataFrame, text: str, node: str, known: Collection[str] = ()) -> None:
+def refuse_relative_timestamps(frame: DataFrame, text: str, node: str, known: Collection[str] = ()) -> None:
     """Raises SchemaError where a text such as `'today'` of the SQL `text` is made a time by what stands beside it.
 
     Spark reads the clock for it, anew each time an epoch is computed. Those that are `known` are looked after elsewhere.
     """
-    if not may_name_moments(text):
+    if not may_have_relative_timestamps(text):
         return
     for cast_ in expressions(frame):
         if cast_.nodeName().lower() not in ("cast", "try_cast") or cast_.dataType().typeName() not in _TIMES:
             continue
         (value,) = inner(cast_.children())
         word = value.toString().strip() if value.nodeName() == "Literal" else ""
-        if is_moment(word) and word not in known:
+        if is_relative_timestamp(word) and word not in known:
             kind = cast_.dataType().typeName().upper()
             msg = f"'{word}' becomes a time by what stands beside it, and another one each time that an epoch is computed"
             hint = f"In a sql transform CAST('{word}' AS {kind}), now() and current_date() tell the epoch's time. A source has none."

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.base import OP, POS
-from headrace.connectors.filters import quoted
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.pipeline.errors import DataError
 
@@ -63,15 +63,16 @@ def winners_frame(rows: DataFrame, key: Sequence[str], names: Sequence[str], ver
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
-    value, deletes = F.col(quoted(version)), F.col(OP) == "d"
+    value, deletes = F.col(quote_identifier(version)), F.col(OP) == "d"
     refused = row_error(node, f"version_column `{version}` is null", _HINT.format(version), position=F.to_json(POS))
     checked = F.when(value.isNull() & ~deletes, refused).otherwise(value)
-    end = F.max(F.when(deletes & value.isNull(), F.col(POS))).over(Window.partitionBy(*map(quoted, key)))
+    end = F.max(F.when(deletes & value.isNull(), F.col(POS))).over(Window.partitionBy(*map(quote_identifier, key)))
     alive = rows.withColumn(version, checked).withColumn("__end", end).where(F.col("__end").isNull() | (F.col(POS) >= F.col("__end")))
     others = [name for name in names if name not in key]
-    place = F.struct(F.col(quoted(version)), F.col(POS))
-    last = F.max_by(F.struct(*map(quoted, others), F.col("__end").isNotNull().alias(ENDED)), place).alias("__last")
-    grouped = alive.groupBy(*map(quoted, key)).agg(last)
+    place = F.struct(F.col(quote_identifier(version)), F.col(POS))
+    last = F.max_by(F.struct(*map(quote_identifier, others), F.col("__end").isNotNull().alias(ENDED)), place).alias("__last")
+    grouped = alive.groupBy(*map(quote_identifier, key)).agg(last)
     return grouped.select(
-        *[F.col(quoted(name)) if name in key else F.col(f"__last.{quoted(name)}") for name in names], F.col(f"__last.{ENDED}")
+        *[F.col(quote_identifier(name)) if name in key else F.col(f"__last.{quote_identifier(name)}") for name in names],
+        F.col(f"__last.{ENDED}"),
     )

@@ -1,6 +1,6 @@
-"""Headrace carries data from history to live, every row exactly once.
+"""Headrace replicates data from history to live. Every row arrives exactly once.
 
-A plugin's author imports this alone; each name is loaded when it is first used. docs/guides/plugins.md describes them.
+This module is the plugin API; see docs/guides/plugins.md. Each name is loaded on first use.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
         POS,
         BoundedSource,
         Delivery,
-        Frame,
-        Limits,
+        EpochFrame,
+        ReadLimits,
         Sink,
         SinkCapabilities,
         SinkContext,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         UnboundedSource,
         Visibility,
     )
-    from headrace.connectors.plugins.sinks import ArrowSink, EpochSink
+    from headrace.connectors.plugins.sinks import ArrowSink, TransactionalSink
     from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
     from headrace.jobs.sources.side_outputs import SideOutput
     from headrace.jobs.transforms.base import RowTransform, TransformContext
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TargetError, TransientError, UserError
     from headrace.pipeline.plugins.api import Options, Plugin
     from headrace.pipeline.plugins.runtime import PluginContext
-    from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Record
+    from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, WriteCounts
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "connectors.base": "OP POS BoundedSource Delivery Frame Limits Sink SinkCapabilities SinkContext Snapshot SourceCapabilities"
+    "connectors.base": "OP POS BoundedSource Delivery EpochFrame ReadLimits Sink SinkCapabilities SinkContext Snapshot SourceCapabilities"
     " UnboundedSource Visibility",
-    "connectors.plugins.sinks": "ArrowSink EpochSink",
+    "connectors.plugins.sinks": "ArrowSink TransactionalSink",
     "connectors.plugins.sources": "ArrowSource ArrowStream",
     "jobs.sources.side_outputs": "SideOutput",
     "jobs.transforms.plugin": "ArrowTransform fan_out",
@@ -46,7 +46,7 @@ _HOMES = {
     "pipeline.errors": "DataError FencedError HeadraceError TargetError TransientError UserError",
     "pipeline.plugins.api": "Options Plugin",
     "pipeline.plugins.runtime": "PluginContext",
-    "pipeline.protocol.epochs": "Counts EpochPlan Record",
+    "pipeline.protocol.epochs": "CommitRecord EpochPlan WriteCounts",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
@@ -58,19 +58,17 @@ __all__ = [
     "ArrowStream",
     "ArrowTransform",
     "BoundedSource",
-    "Counts",
+    "CommitRecord",
     "DataError",
     "Delivery",
+    "EpochFrame",
     "EpochPlan",
-    "EpochSink",
     "FencedError",
-    "Frame",
     "HeadraceError",
-    "Limits",
     "Options",
     "Plugin",
     "PluginContext",
-    "Record",
+    "ReadLimits",
     "RowTransform",
     "SideOutput",
     "Sink",
@@ -79,11 +77,13 @@ __all__ = [
     "Snapshot",
     "SourceCapabilities",
     "TargetError",
+    "TransactionalSink",
     "TransformContext",
     "TransientError",
     "UnboundedSource",
     "UserError",
     "Visibility",
+    "WriteCounts",
     "fan_out",
 ]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import __version__
-from headrace.pipeline.protocol.log_context import WhereFilter, formatter
+from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 _KEPT = 500
 
@@ -32,7 +32,7 @@ class Recent(logging.Handler):
 
 
 _recent = Recent()
-_where = WhereFilter()
+_where = LogContextFilter()
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ from dagster import DagsterExecutionInterruptedError
 from headrace.jobs.run.events import CheckResult, Event, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.protocol.log_context import WhereFilter, formatter
+from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 if TYPE_CHECKING:
     from headrace.orchestration.spark import LaneSpark
@@ -174,6 +174,6 @@ def _log_to_stderr(log_format: str) -> None:
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(formatter(log_format))
-        handler.addFilter(WhereFilter())
+        handler.addFilter(LogContextFilter())
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

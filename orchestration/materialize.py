@@ -17,7 +17,7 @@ import dagster as dg
 from headrace.orchestration.instance import MODULE, child_environment, dagster_home
 from headrace.orchestration.pipelines import Pipeline, load, window_problem
 from headrace.pipeline.config.settings import load_settings
-from headrace.pipeline.errors import HeadraceError, LaneError, UserError
+from headrace.pipeline.errors import HeadraceError, PipelineStateError, UserError
 
 _ERROR = re.compile(r"^(?:[\w.]+\.)?(?:\w+(?:Error|Failure|Exception)|Failure): (?P<said>.+)$")
 
@@ -43,7 +43,7 @@ def command(pipeline: Pipeline, *, select: Sequence[str] = (), first: str = "", 
 def materialize(file: Path, home: Path, *, select: Sequence[str] = (), first: str = "", last: str = "") -> None:
     """Runs the command to its end, its output in `<home>/logs/materialize.log`.
 
-    Raises UserError for a file or partitions that cannot be, LaneError with the reason in one line where the run fails.
+    Raises UserError for a file or partitions that cannot be, PipelineStateError with the reason in one line where the run fails.
     """
     asked = command(load(file), select=select, first=first, last=last)
     path = home / "logs" / "materialize.log"
@@ -53,7 +53,7 @@ def materialize(file: Path, home: Path, *, select: Sequence[str] = (), first: st
     if done.returncode:
         why = _reason(path.read_text(encoding="utf-8", errors="replace")) or f"exit code {done.returncode}"
         msg = f"materializing failed: {why}"
-        raise LaneError(msg, hint=f"Everything that Dagster said is in {path}; a run that began is in its pages too: headrace ui.")
+        raise PipelineStateError(msg, hint=f"Everything that Dagster said is in {path}; a run that began is in its pages too: headrace ui.")
 
 
 def _windows(pipeline: Pipeline, first: str, last: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from headrace.jobs.run.events import CheckResult, RunResult
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.epochs import WriteCounts
 
 WHAT_CHECKS_SAY = {
     "exactly_once_epochs": "The sink's own record, the ledger and the positions agree: epochs gapless, none twice.",
@@ -20,7 +20,7 @@ WHAT_CHECKS_SAY = {
 
 def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
     """What a run did at one sink."""
-    found = counts_metadata(result.counts.get(sink, Counts())) | {
+    found = counts_metadata(result.counts.get(sink, WriteCounts())) | {
         "epochs": result.epochs,
         "last epoch": result.last_epoch,
         "history complete": result.history_complete,
@@ -34,7 +34,7 @@ def run_metadata(result: RunResult, sink: str) -> dict[str, Any]:
     return found
 
 
-def counts_metadata(counts: Counts) -> dict[str, Any]:
+def counts_metadata(counts: WriteCounts) -> dict[str, Any]:
     """Acknowledged rows; what the sink cannot know is left out."""
     named = {"rows written": counts.rows, "inserted": counts.inserted, "updated": counts.updated, "deleted": counts.deleted}
     return {name: value for name, value in named.items() if value is not None}

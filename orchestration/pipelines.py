@@ -19,7 +19,7 @@ from headrace.pipeline.config.settings import CONFIG_NAMES, Settings, load_setti
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import window_keys
@@ -145,7 +145,7 @@ def _has_content(sink: Any) -> bool:
     return registry.sink_class(sink).content is not Sink.content
 
 
-def partitions_of(partitions: Partitions | None) -> dg.TimeWindowPartitionsDefinition | None:
+def partitions_of(partitions: PartitionsConfig | None) -> dg.TimeWindowPartitionsDefinition | None:
     """The file's windows as Dagster's, keyed alike: the ISO date of the first day, up to `end`."""
     if partitions is None:
         return None

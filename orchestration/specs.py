@@ -97,7 +97,7 @@ def _upstream(pipeline: Pipeline, sink: str) -> Iterator[dg.AssetKey]:
     model, own = pipeline.file.model, {physical.key for physical in pipeline.sinks.values()}
     for source in graph.upstream_sources(model, sink):
         yield from (thing.key for thing in pipeline.sources[source])
-    for name in graph.asked_behind(model, sink):
+    for name in graph.upstream_looked_up_tables(model, sink):
         if name in pipeline.tables and pipeline.tables[name].key not in own:
             yield pipeline.tables[name].key
 

@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.protocol.coordinator.blocking import find_block
-from headrace.pipeline.protocol.epochs import Counts
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 
 WindowRows = Mapping[str, Mapping[str, int]]
 """Rows by window and sink."""
 
 
-def lane_state(pipeline: Pipeline) -> LaneState | None:
+def lane_state(pipeline: Pipeline) -> PipelineState | None:
     """Where the lane stands; None, and no file made, where there is no ledger yet."""
     with _ledger(pipeline) as ledger:
         return ledger.state(pipeline.file.name) if ledger else None
 
 
-def blocked_epoch(pipeline: Pipeline, state: LaneState | None) -> str:
+def blocked_epoch(pipeline: Pipeline, state: PipelineState | None) -> str:
     """Why the open epoch is blocked, and what to do; empty where the next run may try it."""
     if state is None or state.open_plan is None:
         return ""
@@ -38,7 +38,7 @@ def window_rows(pipeline: Pipeline, windows: Collection[str]) -> WindowRows:
     return {window: {sink: _net(one) for sink, one in by_sink.items()} for window, by_sink in counts.items() if window in windows}
 
 
-def _net(counts: Counts) -> int:
+def _net(counts: WriteCounts) -> int:
     """Rows more than before, where the sink knows that; else rows written."""
     return counts.rows if counts.inserted is None or counts.deleted is None else counts.inserted - counts.deleted
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 
 from headrace.jobs.run.events import EpochCommitted
-from headrace.pipeline.model.run_options import Partitions
-from headrace.pipeline.protocol.epochs import Counts, Phase
-from headrace.pipeline.protocol.partitions import time_windows
+from headrace.pipeline.model.run_options import PartitionsConfig
+from headrace.pipeline.protocol.epochs import Phase, WriteCounts
+from headrace.pipeline.protocol.partitions import list_partitions
 
 EVERY = 60.0
 """Seconds between two reports of one sink."""
@@ -20,7 +20,7 @@ class Figures:
     """One sink's epochs first..last. `backlog` is what the stream had still to read behind the last one, None if unknown."""
 
     sink: str
-    counts: Counts = field(default_factory=Counts)
+    counts: WriteCounts = field(default_factory=WriteCounts)
     epochs: int = 0
     first: int = 0
     last: int = 0
@@ -44,7 +44,7 @@ class Tally:
         for sink, had in self._figures.items():
             self._figures[sink] = replace(
                 had,
-                counts=had.counts + event.counts.get(sink, Counts()),
+                counts=had.counts + event.counts.get(sink, WriteCounts()),
                 epochs=had.epochs + 1,
                 first=had.first or number,
                 last=number,
@@ -78,10 +78,10 @@ class StreamWindows:
     One is full when its end has passed on the clock and the stream has caught up after that.
     """
 
-    def __init__(self, partitions: Partitions | None, known: Collection[str], today: Callable[[], date] = _today) -> None:
+    def __init__(self, partitions: PartitionsConfig | None, known: Collection[str], today: Callable[[], date] = _today) -> None:
         """`known` are keys that were said to be full before."""
         first = (partitions.history_end or partitions.end) if partitions else date.max
-        every = time_windows(partitions, history_only=False) if partitions else []
+        every = list_partitions(partitions, history_only=False) if partitions else []
         self._open = [window for window in every if window.start >= first and window.key not in known]
         self._today = today
 

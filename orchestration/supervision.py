@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.ledger import PipelineState
 
 MAX_STARTS = 6
 """Failed starts without a committed epoch between them, before the supervisor gives up."""
@@ -77,7 +77,7 @@ class Decision:
     memory: Memory
 
 
-def decide(state: LaneState | None, *, complete: bool, last: LastRun | None, memory: Memory, now: float, blocked: str = "") -> Decision:
+def decide(state: PipelineState | None, *, complete: bool, last: LastRun | None, memory: Memory, now: float, blocked: str = "") -> Decision:
     """Start the stream where history is complete and nobody holds the lane; after failures more and more seldom.
 
     `complete` is the ledger's word that all history is in every sink. A run that a person ended stays ended. `blocked` is why the
@@ -142,7 +142,7 @@ def _failed(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision
     return Decision(Act.START, f"again after run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS})", memory)
 
 
-def _in_words(state: LaneState) -> str:
+def _in_words(state: PipelineState) -> str:
     holder = state.holder or {}
     shown = ", ".join(f"{key} {holder[key]}" for key in ("launched_by", "host", "pid") if holder.get(key))
     phase = state.progress.get("phase")

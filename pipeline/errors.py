@@ -10,14 +10,14 @@ HeadraceError
 │   ├── TargetError           a target lacks rights, columns or a key
 │   ├── PluginError           a plugin is missing, failed, or broke its contract; names it
 │   ├── ServiceError          a local service or a prerequisite (Java, jars) cannot be had
-│   └── LaneError             the lane cannot go on as it stands
+│   └── PipelineStateError             the lane cannot go on as it stands
 │       ├── LeaseHeldError    another run holds the lane (retriable)
-│       ├── RecordError       a sink's record and the ledger disagree; offers replay and accept-target
+│       ├── SinkStateError       a sink's record and the ledger disagree; offers replay and accept-target
 │       ├── RetentionError    the topic no longer holds, or soon loses, what is needed
 │       └── BlockedError      an epoch failed too often in the same way
 ├── TransientError            an outside system failed in passing (retriable)
 │   └── WorkerError           a task or its Python process ended abnormally (retriable, blocks)
-├── EngineError               Spark's JVM died or ran out of memory (blocks)
+├── SparkJvmError               Spark's JVM died or ran out of memory (blocks)
 ├── FencedError               this process is no longer the lane's holder; it must stop
 └── InternalError             a fault of Headrace itself
 """
@@ -32,7 +32,7 @@ ROW_ERROR = "headrace-row:"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FileLocation:
     """Where in a file something stands. Lines and columns count from 1."""
 
     file: str
@@ -50,7 +50,7 @@ class HeadraceError(Exception):
     blocks = True
     """Whether an epoch that fails in this way `max_attempts` times is blocked."""
 
-    def __init__(self, message: str, *, hint: str = "", node: str = "", place: Place | None = None) -> None:
+    def __init__(self, message: str, *, hint: str = "", node: str = "", place: FileLocation | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -104,26 +104,26 @@ class PluginError(UserError):
     """A plugin is missing, failed, or broke its contract; the message names it and the package that it comes from."""
 
 
-class LaneError(UserError):
+class PipelineStateError(UserError):
     """The lane cannot go on as it stands."""
 
 
-class LeaseHeldError(LaneError):
+class LeaseHeldError(PipelineStateError):
     """Another run holds the lane."""
 
     retriable = True
     blocks = False
 
 
-class RecordError(LaneError):
+class SinkStateError(PipelineStateError):
     """A sink's record and the ledger disagree: absence is never a go-ahead."""
 
 
-class RetentionError(LaneError):
+class RetentionError(PipelineStateError):
     """The topic no longer holds, or will lose before the backfill ends, what the stream must read."""
 
 
-class BlockedError(LaneError):
+class BlockedError(PipelineStateError):
     """One epoch failed repeatedly; the lane stands still until somebody acts."""
 
 
@@ -140,7 +140,7 @@ class WorkerError(TransientError):
     blocks = True
 
 
-class EngineError(HeadraceError):
+class SparkJvmError(HeadraceError):
     """Spark's JVM died or ran out of memory. A new run needs a new JVM; the epoch itself may be the cause."""
 
 

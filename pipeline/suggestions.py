@@ -34,7 +34,7 @@ WANTED: dict[str, str] = {
 """What a value must be, by the kind of pydantic's error."""
 
 
-def meant(value: str, options: Iterable[str]) -> str:
+def suggest_closest(value: str, options: Iterable[str]) -> str:
     """`; did you mean ...?` where an option is near."""
     options = list(options)
     close = difflib.get_close_matches(value, options, n=1) or [name for name in options if name.lower() == value.lower()]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from headrace.pipeline.config.settings import ClickHouseConnection, looked_at
+from headrace.pipeline.config.settings import ClickHouseConnection, describe_setting_lookup
 from headrace.pipeline.errors import HeadraceError, SettingsError, TargetError, TransientError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
     parts = urlsplit(connection.url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         msg = "clickhouse_source.url is not an address such as http://localhost:8123"
-        raise SettingsError(msg, hint=f"clickhouse_source.url: {looked_at('clickhouse_source.url')}", node=name)
-    with told(name):
+        raise SettingsError(msg, hint=f"clickhouse_source.url: {describe_setting_lookup('clickhouse_source.url')}", node=name)
+    with translate_errors(name):
         return clickhouse_connect.get_client(
             interface=parts.scheme,
             host=parts.hostname,
@@ -83,7 +83,7 @@ def _loopback(host: str) -> bool:
 
 
 @contextmanager
-def told(name: str, table: str = "", doing: str = "") -> Iterator[None]:
+def translate_errors(name: str, table: str = "", doing: str = "") -> Iterator[None]:
     """Raises what the driver raises as errors of ours: TransientError where trying again may help, else TargetError."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
     from urllib3.exceptions import HTTPError
@@ -94,10 +94,10 @@ def told(name: str, table: str = "", doing: str = "") -> Iterator[None]:
         msg = f"the connection to ClickHouse broke: {_root(error)}"
         raise TransientError(msg, node=name) from error
     except ClickHouseError as error:
-        raise _ours(error, name, table, doing) from error
+        raise _translate_error(error, name, table, doing) from error
 
 
-def _ours(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
+def _translate_error(error: Exception, name: str, table: str, doing: str) -> HeadraceError:
     from clickhouse_connect.driver.exceptions import OperationalError
 
     code = getattr(error, "code", None)
@@ -127,9 +127,9 @@ def _root(error: BaseException, host: str = "") -> str:
     return f"{host}{getattr(error, 'strerror', None) or error}"
 
 
-def missing(client: Client, database: str, table: str, name: str) -> TargetError:
+def missing_table_error(client: Client, database: str, table: str, name: str) -> TargetError:
     """The error for a table that is not there, with the names that come closest."""
-    with told(name):
+    with translate_errors(name):
         known = [
             f"{row[0]}.{row[1]}"
             for row in client.query(

@@ -32,7 +32,7 @@ def columns_in(expression: str) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def exact(key: Iterable[str], types: Mapping[str, str]) -> frozenset[str]:
+def exact_key_columns(key: Iterable[str], types: Mapping[str, str]) -> frozenset[str]:
     """Return those key columns whose values stay as different in the payload as they are in the table.
 
     Times finer than microseconds are cut off on the way, and floating point has several spellings of one value.

@@ -32,7 +32,7 @@ def base_of(kind: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SortingKeyColumn:
     """One expression of the sorting key, in the server's own spelling, with its type."""
 
     expression: str
@@ -50,7 +50,7 @@ class Key:
         return {"expression": self.expression, "kind": self.kind, "loose": self.loose}
 
     def text(self) -> str:
-        """SQL that gives the key's value as text which `Bound.value` reads back."""
+        """SQL that gives the key's value as text which `SqlParameters.value` reads back."""
         if self.base in _HEX:
             return f"hex({self.expression})"
         if self.base in _TIMES:
@@ -65,7 +65,7 @@ class Key:
 
 
 @dataclass(slots=True)
-class Bound:
+class SqlParameters:
     """Collects bound values while SQL is put together."""
 
     parameters: dict[str, Any] = field(default_factory=dict)
@@ -122,13 +122,13 @@ def expressions(sorting_key: str) -> tuple[str, ...]:
     return tuple(_DESC.sub("", one).strip() for one in found if one.strip())
 
 
-def usable(keys: Sequence[tuple[str, str]]) -> tuple[Key, ...]:
+def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
     """The leading keys that ranges can be made of, for (expression, type) pairs.
 
     A first key that may be NULL or NaN is used alone; a later one of that sort, or any type without an order that survives
     as text, ends the list.
     """
-    found: list[Key] = []
+    found: list[SortingKeyColumn] = []
     for expression, spelled in keys:
         try:
             parsed = parse(spelled)
@@ -138,7 +138,7 @@ def usable(keys: Sequence[tuple[str, str]]) -> tuple[Key, ...]:
         loose = parsed.nullable or base in _FLOATS
         if base not in _PLAIN | _FLOATS | _ENUMS or (loose and found):
             break
-        found.append(Key(expression, _bare(spelled), loose))
+        found.append(SortingKeyColumn(expression, _bare(spelled), loose))
         if loose:
             break
     return tuple(found)
@@ -152,7 +152,7 @@ def _bare(spelled: str) -> str:
     return spelled
 
 
-def after(keys: Sequence[Json], low: Sequence[str], bound: Bound) -> str:
+def after(keys: Sequence[Json], low: Sequence[str], bound: SqlParameters) -> str:
     """SQL for `keys >= low` in the order of the key.
 
     Spelled out with AND and OR: the server prunes by that, and not by a comparison of tuples.
@@ -169,7 +169,7 @@ def after(keys: Sequence[Json], low: Sequence[str], bound: Bound) -> str:
     return f"({first} AND (({') OR ('.join(terms)})))"
 
 
-def before(keys: Sequence[Json], high: Sequence[str], bound: Bound) -> str:
+def before(keys: Sequence[Json], high: Sequence[str], bound: SqlParameters) -> str:
     """SQL for `keys < high` in the order of the key."""
     terms, equal = [], ""
     for key, text in zip(keys, high, strict=True):
@@ -182,14 +182,14 @@ def before(keys: Sequence[Json], high: Sequence[str], bound: Bound) -> str:
     return f"({first} AND (({') OR ('.join(terms)})))"
 
 
-def in_range(part: Mapping[str, Any], bound: Bound) -> str:
+def in_range(part: Mapping[str, Any], bound: SqlParameters) -> str:
     """SQL for the rows of one split by its key range alone; `part` has keys, low, high and unplaced."""
     keys = part["keys"]
     if part["unplaced"]:
-        return Key(**keys[0]).unplaced()
+        return SortingKeyColumn(**keys[0]).unplaced()
     found = []
     if keys and keys[0]["loose"]:
-        found.append(f"NOT {Key(**keys[0]).unplaced()}")
+        found.append(f"NOT {SortingKeyColumn(**keys[0]).unplaced()}")
     if part["low"] is not None:
         found.append(after(keys, part["low"], bound))
     if part["high"] is not None:
@@ -197,7 +197,7 @@ def in_range(part: Mapping[str, Any], bound: Bound) -> str:
     return " AND ".join(found) or "1"
 
 
-def cut_by(cut: Mapping[str, Any], bound: Bound) -> str:
+def has_topic_offset_sql(cut: Mapping[str, Any], bound: SqlParameters) -> str:
     """SQL for the rows that have partition and offset of the topic that history is cut by; never NULL."""
     placed = f"isNotNull({quote(cut['partition_column'])}) AND isNotNull({quote(cut['offset_column'])})"
     if "topic_column" not in cut:
@@ -205,7 +205,7 @@ def cut_by(cut: Mapping[str, Any], bound: Bound) -> str:
     return f"({placed} AND ifNull(toString({quote(cut['topic_column'])}) = {bound.bind(cut['topic'], 'String')}, 0))"
 
 
-def in_scope(common: Mapping[str, Any], bound: Bound) -> str:
+def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
     """SQL for what all splits of a plan have in common: the window, `start_at` and the cut.
 
     A partition that the fence does not name is read by the stream from its beginning, so history leaves it out.
@@ -222,11 +222,11 @@ def in_scope(common: Mapping[str, Any], bound: Bound) -> str:
         names = bound.bind([int(name) for name in cut["fence"]], "Array(Int64)")
         fences = bound.bind(list(cut["fence"].values()), "Array(Int64)")
         fence = f"arrayElement({fences}, indexOf({names}, assumeNotNull(toInt64({partition}))))"
-        found.append(f"(NOT {cut_by(cut, bound)} OR toInt64({offset}) < {fence})")
+        found.append(f"(NOT {has_topic_offset_sql(cut, bound)} OR toInt64({offset}) < {fence})")
     return " AND ".join(found) or "1"
 
 
-def by_offset(cut: Mapping[str, Any], bound: Bound) -> list[str]:
+def by_offset(cut: Mapping[str, Any], bound: SqlParameters) -> list[str]:
     """SQL for the order of rows by topic partition and offset, as `_gs_pos` has it: rows that the cut does not place come first."""
-    placed = cut_by(cut, bound)
+    placed = has_topic_offset_sql(cut, bound)
     return [f"if({placed}, toInt64(ifNull({quote(cut[name])}, -1)), -1)" for name in ("partition_column", "offset_column")]

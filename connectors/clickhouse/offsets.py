@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.clickhouse.client import told
-from headrace.connectors.clickhouse.snapshot import Table
+from headrace.connectors.clickhouse.client import translate_errors
+from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
 from headrace.pipeline.model.nodes import OffsetTable
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
 
-def measure(client: Client, found: Table, table: OffsetTable, topic: str, since: Mapping[str, int], node: str) -> TableOffsets:
+def measure(
+    client: Client, found: ClickHouseTableInfo, table: OffsetTable, topic: str, since: Mapping[str, int], node: str
+) -> TableOffsets:
     """Return the offsets of `topic` in a table, with the gaps at or above `since`.
 
     A table whose engine merges rows is read as it is on disk: versions that were merged away are gaps. Its duplicates are not counted,
@@ -30,7 +32,7 @@ def measure(client: Client, found: Table, table: OffsetTable, topic: str, since:
     )
     bound = {"topic": table.topic_name or topic}
     where = f"{found.database}.{found.name}"
-    with told(node, where, "read its offsets"):
+    with translate_errors(node, where, "read its offsets"):
         blocks = client.query(
             f"SELECT part, min(off), max(off) + 1, count(), groupBitmap(toUInt64(off)) FROM {rows}"
             f" GROUP BY part, intDiv(off, {BLOCK}) ORDER BY part, min(off)",
@@ -45,7 +47,7 @@ def measure(client: Client, found: Table, table: OffsetTable, topic: str, since:
             f" WHERE after > off + 1 AND after > {{since:Int64}} ORDER BY off LIMIT {most}"
         )
         values = bound | {"part": block.partition, "first": block.first, "end": block.end, "since": since}
-        with told(node, where, "read its offsets"):
+        with translate_errors(node, where, "read its offsets"):
             return [(int(row[0]), int(row[1])) for row in client.query(query, parameters=values).result_rows]
 
     counted = [Block(part, int(first), int(end), int(count), int(alone)) for part, first, end, count, alone in blocks]
@@ -54,7 +56,7 @@ def measure(client: Client, found: Table, table: OffsetTable, topic: str, since:
     return table_offsets(counted, since, search)
 
 
-def has_nulls(client: Client, found: Table, column: str, node: str) -> bool:
+def has_nulls(client: Client, found: ClickHouseTableInfo, column: str, node: str) -> bool:
     """Whether a column has NULL in some row."""
-    with told(node, f"{found.database}.{found.name}", "look for NULL in it"):
+    with translate_errors(node, f"{found.database}.{found.name}", "look for NULL in it"):
         return bool(client.query(f"SELECT 1 FROM {found.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows)

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import SplitFetch
-from headrace.connectors.clickhouse.client import arrow_settings, shared, told
-from headrace.connectors.clickhouse.key_ranges import Bound, by_offset, cut_by, in_range, in_scope
-from headrace.connectors.clickhouse.types import Column, arrow_schema, quote
+from headrace.connectors.base import SplitReader
+from headrace.connectors.clickhouse.client import arrow_settings, shared, translate_errors
+from headrace.connectors.clickhouse.key_ranges import SqlParameters, by_offset, has_topic_offset_sql, in_range, in_scope
+from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, quote
 from headrace.connectors.filters import LOWEST
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.config.settings import ClickHouseConnection
-from headrace.pipeline.errors import LaneError, TransientError
+from headrace.pipeline.errors import PipelineStateError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.int256 import stored
 
@@ -33,7 +33,7 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ClickHouseScan:
     """What all splits of one table ask for. Picklable; holds no connection.
 
     `order` are expressions that make the order of rows total, empty where there is none. `checked` says that a split's
@@ -44,7 +44,7 @@ class Scan:
     name: str
     table: str
     final: bool
-    columns: tuple[Column, ...]
+    columns: tuple[ClickHouseColumn, ...]
     filter: str
     order: tuple[str, ...]
     checked: bool
@@ -56,12 +56,12 @@ class Scan:
         """The payload as it arrives."""
         return stored(arrow_schema(self.columns))
 
-    def where(self, split: Json, bound: Bound) -> str:
+    def where(self, split: Json, bound: SqlParameters) -> str:
         """SQL for the rows of one split. The filter stands on a line of its own: it may end in a comment."""
         found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
         return f"{found} AND (\n{self.filter}\n)" if self.filter else found
 
-    def select(self, split: Json, bound: Bound, extra: Sequence[str] = (), *, ordered: bool) -> str:
+    def select(self, split: Json, bound: SqlParameters, extra: Sequence[str] = (), *, ordered: bool) -> str:
         """The query of one split; columns go by place, because an alias would shadow the column that a filter means."""
         asked = [_cast(column) for column in self.columns]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
@@ -69,7 +69,7 @@ class Scan:
         order = self._order(split, bound) if ordered else []
         return f"{text} ORDER BY {', '.join(order)}" if order else text
 
-    def last(self, split: Json, bound: Bound, key: Sequence[str]) -> str:
+    def last(self, split: Json, bound: SqlParameters, key: Sequence[str]) -> str:
         """The same with the last row alone of those that agree in the columns of `key`."""
         places = [[column.name for column in self.columns].index(name) for name in key]
         order = ", ".join(f"{one} DESC NULLS FIRST" for one in self._order(split, bound))
@@ -77,14 +77,14 @@ class Scan:
             f"{self.select(split, bound, ordered=False)} ORDER BY {order} LIMIT 1 BY {', '.join(f'_headrace_{place}' for place in places)}"
         )
 
-    def _order(self, split: Json, bound: Bound) -> list[str]:
+    def _order(self, split: Json, bound: SqlParameters) -> list[str]:
         order = list(self.order)
         if self.shared is not None:
             order[self.shared : self.shared] = by_offset(split["scope"]["cut"], bound)
         return order
 
 
-def _cast(column: Column) -> str:
+def _cast(column: ClickHouseColumn) -> str:
     sql = quote(column.name)
     return sql if column.source == column.target else f"CAST({sql} AS {column.target})"
 
@@ -115,11 +115,11 @@ class _Tail:
 
 
 @dataclass(frozen=True)
-class ClickHouseFetch(SplitFetch):
+class ClickHouseSplitReader(SplitReader):
     """Reads splits on a worker. With `query`, ClickHouse SQL over the name `_headrace_split`, the transform runs in the server."""
 
     connection: ClickHouseConnection = field(repr=False)
-    scan: Scan
+    scan: ClickHouseScan
     splits: Sequence[Json]
     query: str | None = None
     last_by: tuple[str, ...] = ()
@@ -128,9 +128,9 @@ class ClickHouseFetch(SplitFetch):
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The split's rows in the order of the sorting key, payload only.
 
-        Raises TransientError for an answer that breaks off, LaneError for a wrong count.
+        Raises TransientError for an answer that breaks off, PipelineStateError for a wrong count.
         """
-        bound = Bound()
+        bound = SqlParameters()
         if self.query is None:
             yield from self._checked(split, self.scan.select(split, bound, ordered=True), bound, self.scan.rows)
             return
@@ -146,11 +146,11 @@ class ClickHouseFetch(SplitFetch):
         Rows without an offset, or with one of another topic, stand before those that have one, in the order of the splits, and their
         number there.
         """
-        bound, cut = Bound(), split["scope"]["cut"]
+        bound, cut = SqlParameters(), split["scope"]["cut"]
         schema = self.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
         if cut is not None:
             names = (cut["partition_column"], cut["offset_column"])
-            mine = cut_by(cut, bound)
+            mine = has_topic_offset_sql(cut, bound)
             extra = [f"if({mine}, {kind}(ifNull({quote(name)}, -1)), -1)" for kind, name in zip(("toInt32", "toInt64"), names, strict=True)]
             seen = 0
             for batch in self._checked(split, self.scan.select(split, bound, extra, ordered=self.scan.gaps), bound, schema):
@@ -164,7 +164,7 @@ class ClickHouseFetch(SplitFetch):
             seen += batch.num_rows
             yield pa.RecordBatch.from_arrays([*batch.columns, part, rows], schema=schema)
 
-    def _checked(self, split: Json, query: str, bound: Bound, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _checked(self, split: Json, query: str, bound: SqlParameters, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         seen = 0
         for batch in self.stream(query, bound):
             seen += batch.num_rows
@@ -172,12 +172,14 @@ class ClickHouseFetch(SplitFetch):
             yield pa.RecordBatch.from_arrays(columns, schema=schema) if schema.names else batch
         if self.scan.checked and seen != split["rows"]:
             msg = f"split {split['id']} of {self.scan.table} has {seen} rows, planned were {split['rows']}: the pinned copy was changed"
-            raise LaneError(msg, hint="Nothing may write to tables named _headrace_…; start the history over.", node=self.scan.name)
+            raise PipelineStateError(
+                msg, hint="Nothing may write to tables named _headrace_…; start the history over.", node=self.scan.name
+            )
 
-    def stream(self, query: str, bound: Bound) -> Iterator[pa.RecordBatch]:
+    def stream(self, query: str, bound: SqlParameters) -> Iterator[pa.RecordBatch]:
         """The answer to a query, batch by batch."""
         client = shared(self.connection, self.scan.name)
-        with told(self.scan.name, self.scan.table, "read it"):
+        with translate_errors(self.scan.name, self.scan.table, "read it"):
             # A sort below a transform is not redundant to us: it keeps the rows of a split in one order.
             settings = arrow_settings(self.connection.url) | {"query_plan_remove_redundant_sorting": "0"}
             raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
@@ -225,7 +227,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def read(spark: SparkSession, fetch: ClickHouseFetch) -> DataFrame:
+def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
     """All splits of `fetch` with the columns `PART` and `OFF` behind the payload; one task per split."""
     splits = tuple(fetch.splits)
     wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
@@ -233,7 +235,7 @@ def read(spark: SparkSession, fetch: ClickHouseFetch) -> DataFrame:
     return spark.range(0, len(splits), 1, tasks).mapInArrow(_task(fetch), spark_schema(wanted))
 
 
-def _task(fetch: ClickHouseFetch) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(fetch: ClickHouseSplitReader) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():

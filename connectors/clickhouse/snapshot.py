@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.connectors.clickhouse.client import ACCESS_DENIED, missing, told
+from headrace.connectors.clickhouse.client import ACCESS_DENIED, missing_table_error, translate_errors
 from headrace.connectors.clickhouse.types import quote
-from headrace.pipeline.errors import LaneError, TargetError, UserError
+from headrace.pipeline.errors import PipelineStateError, TargetError, UserError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _OFFER = "Or set `snapshot: none` at the node: no rights needed, but the rows do
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ClickHouseTableInfo:
     """What system.tables says of a table."""
 
     database: str
@@ -63,25 +63,25 @@ class Table:
         return self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
 
 
-def look(client: Client, database: str, name: str, node: str) -> Table | None:
+def find_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo | None:
     """The table, None if there is none."""
-    with told(node):
+    with translate_errors(node):
         found = client.query(
             "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database = {database:String} AND name = {name:String}",
             parameters={"database": database, "name": name},
         ).result_rows
-    return Table(database, name, *found[0]) if found else None
+    return ClickHouseTableInfo(database, name, *found[0]) if found else None
 
 
-def need(client: Client, database: str, name: str, node: str) -> Table:
+def get_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo:
     """The table. Raises TargetError, with the names that come closest, if there is none."""
-    table = look(client, database, name, node)
+    table = find_table(client, database, name, node)
     if table is None:
-        raise missing(client, database, name, node)
+        raise missing_table_error(client, database, name, node)
     return table
 
 
-def clone(client: Client, source: Table, token: str, node: str) -> Table:
+def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) -> ClickHouseTableInfo:
     """The pinned copy for `token`: the same one each time, also from another process.
 
     Raises TargetError where the engine has no parts or the right to make a table is missing.
@@ -90,81 +90,85 @@ def clone(client: Client, source: Table, token: str, node: str) -> Table:
         msg = f"`{source.database}.{source.name}` cannot be pinned: its engine is {source.engine}, and only the MergeTree family can be"
         raise TargetError(msg, hint="Set `snapshot: none` at the node; then the rows do not hold still while they are read.", node=node)
     name = PREFIX + re.sub(r"[^A-Za-z0-9_]", "_", token)
-    if found := look(client, source.database, name, node):
+    if found := find_table(client, source.database, name, node):
         return _of(found, source, node)
     _sweep(client, source.database, f"{name}_tmp_", node)
     _sync(client, source, node)
-    staged = Table(source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key)
+    staged = ClickHouseTableInfo(source.database, f"{name}_tmp_{uuid.uuid4().hex[:12]}", "", source.engine, source.sorting_key)
     _warn_of_mutations(client, source, node)
     try:
         _build(client, source, staged, node)
         _rename(client, staged, name, node)
     except TargetError as error:
-        drop(client, staged.database, staged.name, node)
+        drop_copy(client, staged.database, staged.name, node)
         msg = f"cannot pin `{source.database}.{source.name}`: {error.message}"
         raise TargetError(msg, hint=_needs(error, source), node=node) from error
-    made = look(client, source.database, name, node)
+    made = find_table(client, source.database, name, node)
     if made is None:
         msg = f"the pinned copy `{source.database}.{name}` vanished right after it was made"
-        raise LaneError(msg, hint="Something drops tables whose name begins with _headrace_; start again once it does not.", node=node)
+        raise PipelineStateError(
+            msg, hint="Something drops tables whose name begins with _headrace_; start again once it does not.", node=node
+        )
     log.info("pinned table=%s.%s as=%s", source.database, source.name, name)
     return _of(made, source, node)
 
 
-def _mark(source: Table) -> str:
+def _mark(source: ClickHouseTableInfo) -> str:
     return f"pinned by Headrace from {source.database}.{source.name}"
 
 
-def _of(found: Table, source: Table, node: str) -> Table:
-    """`found`, if it is a copy of `source`. Raises LaneError for one of another table under the same name."""
+def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> ClickHouseTableInfo:
+    """`found`, if it is a copy of `source`. Raises PipelineStateError for one of another table under the same name."""
     if found.comment != _mark(source):
         msg = f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its comment says '{found.comment}'"
-        raise LaneError(msg, hint="Drop it if nothing needs it any more, or go back to the table that it was made from.", node=node)
+        raise PipelineStateError(
+            msg, hint="Drop it if nothing needs it any more, or go back to the table that it was made from.", node=node
+        )
     return found
 
 
-def _build(client: Client, source: Table, staged: Table, node: str) -> None:
+def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableInfo, node: str) -> None:
     """What CREATE TABLE … CLONE AS does, with merges switched off before the first part is there."""
     from clickhouse_connect.driver.binding import format_str
 
-    with told(node, f"{source.database}.{source.name}", "pin it"):
+    with translate_errors(node, f"{source.database}.{source.name}", "pin it"):
         client.command(f"CREATE TABLE {staged.sql} AS {source.sql}")
         client.command(f"ALTER TABLE {staged.sql} MODIFY COMMENT {format_str(_mark(source))}")
         client.command(f"ALTER TABLE {staged.sql} MODIFY SETTING {', '.join(f'{key} = {value}' for key, value in _STILL.items())}")
         client.command(f"ALTER TABLE {staged.sql} ATTACH PARTITION ALL FROM {source.sql}")
 
 
-def _rename(client: Client, staged: Table, name: str, node: str) -> None:
+def _rename(client: Client, staged: ClickHouseTableInfo, name: str, node: str) -> None:
     """The act that makes the copy whole. Where another process was first, its copy is the one."""
     from clickhouse_connect.driver.exceptions import DatabaseError
 
-    with told(node):
+    with translate_errors(node):
         try:
             client.command(f"RENAME TABLE {staged.sql} TO {quote(staged.database)}.{quote(name)}")
         except DatabaseError as error:
             if error.code != _EXISTS:
                 raise
-            drop(client, staged.database, staged.name, node)
+            drop_copy(client, staged.database, staged.name, node)
 
 
-def _needs(error: UserError, source: Table) -> str:
+def _needs(error: UserError, source: ClickHouseTableInfo) -> str:
     denied = getattr(error.__cause__, "code", None) == ACCESS_DENIED
     grant = f"GRANT CREATE TABLE, DROP TABLE, INSERT, ALTER TABLE, SELECT ON {source.database}.* TO the user of clickhouse_source. "
     return (grant if denied else "") + _OFFER
 
 
-def sync_statement(source: Table) -> str | None:
+def sync_statement(source: ClickHouseTableInfo) -> str | None:
     """SQL that waits until this replica has the parts that others have now; None for an engine without replicas."""
     replicated = source.engine.startswith(("Replicated", "Shared"))
     return f"SYSTEM SYNC REPLICA {source.sql} LIGHTWEIGHT" if replicated else None
 
 
-def _sync(client: Client, source: Table, node: str) -> None:
+def _sync(client: Client, source: ClickHouseTableInfo, node: str) -> None:
     """Waits for parts that this replica does not have yet. Without the right to wait, a copy may lack rows that are on other replicas."""
     if (statement := sync_statement(source)) is None:
         return
     try:
-        with told(node, f"{source.database}.{source.name}", "wait for its replica"):
+        with translate_errors(node, f"{source.database}.{source.name}", "wait for its replica"):
             client.command(statement)
     except TargetError as error:
         if getattr(error.__cause__, "code", None) != ACCESS_DENIED:
@@ -174,8 +178,8 @@ def _sync(client: Client, source: Table, node: str) -> None:
         )
 
 
-def _warn_of_mutations(client: Client, source: Table, node: str) -> None:
-    with told(node):
+def _warn_of_mutations(client: Client, source: ClickHouseTableInfo, node: str) -> None:
+    with translate_errors(node):
         pending = client.query(
             "SELECT count() FROM system.mutations WHERE database = {database:String} AND table = {name:String} AND NOT is_done",
             parameters={"database": source.database, "name": source.name},
@@ -191,11 +195,11 @@ def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
     """Drops half-made copies."""
     for name in _names(client, database, prefix, node):
         log.info("dropping half-made copy=%s.%s", database, name)
-        drop(client, database, name, node)
+        drop_copy(client, database, name, node)
 
 
 def _names(client: Client, database: str, prefix: str, node: str) -> list[str]:
-    with told(node):
+    with translate_errors(node):
         found = client.query(
             "SELECT name FROM system.tables WHERE database = {database:String} AND startsWith(name, {prefix:String}) ORDER BY name",
             parameters={"database": database, "prefix": prefix},
@@ -212,29 +216,29 @@ def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[
     return [name for name in names if name not in keep and (found := made.match(name)) and int(found[1]) <= generation]
 
 
-def sweep(client: Client, database: str, owner: str, generation: int, keep: Collection[str], node: str) -> None:
+def drop_orphaned_copies(client: Client, database: str, owner: str, generation: int, keep: Collection[str], node: str) -> None:
     """Drop the orphans of `owner` in a database."""
     for name in orphans(_names(client, database, f"{PREFIX}{owner}_", node), owner, generation, keep):
         log.info("dropping a copy that no position refers to: copy=%s.%s", database, name)
-        drop(client, database, name, node)
+        drop_copy(client, database, name, node)
 
 
-def drop(client: Client, database: str, name: str, node: str) -> None:
+def drop_copy(client: Client, database: str, name: str, node: str) -> None:
     """Drops a copy, of any size. Never a table that Headrace did not make."""
     if not name.startswith(PREFIX):
         msg = f"`{database}.{name}` is not a pinned copy and is not dropped"
-        raise LaneError(msg, hint=f"Copies have names that begin with {PREFIX}.", node=node)
-    with told(node, f"{database}.{name}", "drop it"):
+        raise PipelineStateError(msg, hint=f"Copies have names that begin with {PREFIX}.", node=node)
+    with translate_errors(node, f"{database}.{name}", "drop it"):
         client.command(f"DROP TABLE IF EXISTS {quote(database)}.{quote(name)} SYNC", settings=_DROP)
 
 
-def held(client: Client, handle: Json, node: str) -> Table:
-    """The table that a handle names. Raises LaneError when a pinned copy is gone or is another one by now."""
+def open_snapshot(client: Client, handle: Json, node: str) -> ClickHouseTableInfo:
+    """The table that a handle names. Raises PipelineStateError when a pinned copy is gone or is another one by now."""
     if not handle["pinned"]:
-        return need(client, handle["database"], handle["table"], node)
-    found = look(client, handle["database"], handle["table"], node)
+        return get_table(client, handle["database"], handle["table"], node)
+    found = find_table(client, handle["database"], handle["table"], node)
     if found is None or found.uuid != handle["uuid"]:
         what = "is gone" if found is None else "was made anew"
         msg = f"the pinned copy `{handle['database']}.{handle['table']}` of `{handle['source']}` {what}"
-        raise LaneError(msg, hint="Its rows cannot be had again exactly. Start the history over under a new state.", node=node)
+        raise PipelineStateError(msg, hint="Its rows cannot be had again exactly. Start the history over under a new state.", node=node)
     return found

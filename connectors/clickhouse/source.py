@@ -6,17 +6,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
+from headrace.connectors.base import (
+    OP,
+    POS,
+    BoundedSource,
+    HandoffFilter,
+    HistoryPartition,
+    Snapshot,
+    SourceCapabilities,
+    UnpartitionedRows,
+)
 from headrace.connectors.clickhouse import offsets, reader
 from headrace.connectors.clickhouse import snapshot as pin
-from headrace.connectors.clickhouse.client import connect, told
-from headrace.connectors.clickhouse.colocation import exact, leading
+from headrace.connectors.clickhouse.client import connect, translate_errors
+from headrace.connectors.clickhouse.colocation import exact_key_columns, leading
 from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
-from headrace.connectors.clickhouse.split_planner import Planner
-from headrace.connectors.clickhouse.types import Column, arrow_schema, columns_of, quote
+from headrace.connectors.clickhouse.split_planner import SplitPlanner
+from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, columns_of, quote
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.nodes import ClickHouseSource, OffsetTable
+from headrace.pipeline.model.nodes import ClickHouseSourceConfig, OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -38,9 +47,9 @@ class ClickHouseTable(BoundedSource):
     insertion: of rows with one key the one that was inserted later is the last.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, direct=True, without_spark=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, without_spark=True)
 
-    def __init__(self, node: ClickHouseSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+    def __init__(self, node: ClickHouseSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """`name` is how errors call the node; the table's name if not given."""
         self.node = node
         self.ordinal = ordinal
@@ -58,15 +67,15 @@ class ClickHouseTable(BoundedSource):
         database, dot, table = table_name.partition(".")
         return (database, table) if dot else (self._client.database or "default", table_name)
 
-    def _source(self) -> pin.Table:
-        return pin.need(self._client, *self._address(self.node.table_name), self.name)
+    def _source(self) -> pin.ClickHouseTableInfo:
+        return pin.get_table(self._client, *self._address(self.node.table_name), self.name)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """The payload's schema, see `clickhouse.types`. Raises SchemaError for types that have no counterpart yet."""
         del spark
         return arrow_schema(self._columns(self._source()))
 
-    def _columns(self, table: pin.Table, only: Sequence[str] | None = None) -> tuple[Column, ...]:
+    def _columns(self, table: pin.ClickHouseTableInfo, only: Sequence[str] | None = None) -> tuple[ClickHouseColumn, ...]:
         known = {name: spelled for name, spelled, kind in self._described(table) if kind in _READABLE or name in self.node.columns}
         wanted = (
             only if only is not None else self.node.columns or [name for name, _, kind in self._described(table) if kind in {"", "DEFAULT"}]
@@ -76,8 +85,8 @@ class ClickHouseTable(BoundedSource):
             raise SchemaError(msg, hint=f"It has: {', '.join(known)}.", node=self.name)
         return columns_of([(name, known[name]) for name in wanted], self.name)
 
-    def _described(self, table: pin.Table) -> list[tuple[str, str, str]]:
-        with told(self.name, f"{table.database}.{table.name}", "see its columns"):
+    def _described(self, table: pin.ClickHouseTableInfo) -> list[tuple[str, str, str]]:
+        with translate_errors(self.name, f"{table.database}.{table.name}", "see its columns"):
             rows = self._client.query(
                 "SELECT name, type, default_kind FROM system.columns WHERE database = {database:String} AND table = {name:String}"
                 " ORDER BY position",
@@ -85,23 +94,23 @@ class ClickHouseTable(BoundedSource):
             ).result_rows
         return [(row[0], row[1], row[2]) for row in rows]
 
-    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """A copy by hard links that holds still (`snapshot: clone`), or the table itself (`snapshot: none`)."""
         del spark
         source = self._source()
         self._check_filter(source)
         pinned = self.node.snapshot == "clone"
         table = pin.clone(self._client, source, token, self.name) if pinned else source
-        with told(self.name, f"{table.database}.{table.name}", "count it"):
+        with translate_errors(self.name, f"{table.database}.{table.name}", "count it"):
             rows = self._client.query(f"SELECT count() FROM {table.sql}{' FINAL' if table.merges_rows else ''}").result_rows[0][0]
         return Snapshot(_handle(source, table, pinned=pinned) | {"rows": rows}, pinned)
 
-    def look(self, spark: SparkSession) -> Snapshot:
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """The table itself, to be cut as a copy of it would be."""
         del spark
         source = self._source()
         self._check_filter(source)
-        return Snapshot(_handle(source, source, pinned=False), pinned=self.node.snapshot == "clone")
+        return Snapshot(_handle(source, source, pinned=False), is_stable=self.node.snapshot == "clone")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the server's own word."""
@@ -110,34 +119,34 @@ class ClickHouseTable(BoundedSource):
         self._check_filter(source)
         self._columns(source, columns)
 
-    def _check_filter(self, source: pin.Table) -> None:
+    def _check_filter(self, source: pin.ClickHouseTableInfo) -> None:
         """Refuses a filter that is wrong, or that is a predicate only with, or only without, brackets round it."""
         if not self.node.filter:
             return
-        with told(self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"):
+        with translate_errors(self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"):
             for tried in (f"(\n{self.node.filter}\n)", self.node.filter):
                 self._client.query(f"EXPLAIN PLAN SELECT 1 FROM {source.sql} WHERE {tried}")
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def release_snapshot(self, snapshot: Snapshot) -> None:
         """Drop the copy; a second call does nothing."""
         if snapshot.handle["pinned"]:
-            pin.drop(self._client, snapshot.handle["database"], snapshot.handle["table"], self.name)
+            pin.drop_copy(self._client, snapshot.handle["database"], snapshot.handle["table"], self.name)
 
-    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+    def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
         """Drop copies that a process left when it died before its position was stored."""
         if self.node.snapshot == "clone":
             database = self._address(self.node.table_name)[0]
             kept = {handle["table"] for handle in keep if handle.get("pinned") and handle.get("database") == database}
-            pin.sweep(self._client, database, owner, generation, kept, self.name)
+            pin.drop_orphaned_copies(self._client, database, owner, generation, kept, self.name)
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """Ranges of the sorting key with `rows` exact rows each, in the order of the key; rows whose key is NULL or NaN come last."""
         del spark
-        table = pin.held(self._client, snapshot.handle, self.name)
-        plan = Planner(self._client, table, self.node, self.name)
+        table = pin.open_snapshot(self._client, snapshot.handle, self.name)
+        plan = SplitPlanner(self._client, table, self.node, self.name)
         if cut is not None:
             self._columns(table, [cut.partition_column, cut.offset_column, *([cut.topic_column] if cut.topic_column else [])])
-        return plan.splits(window, cut, parted=snapshot.pinned)
+        return plan.splits(window, cut, parted=snapshot.is_stable)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits; `columns` narrows what is fetched, in that order."""
@@ -152,11 +161,13 @@ class ClickHouseTable(BoundedSource):
         )
         return frame.select("*", F.lit("i").alias(OP), place.alias(POS)).drop(reader.PART, reader.OFF)
 
-    def direct(self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()) -> reader.ClickHouseFetch:
+    def create_split_reader(
+        self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
+    ) -> reader.ClickHouseSplitReader:
         """Reads the same splits in a task. `query` is ClickHouse SQL over the name `_headrace_split`."""
         return self._fetch(snapshot, splits, query, None, key)
 
-    def spreads(self, key: Sequence[str]) -> str:
+    def explain_key_spread(self, key: Sequence[str]) -> str:
         """Asks the server for the sorting key: its first expression has to be decided by the key's columns."""
         source = self._source()
         sorting, usable = expressions(source.sorting_key), self._exact(source, key)
@@ -176,19 +187,19 @@ class ClickHouseTable(BoundedSource):
             split["keys"] for split in splits
         )
 
-    def _exact(self, table: pin.Table, key: Sequence[str]) -> frozenset[str]:
-        return exact(key, {name: spelled for name, spelled, _ in self._described(table)})
+    def _exact(self, table: pin.ClickHouseTableInfo, key: Sequence[str]) -> frozenset[str]:
+        return exact_key_columns(key, {name: spelled for name, spelled, _ in self._described(table)})
 
     def _fetch(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, only: Sequence[str] | None, key: Sequence[str] = ()
-    ) -> reader.ClickHouseFetch:
-        table = pin.held(self._client, snapshot.handle, self.name)
+    ) -> reader.ClickHouseSplitReader:
+        table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         inserted = [INSERTED, "_part", "_part_offset"] if table.merge_tree and not table.merges_rows else []
         sorting = expressions(table.sorting_key)
         order = [*sorting, *inserted]
         cut = splits[0]["scope"]["cut"] if splits else None
         placed = self._columns(table, [cut["partition_column"], cut["offset_column"]]) if cut else ()
-        scan = reader.Scan(
+        scan = reader.ClickHouseScan(
             name=self.name,
             table=table.sql,
             final=table.merges_rows,
@@ -196,21 +207,21 @@ class ClickHouseTable(BoundedSource):
             filter=self.node.filter or "",
             order=tuple(order),
             shared=leading(sorting, self._exact(table, key)) if cut and key else None,
-            checked=snapshot.pinned,
+            checked=snapshot.is_stable,
             gaps=any("Nullable(" in column.source for column in placed) or bool(cut and "topic_column" in cut),
         )
-        return reader.ClickHouseFetch(self._connection, scan, tuple(splits), query)
+        return reader.ClickHouseSplitReader(self._connection, scan, tuple(splits), query)
 
-    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+    def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
         """Per topic partition the offset behind the largest that history holds now.
 
         Ask before `pin`: a copy made later holds all of it, whereas a copy made before may lack rows below the fence.
         """
-        found = pin.need(self._client, *self._address(table.table_name or self.node.table_name), self.name)
+        found = pin.get_table(self._client, *self._address(table.table_name or self.node.table_name), self.name)
         self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
         partition, offset = quote(table.partition_column), quote(table.offset_column)
         only = f" AND {quote(table.topic_column)} = {{topic:String}}" if table.topic_column else ""
-        with told(self.name, f"{found.database}.{found.name}", "read its offsets"):
+        with translate_errors(self.name, f"{found.database}.{found.name}", "read its offsets"):
             rows = self._client.query(
                 f"SELECT toString({partition}), max(toInt64({offset})) + 1 FROM {found.sql}"
                 f" WHERE isNotNull({partition}) AND isNotNull({offset}){only} GROUP BY {partition}",
@@ -223,20 +234,22 @@ class ClickHouseTable(BoundedSource):
     ) -> TableOffsets:
         """See `BoundedSource.measure_offsets`."""
         del spark
-        found = pin.held(self._client, snapshot.handle, self.name)
+        found = pin.open_snapshot(self._client, snapshot.handle, self.name)
         self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
         return offsets.measure(self._client, found, table, topic, since, self.name)
 
     def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
         """See `BoundedSource.has_nulls`."""
         del spark
-        return offsets.has_nulls(self._client, pin.held(self._client, snapshot.handle, self.name), column, self.name)
+        return offsets.has_nulls(self._client, pin.open_snapshot(self._client, snapshot.handle, self.name), column, self.name)
 
-    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
         """See `BoundedSource.outside`."""
         del spark
-        table = pin.held(self._client, snapshot.handle, self.name)
-        return Planner(self._client, table, self.node, self.name).outside(window, cut)
+        table = pin.open_snapshot(self._client, snapshot.handle, self.name)
+        return SplitPlanner(self._client, table, self.node, self.name).count_unpartitioned_rows(window, cut)
 
     def describe(self) -> Json:
         """Kind, asset key and table name, from the file and the settings alone: nothing is asked."""
@@ -256,7 +269,7 @@ class ClickHouseTable(BoundedSource):
             self._opened = None
 
 
-def _handle(source: pin.Table, table: pin.Table, *, pinned: bool) -> Json:
+def _handle(source: pin.ClickHouseTableInfo, table: pin.ClickHouseTableInfo, *, pinned: bool) -> Json:
     return {
         "pinned": pinned,
         "database": table.database,

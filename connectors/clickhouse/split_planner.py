@@ -8,14 +8,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import Cut, Outside, Window
-from headrace.connectors.clickhouse.client import told
-from headrace.connectors.clickhouse.key_ranges import INSERTED, Bound, Key, expressions, in_range, in_scope, usable
-from headrace.connectors.clickhouse.snapshot import Table
+from headrace.connectors.base import HandoffFilter, HistoryPartition, UnpartitionedRows
+from headrace.connectors.clickhouse.client import translate_errors
+from headrace.connectors.clickhouse.key_ranges import INSERTED, SortingKeyColumn, SqlParameters, expressions, in_range, in_scope, usable
+from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.splitting import SPLIT_BYTES
 from headrace.pipeline.errors import SchemaError, TargetError
-from headrace.pipeline.model.nodes import ClickHouseSource
+from headrace.pipeline.model.nodes import ClickHouseSourceConfig
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Planner:
+class SplitPlanner:
     """Plans the splits of one table, which should hold still."""
 
-    def __init__(self, client: Client, table: Table, node: ClickHouseSource, name: str) -> None:
+    def __init__(self, client: Client, table: ClickHouseTableInfo, node: ClickHouseSourceConfig, name: str) -> None:
         self._client = client
         self._table = table
         self._node = node
         self._name = name
         self._rows = node.split_rows
 
-    def splits(self, window: Window | None, cut: Cut | None, *, parted: bool) -> list[Json]:
+    def splits(self, window: HistoryPartition | None, cut: HandoffFilter | None, *, parted: bool) -> list[Json]:
         """All splits with exact counts, in the order of the key; rows whose key is NULL or NaN come last, empty ones not at all.
 
         As many key columns are used as it takes to keep splits below twice `split_rows`, or twice `SPLIT_BYTES` where rows are wide. Rows of
@@ -59,23 +59,23 @@ class Planner:
             for place, (part, size) in enumerate(zip(found, sizes, strict=True))
         ]
 
-    def outside(self, window: Window, cut: Cut | None) -> Outside:
+    def count_unpartitioned_rows(self, window: HistoryPartition, cut: HandoffFilter | None) -> UnpartitionedRows:
         """Rows inside filter and cut that have NULL in the window's column, and rows in the window."""
-        bound, column, kind = Bound(), quote(window.column), self._kind(window.column)
+        bound, column, kind = SqlParameters(), quote(window.column), self._kind(window.column)
         here = f"ifNull({column} >= {bound.literal(window.start, kind)}, 0)"
         here += f" AND ifNull({column} < {bound.literal(window.end, kind)}, 0)" if window.end else ""
         where = self._where(_part((), None, None, 0), self._scope(None, cut, self._sorting()), bound)
         query = f"SELECT countIf(isNull({column})), countIf({here}), toString(maxIf({column}, {here})) FROM {self._from()} WHERE {where}"
-        with told(self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"):
+        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "look for rows outside of its windows"):
             ((nulls, later, last),) = self._client.query(query, parameters=bound.parameters).result_rows
-        return Outside(int(nulls), int(later), last or "")
+        return UnpartitionedRows(int(nulls), int(later), last or "")
 
     def _width(self) -> float:
         """Mean bytes of a row with all columns, by the server's statistics; 0 where it has none, or does not show them."""
         if not self._table.merge_tree:
             return 0.0
         try:
-            with told(self._name, f"{self._table.database}.{self._table.name}", "see its parts"):
+            with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "see its parts"):
                 rows = self._client.query(
                     "SELECT sum(data_uncompressed_bytes) / sum(rows) FROM system.parts"
                     " WHERE active AND database = {database:String} AND table = {name:String}",
@@ -92,18 +92,18 @@ class Planner:
         found = expressions(self._table.sorting_key)
         if not found:
             return []
-        with told(self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"):
+        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "see its sorting key"):
             rows = self._client.query(f"DESCRIBE (SELECT {', '.join(found)} FROM {self._table.sql})").result_rows
         return [(expression, row[1]) for expression, row in zip(found, rows, strict=True)]
 
-    def _keys(self, sorting: Sequence[tuple[str, str]], *, parted: bool) -> tuple[Key, ...]:
+    def _keys(self, sorting: Sequence[tuple[str, str]], *, parted: bool) -> tuple[SortingKeyColumn, ...]:
         if keys := usable(sorting):
             return keys
         if parted and not self._table.merges_rows:
-            return (Key(INSERTED, "UInt64"), Key("_part_offset", "UInt64"))
+            return (SortingKeyColumn(INSERTED, "UInt64"), SortingKeyColumn("_part_offset", "UInt64"))
         return ()
 
-    def _scope(self, window: Window | None, cut: Cut | None, sorting: Sequence[tuple[str, str]]) -> Json:
+    def _scope(self, window: HistoryPartition | None, cut: HandoffFilter | None, sorting: Sequence[tuple[str, str]]) -> Json:
         """What all splits have in common."""
         return {
             "window": None
@@ -121,7 +121,7 @@ class Planner:
         return {"expression": expression, "kind": kind, "at": self._node.start_at}
 
     def _kind(self, column: str) -> str:
-        with told(self._name, f"{self._table.database}.{self._table.name}", "see its columns"):
+        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "see its columns"):
             rows = self._client.query(
                 "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {name:String} ORDER BY position",
                 parameters={"database": self._table.database, "name": self._table.name},
@@ -132,47 +132,47 @@ class Planner:
             raise SchemaError(msg, hint=f"It has: {', '.join(found)}.", node=self._name)
         return found[column]
 
-    def _where(self, part: Json, common: Json, bound: Bound) -> str:
+    def _where(self, part: Json, common: Json, bound: SqlParameters) -> str:
         text = f"({in_range(part, bound)}) AND ({in_scope(common, bound)})"
         return f"{text} AND (\n{self._node.filter}\n)" if self._node.filter else text
 
     def _from(self) -> str:
         return f"{self._table.sql}{' FINAL' if self._table.merges_rows else ''}"
 
-    def _placed(self, keys: Sequence[Key], common: Json) -> list[Json]:
+    def _placed(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
         """Ranges of about `split_rows` rows.
 
         Each row's rank is the place at which the run of its key begins. Runs go to the split that their beginning falls
         in, so the first key of a split is its border, and its rows are exactly the rows counted.
         """
-        bound = Bound()
+        bound = SqlParameters()
         every = _part(keys, None, None, 0)
         names = [key.expression for key in keys]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate(names))
-        low = ", ".join(Key(f"tupleElement(low, {place})", key.kind).text() for place, key in enumerate(keys, 1))
+        low = ", ".join(SortingKeyColumn(f"tupleElement(low, {place})", key.kind).text() for place, key in enumerate(keys, 1))
         query = (
             f"SELECT [{low}], found FROM (SELECT argMin(tuple({', '.join(f'_headrace_{place}' for place in range(len(keys)))}), place) AS low,"
             f" count() AS found, min(place) AS begin FROM (SELECT {listed}, rank() OVER (ORDER BY {', '.join(names)}) - 1 AS place"
             f" FROM {self._from()} WHERE {self._where(every, common, bound)})"
             f" GROUP BY intDiv(place, {bound.bind(self._rows, 'UInt64')})) ORDER BY begin"
         )
-        with told(self._name, f"{self._table.database}.{self._table.name}", "read its key"):
+        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "read its key"):
             rows = self._client.query(query, parameters=bound.parameters).result_rows
         borders: list[list[str] | None] = [None, *(list(row[0]) for row in rows[1:]), None]
         return [_part(keys, borders[place], borders[place + 1], row[1]) for place, row in enumerate(rows)]
 
-    def _unplaced(self, keys: Sequence[Key], common: Json) -> list[Json]:
+    def _unplaced(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
         """The split of rows without a place in the order; in a table without any keys, of all rows."""
         if keys and not keys[0].loose:
             return []
-        bound = Bound()
+        bound = SqlParameters()
         part = _part(keys[:1], None, None, 0) | {"unplaced": bool(keys)}
-        with told(self._name, f"{self._table.database}.{self._table.name}", "count it"):
+        with translate_errors(self._name, f"{self._table.database}.{self._table.name}", "count it"):
             query = f"SELECT count() FROM {self._from()} WHERE {self._where(part, common, bound)}"
             rows = self._client.query(query, parameters=bound.parameters).result_rows[0][0]
         return [part | {"rows": rows}] if rows else []
 
 
-def _part(keys: Sequence[Key], low: list[str] | None, high: list[str] | None, rows: int) -> Json:
+def _part(keys: Sequence[SortingKeyColumn], low: list[str] | None, high: list[str] | None, rows: int) -> Json:
     """A split without its name: at or above `low`, below `high`, each None where it is open."""
     return {"keys": [key.to_json() for key in keys], "low": low, "high": high, "unplaced": False, "rows": rows}

@@ -68,7 +68,7 @@ class UnsupportedTypeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ClickHouseColumn:
     """One payload column: its name and type in ClickHouse, what the server casts it to, and what arrives as Arrow."""
 
     name: str
@@ -142,7 +142,7 @@ def _container(base: str, kind: Any) -> tuple[str, pa.DataType]:
     return f"Tuple({spelled})", arrow
 
 
-def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[Column, ...]:
+def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseColumn, ...]:
     """Payload columns for (name, ClickHouse type) pairs. Raises SchemaError that names every column in the way."""
     columns, problems, seen = [], [], dict[str, str]()
     for name, spelled in found:
@@ -157,14 +157,14 @@ def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[Column, ...
             inside = "" if str(error) == spelled else f" (because of {error})"
             problems.append(f"`{name}` has type {spelled}{inside}, which is not available yet")
             continue
-        columns.append(Column(name, spelled, target, arrow))
+        columns.append(ClickHouseColumn(name, spelled, target, arrow))
     if problems:
         msg = "columns that cannot be read: " + "; ".join(problems)
         raise SchemaError(msg, hint="List the columns to read under `columns`, or read a view that casts or renames these.", node=node)
     return tuple(columns)
 
 
-def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+def arrow_schema(columns: Iterable[ClickHouseColumn]) -> pa.Schema:
     """The payload as Arrow. Every column is nullable: a later phase of a hybrid source may hold nulls where this one does not."""
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.connectors.delta.transaction_log import TableLog
-from headrace.pipeline.protocol.claims import Claim, Owner
+from headrace.pipeline.protocol.claims import Claim, TargetClaimant
 from headrace.pipeline.protocol.epochs import SinkKey
 
 PREFIX = "headrace.claim."
@@ -31,8 +31,8 @@ def read_claims(table: TableLog) -> list[Claim]:
     return found
 
 
-def claim(session: Any, table: TableLog, owner: Owner, target: str) -> None:
-    """Claim the table. Raises RecordError for a rival's claim, also one of the same moment; then this one is withdrawn."""
+def claim(session: Any, table: TableLog, owner: TargetClaimant, target: str) -> None:
+    """Claim the table. Raises SinkStateError for a rival's claim, also one of the same moment; then this one is withdrawn."""
     there = read_claims(table)
     owner.refuse(there, target)
     if Claim(owner.key, owner.share) in there:

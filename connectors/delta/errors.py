@@ -15,7 +15,7 @@ _CONFLICT = re.compile(
 _CONSTRAINT = re.compile(r"DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT")
 
 
-def raced(error: Exception) -> bool:
+def is_duplicate_transaction(error: Exception) -> bool:
     """Whether Delta refused a commit because another one with the same transaction identifier came first."""
     return bool(_SAME_IDENTIFIER.search(_text(error)))
 

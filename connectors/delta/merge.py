@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, Frame
-from headrace.connectors.filters import quoted
-from headrace.connectors.lakehouse_rows import Source
+from headrace.connectors.base import OP, EpochFrame
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lakehouse_rows import MergeSource
 from headrace.connectors.versions import ENDED
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ def _literal(value: Any) -> Column:
     return F.date_from_unix_date(F.lit(value.toordinal() - date(1970, 1, 1).toordinal())) if isinstance(value, date) else F.lit(value)
 
 
-def conf_for(source: Source) -> Mapping[str, str]:
+def conf_for(source: MergeSource) -> Mapping[str, str]:
     """Options of the session under which `merge` is to run: MERGE reads its source twice, and keeps it where that would cost."""
     return {_MATERIALIZE: "none"} if source.local else {_MATERIALIZE: "auto", "spark.sql.adaptive.enabled": "true"}
 
 
-def merge(session: SparkSession, path: str, source: Source, frame: Frame, version: str | None = None) -> None:
+def merge(session: SparkSession, path: str, source: MergeSource, frame: EpochFrame, version: str | None = None) -> None:
     """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
 
     With a version, a row that is newer than the winner stays.
@@ -42,14 +42,14 @@ def merge(session: SparkSession, path: str, source: Source, frame: Frame, versio
 
     condition = F.lit(True)
     for name in frame.key:
-        condition = condition & (F.col(f"t.{quoted(name)}") == F.col(f"s.{quoted(name)}"))
+        condition = condition & (F.col(f"t.{quote_identifier(name)}") == F.col(f"s.{quote_identifier(name)}"))
     for name, (low, high) in source.bounds.items():
-        condition = condition & F.col(f"t.{quoted(name)}").between(_literal(low), _literal(high))
-    values: dict[str, str | Column] = {quoted(name): F.col(f"s.{quoted(name)}") for name in frame.schema.names}
+        condition = condition & F.col(f"t.{quote_identifier(name)}").between(_literal(low), _literal(high))
+    values: dict[str, str | Column] = {quote_identifier(name): F.col(f"s.{quote_identifier(name)}") for name in frame.schema.names}
     deleted = F.col(f"s.{OP}") == "d"
     wins = F.lit(True)
     if version is not None:
-        there, brought = F.col(f"t.{quoted(version)}"), F.col(f"s.{quoted(version)}")
+        there, brought = F.col(f"t.{quote_identifier(version)}"), F.col(f"s.{quote_identifier(version)}")
         wins = F.col(f"s.{ENDED}") | there.isNull() | (there <= brought)
     merging = DeltaTable.forPath(session, path).alias("t").merge(source.rows.alias("s"), condition)
     matched = merging.whenMatchedDelete(deleted if version is None else deleted & wins)

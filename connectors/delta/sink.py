@@ -14,19 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.connectors.content import Content
+from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.content import TargetContent
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
-from headrace.connectors.delta.errors import explain, raced
+from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
-from headrace.connectors.delta.transaction_log import Held, TableLog, first_step, unwrap, wrap
-from headrace.connectors.lakehouse import held_already
+from headrace.connectors.delta.transaction_log import DeltaCommit, TableLog, decode_commit_metadata, encode_commit_metadata, first_step
+from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
-from headrace.connectors.lakehouse_rows import appended, keyed
-from headrace.pipeline.errors import FencedError, InternalError, RecordError, TransientError, UserError
+from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
+from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TransientError, UserError
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,7 @@ class DeltaTableSink(Sink):
         fences=True,
         counts_changes=True,
         versions=True,
-        empties=True,
+        can_truncate=True,
     )
 
     def __init__(self, context: SinkContext) -> None:
@@ -69,13 +69,13 @@ class DeltaTableSink(Sink):
         self._path: str = _absolute(context.node.path)
         self._generation = -1
         self._opened: tuple[SparkSession, TableLog] | None = None
-        self._seen: tuple[str, int, Held | None] = ("", -1, None)  # table id, up to which version its log was read, what was found
+        self._seen: tuple[str, int, DeltaCommit | None] = ("", -1, None)  # table id, up to which version its log was read, what was found
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Makes the table if it is missing, else checks its columns; then fences older generations by an empty commit.
 
         Raises SchemaError for columns that do not fit, TargetError for a place that is no Delta table, FencedError where a newer generation
-        has been here, RecordError where the table remembers this sink but its record is gone.
+        has been here, SinkStateError where the table remembers this sink but its record is gone.
         """
         session, table = self._open()
         sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
@@ -84,7 +84,7 @@ class DeltaTableSink(Sink):
             create(sink, session, self._path, schema, key)
         check_columns(sink, session, self._path, schema, key)
         self._generation = generation
-        held = self._held()
+        held = self._read_newest_commit()
         if held is not None and held.generation > generation:
             raise self._fenced(held)
         if held is None or held.generation < generation:
@@ -93,7 +93,7 @@ class DeltaTableSink(Sink):
         if held is not None and held.record is not None:
             claim(session, table, self._context.owner, self._what)
 
-    def check(self) -> None:
+    def validate_target(self) -> None:
         """Asks a table that is there; one that is missing would be made."""
         session, table = self._open()
         sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
@@ -101,12 +101,12 @@ class DeltaTableSink(Sink):
         if table.exists():
             check_columns(sink, session, self._path, self._context.schema, key)
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """The record, from the newest commit of this lane and sink."""
-        held = self._held()
+        held = self._read_newest_commit()
         return held.record if held else None
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """The claim to the table, then an empty commit with the record. The baseline is counted in the version right before it."""
         self._mine()
         claim(*self._open(), self._context.owner, self._what)
@@ -120,7 +120,7 @@ class DeltaTableSink(Sink):
         msg = f"others write to the Delta table `{self._path}` without pause: its rows cannot be counted beside them"
         raise TransientError(msg, node=self._context.key.sink)
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """Remove all rows in one commit, which sets the next transaction identifier and keeps the record."""
         held = self._mine()
         claims = self.claims()
@@ -130,22 +130,22 @@ class DeltaTableSink(Sink):
             raise UserError(msg, hint=hint, node=self._context.key.sink)
         self._commit_empty(held.txn + 1, held.record, mode="overwrite")
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
         held = self._mine()
-        if found := held_already(held.record, plan, what=f"the Delta table `{self._path}`", sink=self._context.key.sink):
+        if found := find_committed_record(held.record, plan, what=f"the Delta table `{self._path}`", sink=self._context.key.sink):
             log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)
             return found.counts
-        assert held.record is not None  # noqa: S101  `held_already` refuses that
+        assert held.record is not None  # noqa: S101  `find_committed_record` refuses that
         txn = held.txn + 1
-        metadata = wrap(self._app, txn, held.record.next(plan, self._generation, Counts()), derive=True)
+        metadata = encode_commit_metadata(self._app, txn, held.record.after_epoch(plan, self._generation, WriteCounts()), derive=True)
         try:
             self._write_rows(frame, txn, metadata)
         except Exception as error:
             raise self._explain(error) from error
         return self._read_back(txn, plan.number).counts
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """The record of the same pipeline name, lane and sink under another UUID."""
         mine = self._context.key
         _, table = self._open()
@@ -153,7 +153,7 @@ class DeltaTableSink(Sink):
         tail = f"/{mine.lane}/{mine.sink}"
         others = {app for app in table.transactions(snapshot) if app.endswith(tail) and app != self._app}
         for version, info in table.commits(int(snapshot.version())) if others else ():
-            found = unwrap(version, info, None)
+            found = decode_commit_metadata(version, info, None)
             if found is None or found[0] not in others or found[1].record is None:
                 continue
             if found[1].record.key.name == mine.name:
@@ -173,23 +173,23 @@ class DeltaTableSink(Sink):
             if app in steps:
                 txn = first_step((steps[app] >> 32) + 1)
                 empty = session.createDataFrame([], session.read.format("delta").load(self._path).schema)
-                self._append(empty, txn, wrap(app, txn, None), app=app)
+                self._append(empty, txn, encode_commit_metadata(app, txn, None), app=app)
         end_claims(session, table, claims)
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """The record and the rows of one version of the table; no record and no rows where there is no table.
 
         None where other sinks share the table.
         """
         if any(claim.key != self._context.key for claim in self.claims()):
             return None
-        held, version = self._held(), self._seen[1]
+        held, version = self._read_newest_commit(), self._seen[1]
         return (held.record if held else None), self._rows_at(version) if version >= 0 else 0
 
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """The record and the rows of one version."""
         del folder
-        held, version = self._held(), self._seen[1]
+        held, version = self._read_newest_commit(), self._seen[1]
         if held is None or held.record is None:
             return None
         spark: Any = self._context.spark
@@ -216,7 +216,7 @@ class DeltaTableSink(Sink):
             self._opened = session, TableLog(session, self._path)
         return self._opened
 
-    def _held(self) -> Held | None:
+    def _read_newest_commit(self) -> DeltaCommit | None:
         """Our newest commit, reading only what is new in the log since it was asked last."""
         _, table = self._open()
         snapshot = table.snapshot()
@@ -230,7 +230,7 @@ class DeltaTableSink(Sink):
         self._seen = identity, newest, found
         return found
 
-    def _compare(self, found: Held | None, txn: int | None) -> None:
+    def _compare(self, found: DeltaCommit | None, txn: int | None) -> None:
         """The snapshot outlives the log: what it remembers and the log does not tells a lost record from a new sink."""
         if txn is None or (found is not None and found.txn == txn):
             return
@@ -239,26 +239,26 @@ class DeltaTableSink(Sink):
         hint = (
             "The log was cleaned up (delta.logRetentionDuration), or the table is a clone. Use `headrace replay --from` or `accept-target`."
         )
-        raise RecordError(msg, hint=hint, node=self._context.key.sink)
+        raise SinkStateError(msg, hint=hint, node=self._context.key.sink)
 
-    def _mine(self) -> Held:
+    def _mine(self) -> DeltaCommit:
         """What is held, if this generation may write."""
-        held = self._held()
+        held = self._read_newest_commit()
         if held is None or held.generation < self._generation:
             msg = f"the Delta table `{self._path}` was replaced after it was prepared"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._context.key.sink)
+            raise SinkStateError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._context.key.sink)
         if held.generation > self._generation:
             raise self._fenced(held)
         return held
 
-    def _write_rows(self, frame: Frame, txn: int, metadata: str) -> None:
+    def _write_rows(self, frame: EpochFrame, txn: int, metadata: str) -> None:
         session, _ = self._open()
         sink = self._context.key.sink
         if not frame.key:
-            self._append(appended(sink, frame), txn, metadata)
+            self._append(select_append_rows(sink, frame), txn, metadata)
             return
         version = self._context.node.version_column
-        source = keyed(sink, frame, session, version)
+        source = build_merge_source(sink, frame, session, version)
         conf = {_APP: self._app, _TXN: str(txn), _METADATA: metadata, **conf_for(source)}
         for key, value in conf.items():
             session.conf.set(key, value)
@@ -283,24 +283,24 @@ class DeltaTableSink(Sink):
         }
         rows.write.format("delta").mode(mode).options(**options).save(self._path)
 
-    def _commit_empty(self, txn: int, record: Record | None, *, mode: str = "append") -> Held:
+    def _commit_empty(self, txn: int, record: CommitRecord | None, *, mode: str = "append") -> DeltaCommit:
         session, _ = self._open()
         empty = session.createDataFrame([], session.read.format("delta").load(self._path).schema)
         try:
-            self._append(empty, txn, wrap(self._app, txn, record), mode=mode)
+            self._append(empty, txn, encode_commit_metadata(self._app, txn, record), mode=mode)
         except Exception as error:
             raise self._explain(error) from error
         return self._read_back_held(txn)
 
-    def _read_back(self, txn: int, epoch: int) -> Record:
+    def _read_back(self, txn: int, epoch: int) -> CommitRecord:
         record = self._read_back_held(txn).record
         if record is None or record.epoch != epoch:
             msg = f"the commit of epoch {epoch} holds the record of epoch {record and record.epoch}"
             raise InternalError(msg, node=self._context.key.sink)
         return record
 
-    def _read_back_held(self, txn: int) -> Held:
-        held = self._held()
+    def _read_back_held(self, txn: int) -> DeltaCommit:
+        held = self._read_newest_commit()
         if held is not None and held.txn == txn:
             return held
         if held is not None and held.generation > self._generation:
@@ -312,14 +312,14 @@ class DeltaTableSink(Sink):
         session, _ = self._open()
         return session.read.format("delta").option("versionAsOf", version).load(self._path).count()
 
-    def _fenced(self, held: Held) -> FencedError:
+    def _fenced(self, held: DeltaCommit) -> FencedError:
         msg = f"generation {held.generation} has taken the Delta table `{self._path}` over; this process is generation {self._generation}"
         return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._context.key.sink)
 
     def _explain(self, error: Exception) -> Exception:
         """The error of ours that a failed write means; the error itself where it says enough."""
-        if raced(error):
-            held = self._held()
+        if is_duplicate_transaction(error):
+            held = self._read_newest_commit()
             if held is not None and held.generation > self._generation:
                 return self._fenced(held)
         return explain(error, self._path, self._context.key.sink)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from headrace.connectors.delta.errors import is_conflict
-from headrace.connectors.lakehouse import misfits
+from headrace.connectors.lakehouse import find_schema_mismatches
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
 
@@ -71,6 +71,6 @@ def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema
     """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
     table = session.read.format("delta").load(path).schema
     wanted = {column.name: spark_type(column.type) for column in schema}
-    if wrong := misfits(session, table, wanted, key):
+    if wrong := find_schema_mismatches(session, table, wanted, key):
         msg = f"the Delta table `{path}` cannot take the rows: {'; '.join(wrong)}"
         raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `path`.", node=sink)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipeline.errors import InternalError, RecordError
-from headrace.pipeline.protocol.epochs import Counts, Json, Record
+from headrace.pipeline.errors import InternalError, SinkStateError
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,12 +32,12 @@ def first_step(generation: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DeltaCommit:
     """What the table holds of a lane and sink: the newest of our commits. `record` is None where it only fenced."""
 
     version: int
     txn: int
-    record: Record | None
+    record: CommitRecord | None
 
     @property
     def generation(self) -> int:
@@ -45,13 +45,13 @@ class Held:
         return self.txn >> _GENERATION_BITS
 
 
-def wrap(app: str, txn: int, record: Record | None, *, derive: bool = False) -> str:
+def encode_commit_metadata(app: str, txn: int, record: CommitRecord | None, *, derive: bool = False) -> str:
     """User metadata of a commit."""
     found = record.to_json() if record is not None else None
     return json.dumps({"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive, "record": found})
 
 
-def unwrap(version: int, info: Json, app: str | None) -> tuple[str, Held] | None:
+def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[str, DeltaCommit] | None:
     """Whose commit it is and what it holds; None for a commit that is not ours (or, with `app`, another sink's)."""
     try:
         found = json.loads(info.get("userMetadata") or "null")
@@ -62,20 +62,20 @@ def unwrap(version: int, info: Json, app: str | None) -> tuple[str, Held] | None
     if found["headrace"] != _FORMAT:
         msg = f"version {version} of the Delta table holds a record of format {found['headrace']}, this Headrace knows {_FORMAT}"
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
-    record = Record.from_json(found["record"]) if found["record"] is not None else None
+    record = CommitRecord.from_json(found["record"]) if found["record"] is not None else None
     if record is not None and found["derive"]:
         counts = counted(info)
         record = replace(record, counts=counts, totals=record.totals + counts)
-    return found["app"], Held(version, found["txn"], record)
+    return found["app"], DeltaCommit(version, found["txn"], record)
 
 
-def counted(info: Json) -> Counts:
+def counted(info: Json) -> WriteCounts:
     """What a commit did, by its own metrics: those of the tasks whose files are in it."""
     metrics = {key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()}
     if info.get("operation") == "MERGE":
         inserted, updated, deleted = (metrics[f"numTargetRows{what}"] for what in ("Inserted", "Updated", "Deleted"))
-        return Counts(metrics["numSourceRows"], inserted, updated, deleted)
-    return Counts(metrics.get("numOutputRows", 0), metrics.get("numOutputRows", 0), 0, 0)
+        return WriteCounts(metrics["numSourceRows"], inserted, updated, deleted)
+    return WriteCounts(metrics.get("numOutputRows", 0), metrics.get("numOutputRows", 0), 0, 0)
 
 
 class TableLog:
@@ -154,20 +154,20 @@ class TableLog:
             lines.close()
         return {}
 
-    def find(self, app: str, newest: int, oldest: int = 0) -> Held | None:
+    def find(self, app: str, newest: int, oldest: int = 0) -> DeltaCommit | None:
         """Our newest commit between two versions.
 
-        Raises RecordError where somebody has put the table back to a version before it since.
+        Raises SinkStateError where somebody has put the table back to a version before it since.
         """
         restored: tuple[int, str] | None = None
         for version, info in self.commits(newest, oldest):
             if info.get("operation") == "RESTORE" and restored is None:
                 restored = version, str(info.get("operationParameters", {}).get("version"))
-            found = unwrap(version, info, app)
+            found = decode_commit_metadata(version, info, app)
             if found is None:
                 continue
             if restored is not None:
                 msg = f"version {restored[0]} of the Delta table `{self.path}` restored version {restored[1]}, older than what this sink wrote"
-                raise RecordError(msg, hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch before.")
+                raise SinkStateError(msg, hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch before.")
             return found[1]
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from headrace.connectors.splitting import PACKED
-from headrace.pipeline.errors import LaneError, SchemaError, TargetError, TransientError
+from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import Json
 
 MOST = 20_000
@@ -57,7 +57,7 @@ def local(path: str) -> str:
     return os.path.abspath(unquote(path.removeprefix("file://")) if path.startswith("file://") else path)
 
 
-def found(path: str, node: str) -> list[File]:
+def list_files(path: str, node: str) -> list[File]:
     """The files behind a path, in the natural order of their names (`part-9` before `part-10`).
 
     Raises TargetError if there are none or one cannot be read, SchemaError where not all have the same partition folders.
@@ -161,7 +161,7 @@ def change(about: os.stat_result, file: File) -> str:
 
 
 def check(files: Sequence[File], node: str) -> None:
-    """Raises LaneError for the first file that is not what was pinned."""
+    """Raises PipelineStateError for the first file that is not what was pinned."""
     for file in files:
         try:
             about = os.stat(file.path)
@@ -174,9 +174,9 @@ def check(files: Sequence[File], node: str) -> None:
             raise changed(file.path, what, node)
 
 
-def changed(path: str, what: str, node: str) -> LaneError:
+def changed(path: str, what: str, node: str) -> PipelineStateError:
     """The error for a file that is no longer what was pinned."""
-    return LaneError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
+    return PipelineStateError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
 
 
 CHANGED = (

@@ -29,7 +29,7 @@ _NO_JSON = "\x01"  # a byte that no line of JSON can hold: lines come through th
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRange:
     """What a task reads of one file: its place in the pin's order, and for parquet the row groups [first, end)."""
 
     ordinal: int
@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class FileScan:
     """What all pieces of one source ask for. Picklable.
 
     `columns` are read from the files in these types (for csv all text; for json the one column `LINE`), `folders` are partition
@@ -61,10 +61,10 @@ class Scan:
         folders = [pa.field(f"{FOLDER}{at}", pa.string()) for at in range(len(self.folders))]
         return pa.schema([*self.columns, *folders, *_PLACE])
 
-    def rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+    def rows(self, piece: FileRange) -> Iterator[pa.RecordBatch]:
         """The piece's rows in the file's order; OFF is the row's number in the file, from 0.
 
-        Raises LaneError for a file that is not what was pinned, DataError for one that is not of its format, each as a task does.
+        Raises PipelineStateError for a file that is not what was pinned, DataError for one that is not of its format, each as a task does.
         """
         try:
             with open(piece.file.path, "rb") as held:
@@ -77,11 +77,11 @@ class Scan:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, OSError, EOFError) as error:
             raise self._unreadable(piece, error) from error
 
-    def _same(self, file: IO[bytes], piece: Piece) -> None:
+    def _same(self, file: IO[bytes], piece: FileRange) -> None:
         if what := change(os.fstat(file.fileno()), piece.file):
             raise task_error(changed(piece.file.path, what, self.node))
 
-    def _unreadable(self, piece: Piece, error: Exception) -> Exception:
+    def _unreadable(self, piece: FileRange, error: Exception) -> Exception:
         try:
             about = os.stat(piece.file.path)
         except OSError:
@@ -91,7 +91,7 @@ class Scan:
         msg = f"`{piece.file.path}` cannot be read as {self.format}: {' '.join(str(error).split())[:300]}"
         return task_error(DataError(msg, hint="Correct the file, or `format`, `schema` and the options of the node.", node=self.node))
 
-    def _batches(self, file: IO[bytes], piece: Piece) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def _batches(self, file: IO[bytes], piece: FileRange) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """(row group, number of the first row, rows)."""
         if self.format == "parquet":
             yield from self._parquet(file, piece)
@@ -101,7 +101,7 @@ class Scan:
             yield 0, seen, batch
             seen += batch.num_rows
 
-    def _parquet(self, file: IO[bytes], piece: Piece) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def _parquet(self, file: IO[bytes], piece: FileRange) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         source = parquet(file)
         groups = piece.file.groups or ()
         for group in range(piece.first, piece.end):
@@ -132,7 +132,7 @@ class Scan:
         with csv.open_csv(stream, reading, parsing, converting) as reader:
             yield from reader
 
-    def _placed(self, piece: Piece, batches: Iterable[tuple[int, int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    def _placed(self, piece: FileRange, batches: Iterable[tuple[int, int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         values = piece.file.partitions
         for group, seen, batch in batches:
             count = batch.num_rows
@@ -170,7 +170,7 @@ def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     return column if column.type == wanted else pc.cast(column, options=pc.CastOptions(wanted, allow_time_truncate=True))
 
 
-def read(spark: SparkSession, scan: Scan, tasks: Sequence[Sequence[Piece]]) -> DataFrame:
+def read(spark: SparkSession, scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> DataFrame:
     """The rows of all pieces, one task for each of the sequences."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -179,7 +179,7 @@ def read(spark: SparkSession, scan: Scan, tasks: Sequence[Sequence[Piece]]) -> D
     return spark.range(0, len(listed), 1, max(len(listed), 1)).mapInArrow(_task(scan, listed), wanted)
 
 
-def _task(scan: Scan, tasks: Sequence[Sequence[Piece]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _task(scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in places:
             for place in batch.column(0).to_pylist():

@@ -15,7 +15,7 @@ from headrace.connectors.base import HIDDEN
 from headrace.connectors.files import reader
 from headrace.connectors.files.listing import File
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.nodes import FileSource
+from headrace.pipeline.model.nodes import FileSourceConfig
 from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import is_wide
 
@@ -26,7 +26,7 @@ _WIDER = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FileSchema:
     """`inner` are the columns that the files hold, in Spark's types; `folders` the declared types of their partition folders."""
 
     inner: pa.Schema
@@ -47,13 +47,13 @@ def unpack(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
 
 
-def shape_of(node: FileSource, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> Shape:
+def shape_of(node: FileSourceConfig, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> FileSchema:
     """The columns of these files; `inner` where it is known already. Raises SchemaError for what cannot be had, DataError for no parquet."""
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
     if inner is None:
         found = _of_footer(files[0], name) if node.format == "parquet" else _declared(node, folders, name)
         inner = pa.schema([field for field in found if field.name not in folders])
-    shape = Shape(inner, folders)
+    shape = FileSchema(inner, folders)
     seen: set[str] = set()
     for column in shape.payload.names:
         if column.lower() in HIDDEN or column.lower() in seen:
@@ -72,7 +72,7 @@ def _of_footer(file: File, name: str) -> pa.Schema:
         return pa.schema([pa.field(field.name, plain(field.type)) for field in source.schema_arrow])
 
 
-def _declared(node: FileSource, folders: dict[str, str], name: str) -> pa.Schema:
+def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.Schema:
     fields = []
     for column, kind in node.schema_.items():
         found = parse_type(kind)
@@ -86,7 +86,7 @@ def _declared(node: FileSource, folders: dict[str, str], name: str) -> pa.Schema
     return pa.schema(fields)
 
 
-def _agrees(node: FileSource, shape: Shape, file: File, name: str) -> None:
+def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) -> None:
     """Raises SchemaError where `schema`, which parquet does not need, says something else than the files."""
     for column, kind in node.schema_.items():
         wanted, found = plain(parse_type(kind)), shape.payload.field(column).type if column in shape.payload.names else None

@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from headrace.connectors import offsets
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
+from headrace.connectors.base import (
+    OP,
+    POS,
+    BoundedSource,
+    HandoffFilter,
+    HistoryPartition,
+    Snapshot,
+    SourceCapabilities,
+    UnpartitionedRows,
+)
 from headrace.connectors.files import listing, reader, text_values
 from headrace.connectors.files.listing import File
-from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, Piece, Scan
-from headrace.connectors.files.schema import Shape, check_file, shape_of, unpack
-from headrace.connectors.filters import EVERYTHING, filtered, inside, narrowed, position, quoted, scope_of
+from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, FileRange, FileScan
+from headrace.connectors.files.schema import FileSchema, check_file, shape_of, unpack
+from headrace.connectors.filters import EVERYTHING, apply_filter, apply_scope, position_column, quote_identifier, scope_of, select_columns
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import LaneError
-from headrace.pipeline.model.nodes import FileSource, OffsetTable
+from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.model.nodes import FileSourceConfig, OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -39,26 +48,26 @@ class Files(BoundedSource):
     the history is cut by them, else its file's place in the order and its number in the file.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
 
-    def __init__(self, node: FileSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+    def __init__(self, node: FileSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """`name` is how errors call the node; the path if not given."""
         del settings
         self.node = node
         self.ordinal = ordinal
         self.name = name or node.path
-        self.listed: dict[str, tuple[list[File], Shape]] = {}
+        self.listed: dict[str, tuple[list[File], FileSchema]] = {}
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """The payload of the files that are there now."""
-        return self._narrow(spark, shape_of(self.node, listing.found(self.node.path, self.name), self.name))
+        return self._narrow(spark, shape_of(self.node, listing.list_files(self.node.path, self.name), self.name))
 
-    def _narrow(self, spark: SparkSession, shape: Shape, columns: Sequence[str] | None = None) -> pa.Schema:
+    def _narrow(self, spark: SparkSession, shape: FileSchema, columns: Sequence[str] | None = None) -> pa.Schema:
         wanted = columns if columns is not None else self.node.columns
-        names = narrowed(_empty(spark, shape.payload), wanted, self.node.path, self.name).columns
+        names = select_columns(_empty(spark, shape.payload), wanted, self.node.path, self.name).columns
         return pa.schema([shape.payload.field(name) for name in names])
 
-    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """The files that are there now, with size and time of change, and for parquet the rows of each row group.
 
         Nothing is made, so `token` is not needed: which files they are counts from when the ledger holds the handle.
@@ -67,20 +76,20 @@ class Files(BoundedSource):
         files, shape = self._found(spark)
         self._scoped(_empty(spark, shape.payload), EVERYTHING)
         handle = {"pinned": True, "path": self.node.path, "format": self.node.format, "schema": shape.pack(), **listing.pack(files)}
-        return Snapshot(handle, pinned=True)
+        return Snapshot(handle, is_stable=True)
 
-    def look(self, spark: SparkSession) -> Snapshot:
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """The same files: to pin them makes nothing."""
-        return self.pin(spark, "")
+        return self.create_snapshot(spark, "")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the schema of the files that are there now."""
-        shape = shape_of(self.node, listing.found(self.node.path, self.name), self.name)
+        shape = shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
         self._narrow(spark, shape, columns)
-        filtered(_empty(spark, shape.payload), self.node.filter, self.name)
+        apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
 
-    def _found(self, spark: SparkSession) -> tuple[list[File], Shape]:
-        files = listing.found(self.node.path, self.name)
+    def _found(self, spark: SparkSession) -> tuple[list[File], FileSchema]:
+        files = listing.list_files(self.node.path, self.name)
         shape = shape_of(self.node, files, self.name)
         if self.node.format == "parquet":
             wanted = {*self._narrow(spark, shape).names, *self._needed(shape, EVERYTHING, ())}
@@ -89,14 +98,14 @@ class Files(BoundedSource):
         listing.check(files, self.name)
         return files, shape
 
-    def _pinned(self, handle: Json) -> tuple[list[File], Shape]:
+    def _pinned(self, handle: Json) -> tuple[list[File], FileSchema]:
         key = handle["root"] + handle["files"]
         if key not in self.listed:
             files = listing.unpack(handle)
             self.listed[key] = files, shape_of(self.node, files, self.name, unpack(handle["schema"]))
         return self.listed[key]
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """Whole text files, or row groups, with exact counts of the rows inside filter, window and cut."""
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(window, cut)
@@ -114,16 +123,16 @@ class Files(BoundedSource):
             found[-1]["bytes"] += size
         return found
 
-    def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: Shape, scope: Json) -> dict[tuple[int, int], int]:
+    def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json) -> dict[tuple[int, int], int]:
         """Rows by file and row group, where there are any: from the footers if they say it, else by reading what the scope needs."""
         if self.node.format == "parquet" and not self.node.filter and scope == EVERYTHING:
             return {(at, group): rows for at, file in files.items() for group, rows in enumerate(file.groups or ()) if rows}
-        pieces = [Piece(at, file, 0, 1 if file.groups is None else len(file.groups)) for at, file in files.items()]
+        pieces = [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups)) for at, file in files.items()]
         tasks = [pieces[first::_COUNTING] for first in range(min(_COUNTING, len(pieces)))]
         frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, ())), scope)
         return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}
 
-    def _needed(self, shape: Shape, scope: Json, wanted: Sequence[str]) -> list[str]:
+    def _needed(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
         """The columns to read for these; a filter needs every column whose name stands in it."""
         names = shape.payload.names
         asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
@@ -133,12 +142,12 @@ class Files(BoundedSource):
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
         """The rows inside filter, window and cut."""
-        return inside(filtered(frame, self.node.filter, self.name), scope, self.node.path, self.name)
+        return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.path, self.name)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits; `columns` narrows what is read, in that order.
 
-        Raises LaneError at once for a file that is not what was pinned; one that changes later fails the task that reads it.
+        Raises PipelineStateError at once for a file that is not what was pinned; one that changes later fails the task that reads it.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -148,18 +157,18 @@ class Files(BoundedSource):
         scope = splits[0]["scope"] if splits else EVERYTHING
         wanted = self._narrow(spark, shape, columns).names
         frame = self._scoped(self._rows(spark, shape, tasks, self._needed(shape, scope, wanted)), scope)
-        place = position(self.ordinal, scope, F.col(PART), F.col(OFF))
-        return frame.select(*map(quoted, wanted), F.lit("i").alias(OP), place.alias(POS))
+        place = position_column(self.ordinal, scope, F.col(PART), F.col(OFF))
+        return frame.select(*map(quote_identifier, wanted), F.lit("i").alias(OP), place.alias(POS))
 
-    def _piece(self, files: Sequence[File], ordinal: int, path: str, first: int, end: int) -> Piece:
+    def _piece(self, files: Sequence[File], ordinal: int, path: str, first: int, end: int) -> FileRange:
         if ordinal >= len(files) or files[ordinal].path != path:
             msg = f"`{path}` is not among the files that were pinned"
-            raise LaneError(
+            raise PipelineStateError(
                 msg, hint="The ledger's position and its splits do not belong together; start the history over.", node=self.name
             )
-        return Piece(ordinal, files[ordinal], first, end)
+        return FileRange(ordinal, files[ordinal], first, end)
 
-    def _rows(self, spark: SparkSession, shape: Shape, tasks: Sequence[Sequence[Piece]], needed: Sequence[str]) -> DataFrame:
+    def _rows(self, spark: SparkSession, shape: FileSchema, tasks: Sequence[Sequence[FileRange]], needed: Sequence[str]) -> DataFrame:
         """The needed columns in their types, with PART, GROUP and OFF."""
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -169,7 +178,7 @@ class Files(BoundedSource):
         if not inner and kind == "csv":
             inner = [shape.inner.field(0)]  # Arrow reads all columns where it is asked for none
         as_text = [pa.field(field.name, pa.string()) for field in inner]
-        scan = Scan(
+        scan = FileScan(
             node=self.name,
             format=kind,
             columns=pa.schema([pa.field(LINE, pa.binary())] if kind == "json" else as_text if kind == "csv" else inner),
@@ -187,13 +196,13 @@ class Files(BoundedSource):
         elif kind == "csv":
             columns = [text_values.value(self.name, field.name, field.name, self.node.schema_[field.name], where) for field in inner]
         else:
-            columns = [F.col(quoted(field.name)) for field in inner]
+            columns = [F.col(quote_identifier(field.name)) for field in inner]
         there = {"file": where["file"]}
         columns += [text_values.value(self.name, f"{FOLDER}{at}", name, shape.folders[name], there) for at, name in enumerate(folders)]
         return frame.select(*columns, PART, GROUP, OFF)
 
     def _objects(
-        self, frame: DataFrame, shape: Shape, hidden: Sequence[str], where: Mapping[str, Column]
+        self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
     ) -> tuple[DataFrame, list[Column]]:
         """The objects of JSON lines, each checked as a whole; blank lines are none. See `kafka.rows`, whose rules are the same."""
         from pyspark.sql import functions as F  # noqa: N812
@@ -203,7 +212,9 @@ class Files(BoundedSource):
         lines = frame.where(F.trim(value.cast("string")) != "").select(*hidden, value.alias("value"), *parsed(value, declared))
         row = checked(self.name, declared, where, "line", "Correct the file")
         found = lines.select(*hidden, F.col("text").alias("_headrace_text"), F.inline(F.array(row)))
-        return found, [exact_text(name) if pa.types.is_string(kind) else F.col(quoted(name)) for name, kind in _typed(shape.inner)]
+        return found, [
+            exact_text(name) if pa.types.is_string(kind) else F.col(quote_identifier(name)) for name, kind in _typed(shape.inner)
+        ]
 
     def measure_offsets(
         self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
@@ -215,19 +226,21 @@ class Files(BoundedSource):
         """See `BoundedSource.has_nulls`."""
         return offsets.has_nulls(self._all(spark, snapshot, [column]), column)
 
-    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
         """See `BoundedSource.outside`."""
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(None, cut)
-        pieces = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        pieces = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
         rows = self._rows(spark, shape, pieces, self._needed(shape, scope, [window.column]))
-        return offsets.outside(self._scoped(rows, scope), window)
+        return offsets.count_unpartitioned_rows(self._scoped(rows, scope), window)
 
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
         """Some columns of all rows of the pinned files."""
         files, shape = self._pinned(snapshot.handle)
-        narrowed(_empty(spark, shape.payload), columns, self.node.path, self.name)
-        tasks = [[Piece(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
+        select_columns(_empty(spark, shape.payload), columns, self.node.path, self.name)
+        tasks = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
         return self._rows(spark, shape, tasks, columns)
 
     def describe(self) -> Json:
@@ -249,7 +262,7 @@ def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> 
         pieces.append([ordinal, path, group, group + 1])
 
 
-def _may_hold(file: File, shape: Shape, scope: Json) -> bool:
+def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
     """Whether the folders of a file leave room for rows inside the window."""
     window = scope["window"]
     if window is None or window["column"] not in shape.folders:
@@ -270,7 +283,7 @@ def _typed(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
     return [(field.name, field.type) for field in schema]
 
 
-def _path_of(tasks: Sequence[Sequence[Piece]]) -> Column:
+def _path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
     """The path of a row's file by its place in the order: looked up only where a row is refused."""
     from pyspark.sql import functions as F  # noqa: N812
 

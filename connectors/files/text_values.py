@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.filters import quoted
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.pipeline.types.arrow import parse_type, spark_type
 
@@ -24,7 +24,7 @@ def value(node: str, column: str, name: str, declared: str, where: Mapping[str, 
     """The text in `column` as `name`, in the type that the pipeline file declares; null stays null. `where` tells errors of which row."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    raw = F.col(quoted(column))
+    raw = F.col(quote_identifier(column))
     kind = parse_type(declared)
     if spark_type(kind) == "STRING":
         return raw.alias(name)

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.filters import quoted
-from headrace.pipeline.config.settings import looked_at
-from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError, TransientError
+from headrace.connectors.filters import quote_identifier
+from headrace.pipeline.config.settings import describe_setting_lookup
+from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError, TransientError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _KEPT = 16  # chosen sets that are still held: frames are read long before so many more are made
 
 
-class Table:
+class WarehouseTable:
     """One table of a warehouse. Opens nothing until asked; each question takes the session that asks."""
 
     def __init__(self, warehouse: str | None, name: str, node: str) -> None:
@@ -33,7 +33,7 @@ class Table:
     def _place(self) -> str:
         if not self.warehouse:
             msg = "no warehouse is set for Iceberg tables"
-            hint = f"Set `warehouse` at the node, or in the settings. iceberg.warehouse: {looked_at('iceberg.warehouse')}"
+            hint = f"Set `warehouse` at the node, or in the settings. iceberg.warehouse: {describe_setting_lookup('iceberg.warehouse')}"
             raise SettingsError(msg, hint=hint, node=self.node)
         return self.warehouse if "://" in self.warehouse else str(Path(self.warehouse).resolve())
 
@@ -44,7 +44,7 @@ class Table:
         conf = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": place, ".cache-enabled": "false"}
         for suffix, value in conf.items():
             spark.conf.set(f"spark.sql.catalog.{catalog}{suffix}", value)
-        return ".".join([catalog, *(quoted(part) for part in self.name.split("."))])
+        return ".".join([catalog, *(quote_identifier(part) for part in self.name.split("."))])
 
     def load(self, spark: SparkSession) -> Any:
         """The table as Iceberg's own object, as it is now. Raises TargetError, with the closest names, if there is none."""
@@ -73,21 +73,21 @@ class Table:
         wanted = iceberg.catalog.TableIdentifier.parse(self.name)
         return bool(iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place()).tableExists(wanted))
 
-    def held(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
-        """Table and snapshot as Iceberg's own objects. Raises LaneError when the table no longer has the snapshot."""
+    def load_snapshot(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
+        """Table and snapshot as Iceberg's own objects. Raises PipelineStateError when the table no longer has the snapshot."""
         table = self.load(spark)
         snapshot = table.snapshot(snapshot_id)
         if snapshot is None:
             msg = f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table was made anew"
             hint = "Its rows cannot be had again exactly. Start the history over, and let maintenance keep snapshots for longer."
-            raise LaneError(msg, hint=hint, node=self.node)
+            raise PipelineStateError(msg, hint=hint, node=self.node)
         return table, snapshot
 
     def frame(self, spark: SparkSession, snapshot_id: int | None) -> DataFrame:
         """The whole table as of a snapshot, or as it is now. Raises SchemaError for a type that Spark does not know."""
         from pyspark.errors import UnsupportedOperationException
 
-        table = self.load(spark) if snapshot_id is None else self.held(spark, snapshot_id)[0]
+        table = self.load(spark) if snapshot_id is None else self.load_snapshot(spark, snapshot_id)[0]
         try:
             if snapshot_id is None:
                 return spark.table(self.path(spark))
@@ -104,7 +104,7 @@ class Table:
         A task knows the deletes of its file. Planned once per process: it reads all manifests.
         """
         if snapshot_id not in self._tasks:
-            table, _ = self.held(spark, snapshot_id)
+            table, _ = self.load_snapshot(spark, snapshot_id)
             planned = table.newScan().useSnapshot(snapshot_id).planFiles()
             try:
                 listed = _jvm(spark).org.apache.iceberg.relocated.com.google.common.collect.Lists.newArrayList(planned)
@@ -114,14 +114,14 @@ class Table:
             self._tasks[snapshot_id] = {key[1]: task for key, task in sorted(tasks, key=lambda entry: entry[0])}
         return self._tasks[snapshot_id]
 
-    def only(self, spark: SparkSession, snapshot_id: int, locations: Iterable[str]) -> DataFrame:
+    def read_files(self, spark: SparkSession, snapshot_id: int, locations: Iterable[str]) -> DataFrame:
         """The rows of some files of a snapshot, deletes applied, opening these files alone.
 
         It goes the way that Iceberg's own rewriting of files goes; a predicate on `_file` would open every file. Where the
         columns were changed since the snapshot that way shows the new ones, so then the whole snapshot comes back instead:
         callers filter by `_file` in any case.
         """
-        table, snapshot = self.held(spark, snapshot_id)
+        table, snapshot = self.load_snapshot(spark, snapshot_id)
         if snapshot.schemaId() != table.schema().schemaId():
             return self.frame(spark, snapshot_id)
         tasks = self.files(spark, snapshot_id)

@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.pipeline.errors import InternalError
-from headrace.pipeline.protocol.epochs import Record
+from headrace.pipeline.protocol.epochs import CommitRecord
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,13 +29,13 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class IcebergSinkState:
     """What the table holds of a lane and sink. `record` is None where it only fenced."""
 
     generation: int
     snapshot: int | None
     sequence: int
-    record: Record | None
+    record: CommitRecord | None
     share: bool = False
     """Whether the sink lets others write the table too."""
 
@@ -46,20 +46,20 @@ class Held:
         return json.dumps(data | ({"share": True} if self.share else {}))
 
     @classmethod
-    def of(cls, text: str) -> Held:
+    def of(cls, text: str) -> IcebergSinkState:
         """The inverse of `text`. Raises InternalError for a format that this version does not know."""
         data = json.loads(text)
         if data.get("headrace") != _FORMAT:
             msg = f"an Iceberg table holds a record of format {data.get('headrace')}, this Headrace knows {_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
-        record = Record.from_json(data["record"]) if data["record"] is not None else None
+        record = CommitRecord.from_json(data["record"]) if data["record"] is not None else None
         return cls(data["generation"], data["snapshot"], data["sequence"], record, bool(data.get("share")))
 
 
-class State:
+class IcebergMetadata:
     """The metadata of a table at one moment, and the way to the next one."""
 
-    def __init__(self, spark: SparkSession, table: Table, app: str) -> None:
+    def __init__(self, spark: SparkSession, table: WarehouseTable, app: str) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001  Iceberg's metadata has a Java interface only
         self.table: Any = table.load(spark)
         self._operations: Any = self.table.operations()
@@ -82,19 +82,19 @@ class State:
         """Its id."""
         return int(self.newest.snapshotId()) if self.newest is not None else None
 
-    def properties(self) -> Iterator[tuple[str, Held]]:
+    def properties(self) -> Iterator[tuple[str, IcebergSinkState]]:
         """All sinks that keep something in this table, by application id."""
         for entry in self._base.properties().entrySet():
             name = str(entry.getKey())
             if name.startswith(PREFIX) and name.count("/") == 2:
-                yield name.removeprefix(PREFIX), Held.of(str(entry.getValue()))
+                yield name.removeprefix(PREFIX), IcebergSinkState.of(str(entry.getValue()))
 
-    def held(self) -> Held | None:
+    def sink_state(self) -> IcebergSinkState | None:
         """What this sink holds, also where the table was rolled back since."""
         text = self._base.properties().get(PREFIX + self._app)
-        return Held.of(str(text)) if text is not None else None
+        return IcebergSinkState.of(str(text)) if text is not None else None
 
-    def contains(self, held: Held) -> bool:
+    def contains(self, held: IcebergSinkState) -> bool:
         """Whether the rows that came with a record are in the newest snapshot: a rollback takes them away and leaves the record.
 
         Where snapshots in between were expired, nothing speaks against it.
@@ -118,14 +118,14 @@ class State:
         """Names of branches that begin so."""
         return [str(name) for name in self._base.refs().keySet() if str(name).startswith(prefix)]
 
-    def swap(
+    def commit_if_unchanged(
         self,
         *,
-        held: Held | None = None,
+        held: IcebergSinkState | None = None,
         main: int | None = None,
         begin: str = "",
         drop: tuple[str, ...] = (),
-        others: Mapping[str, Held] | None = None,
+        others: Mapping[str, IcebergSinkState] | None = None,
         remove: Collection[str] = (),
     ) -> bool:
         """Commits, in one act: what this sink holds, the main branch's snapshot, a branch begun at main, branches dropped.

@@ -15,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
-from headrace.connectors.content import Content
-from headrace.connectors.filters import quoted
-from headrace.connectors.iceberg.catalog import Table
-from headrace.connectors.iceberg.metadata import Held, State
+from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.content import TargetContent
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
 from headrace.connectors.iceberg.writer import append, counted, merge
-from headrace.connectors.lakehouse import held_already
+from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
-from headrace.connectors.lakehouse_rows import appended, keyed
+from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
 from headrace.connectors.row_errors import explain_failure
-from headrace.pipeline.errors import FencedError, InternalError, RecordError, TargetError, TransientError
+from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class IcebergTableSink(Sink):
         self._context = context
         self._name: str = context.key.sink
         self._warehouse: str | None = context.node.warehouse or context.settings.iceberg.warehouse
-        self._table = Table(self._warehouse, context.node.table_name, self._name)
+        self._table = WarehouseTable(self._warehouse, context.node.table_name, self._name)
         self._generation = -1
 
     # --- the contract
@@ -82,15 +82,15 @@ class IcebergTableSink(Sink):
             if state.newest is None:
                 state.start()
                 continue
-            held = state.held()
+            held = state.sink_state()
             if held is not None and held.generation > generation:
                 raise self._fenced(held)
-            fence = replace(held or Held(generation, None, 0, None), generation=generation, share=self._context.owner.share)
-            if state.swap(held=fence, drop=tuple(state.branches(self._branches))):
+            fence = replace(held or IcebergSinkState(generation, None, 0, None), generation=generation, share=self._context.owner.share)
+            if state.commit_if_unchanged(held=fence, drop=tuple(state.branches(self._branches))):
                 return
         raise self._busy()
 
-    def check(self) -> None:
+    def validate_target(self) -> None:
         """Asks a table that is there; one that is missing would be made."""
         spark, key = self._spark, tuple(self._context.extra.get("key", self._context.node.primary_key))
         check_warehouse(self._name, str(self._warehouse))
@@ -98,11 +98,11 @@ class IcebergTableSink(Sink):
         if self._table.exists(spark):
             check_columns(self._name, spark, path, self._context.schema, key)
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """The record, as the table has it now; None where there is no table."""
         return self._record(self._state()) if self._table.exists(self._spark) else None
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Sets the record, with the rows that the table has at that very moment as baseline. Another's claim of that moment is seen too."""
         owner = self._context.owner
         for _ in range(_ATTEMPTS):
@@ -112,11 +112,11 @@ class IcebergTableSink(Sink):
             owner.refuse(claims, f"the Iceberg table `{self._table.name}`")
             joined = replace(record, baseline=self._rows_at(state))
             former = [claim.key.text for claim in owner.former(claims)]
-            if state.swap(held=self._holding(state.newest, joined), remove=former):
+            if state.commit_if_unchanged(held=self._holding(state.newest, joined), remove=former):
                 return joined
         raise self._busy()
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
         for _ in range(_ATTEMPTS):
             state = self._state()
@@ -124,13 +124,13 @@ class IcebergTableSink(Sink):
             if found := self._already(state, plan):
                 return found.counts
             branch = f"{self._branches}{uuid.uuid4().hex[:8]}"
-            if not state.swap(begin=branch):
+            if not state.commit_if_unchanged(begin=branch):
                 continue
             if counts := self._publish(plan, frame, branch, state.newest_id):
                 return counts
         raise self._busy()
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """The record of the same pipeline name, lane and sink under another UUID."""
         mine = self._context.key
         for app, held in self._state().properties():
@@ -149,11 +149,11 @@ class IcebergTableSink(Sink):
             there = dict(state.properties())
             ended = {key: there[key] for key in (claim.key.text for claim in claims) if key in there}
             fenced = {app: replace(held, generation=held.generation + 1, record=None) for app, held in ended.items()}
-            if state.swap(others=fenced):
+            if state.commit_if_unchanged(others=fenced):
                 return
         raise self._busy()
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """The record and the rows of one state of the table; no record and no rows where there is no table.
 
         None where other sinks share the table.
@@ -165,7 +165,7 @@ class IcebergTableSink(Sink):
             return None
         return self._record(state), self._rows_at(state)
 
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """The record and the rows of one snapshot."""
         del folder
         if not self._table.exists(self._spark):
@@ -198,12 +198,12 @@ class IcebergTableSink(Sink):
     def _branches(self) -> str:
         return f"headrace_{uuid.uuid5(uuid.NAMESPACE_OID, self._context.key.text).hex[:12]}_"
 
-    def _state(self) -> State:
-        return State(self._spark, self._table, self._context.key.text)
+    def _state(self) -> IcebergMetadata:
+        return IcebergMetadata(self._spark, self._table, self._context.key.text)
 
-    def _record(self, state: State) -> Record | None:
+    def _record(self, state: IcebergMetadata) -> CommitRecord | None:
         """The record. A table that was rolled back to before it holds none: that is refused, and can be replayed."""
-        held = state.held()
+        held = state.sink_state()
         if held is None or held.record is None:
             return None
         if not state.contains(held):
@@ -211,26 +211,26 @@ class IcebergTableSink(Sink):
             return None
         return held.record
 
-    def _mine(self, state: State) -> Held:
+    def _mine(self, state: IcebergMetadata) -> IcebergSinkState:
         """What is held, if this generation may write."""
-        held = state.held()
+        held = state.sink_state()
         if held is not None and held.generation > self._generation:
             raise self._fenced(held)
         if held is None or held.generation < self._generation:
             msg = f"the Iceberg table `{self._table.name}` was replaced after it was prepared"
-            raise RecordError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._name)
+            raise SinkStateError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._name)
         return held
 
-    def _already(self, state: State, plan: EpochPlan) -> Record | None:
-        """The record, if it is of this very epoch. Raises RecordError if the epoch cannot follow it."""
-        return held_already(self._record(state), plan, what=f"the Iceberg table `{self._table.name}`", sink=self._name)
+    def _already(self, state: IcebergMetadata, plan: EpochPlan) -> CommitRecord | None:
+        """The record, if it is of this very epoch. Raises SinkStateError if the epoch cannot follow it."""
+        return find_committed_record(self._record(state), plan, what=f"the Iceberg table `{self._table.name}`", sink=self._name)
 
-    def _rows_at(self, state: State) -> int:
+    def _rows_at(self, state: IcebergMetadata) -> int:
         return self._table.frame(self._spark, state.newest_id).count() if state.newest_id is not None else 0
 
     # --- writing
 
-    def _publish(self, plan: EpochPlan, frame: Frame, branch: str, begun: int | None) -> Counts | None:
+    def _publish(self, plan: EpochPlan, frame: EpochFrame, branch: str, begun: int | None) -> WriteCounts | None:
         """Rows to the branch, then the commit; None where somebody else changed the table's rows meanwhile."""
         left = True
         try:
@@ -244,8 +244,8 @@ class IcebergTableSink(Sink):
                     return None
                 counts = counted(staged, begun, keyed=bool(frame.key))
                 assert held.record is not None  # noqa: S101  `_already` refuses that
-                record = held.record.next(plan, self._generation, counts)
-                if state.swap(held=self._holding(staged, record), main=int(staged.snapshotId()), drop=(branch,)):
+                record = held.record.after_epoch(plan, self._generation, counts)
+                if state.commit_if_unchanged(held=self._holding(staged, record), main=int(staged.snapshotId()), drop=(branch,)):
                     left = False
                     self._read_back(record)
                     return counts
@@ -255,18 +255,18 @@ class IcebergTableSink(Sink):
             if left:
                 self._drop(branch)
 
-    def _write_rows(self, frame: Frame, branch: str) -> None:
+    def _write_rows(self, frame: EpochFrame, branch: str) -> None:
         path = self._table.path(frame.spark)
-        target = f"{path}.{quoted('branch_' + branch)}"
+        target = f"{path}.{quote_identifier('branch_' + branch)}"
         if not frame.key:
-            append(appended(self._name, frame), frame.spark.table(path).schema, target)
+            append(select_append_rows(self._name, frame), frame.spark.table(path).schema, target)
             return
         version = self._context.node.version_column
-        merge(keyed(self._name, frame, frame.spark, version), target, frame, version)
+        merge(build_merge_source(self._name, frame, frame.spark, version), target, frame, version)
 
-    def _read_back(self, record: Record) -> None:
+    def _read_back(self, record: CommitRecord) -> None:
         """A file system whose rename replaces a file can lose a commit to somebody else's of the same moment: then say so."""
-        held = self._state().held()
+        held = self._state().sink_state()
         if held is None or held.generation > self._generation or held.record is None or held.record.epoch != record.epoch:
             msg = f"the commit of epoch {record.epoch} to the Iceberg table `{self._table.name}` was lost to another one of the same moment"
             raise TransientError(msg, node=self._name)
@@ -276,18 +276,18 @@ class IcebergTableSink(Sink):
         try:
             for _ in range(_ATTEMPTS):
                 state = self._state()
-                if state.branch(branch) is None or state.swap(drop=(branch,)):
+                if state.branch(branch) is None or state.commit_if_unchanged(drop=(branch,)):
                     return
         except Exception as error:  # noqa: BLE001  the error that led here says more
             log.debug("sink=%s branch=%s left=%s", self._name, branch, error)
 
-    def _holding(self, snapshot: Any, record: Record) -> Held:
+    def _holding(self, snapshot: Any, record: CommitRecord) -> IcebergSinkState:
         share = self._context.owner.share
-        return Held(self._generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share)
+        return IcebergSinkState(self._generation, int(snapshot.snapshotId()), int(snapshot.sequenceNumber()), record, share)
 
     # --- errors
 
-    def _fenced(self, held: Held) -> FencedError:
+    def _fenced(self, held: IcebergSinkState) -> FencedError:
         msg = f"generation {held.generation} has taken the Iceberg table `{self._table.name}` over; this process is generation {self._generation}"
         return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._name)
 
@@ -307,5 +307,5 @@ class IcebergTableSink(Sink):
         return error
 
 
-def _claims(state: State) -> list[Claim]:
+def _claims(state: IcebergMetadata) -> list[Claim]:
     return [Claim(held.record.key, held.share, held.record.epoch) for _, held in state.properties() if held.record is not None]

@@ -6,13 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors import offsets
-from headrace.connectors.base import HIDDEN, OP, POS, BoundedSource, Cut, Outside, Snapshot, SourceCapabilities, Window
-from headrace.connectors.filters import EVERYTHING, filtered, inside, narrowed, offsets_held, position, quoted, scope_of
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.base import (
+    HIDDEN,
+    OP,
+    POS,
+    BoundedSource,
+    HandoffFilter,
+    HistoryPartition,
+    Snapshot,
+    SourceCapabilities,
+    UnpartitionedRows,
+)
+from headrace.connectors.filters import (
+    EVERYTHING,
+    apply_filter,
+    apply_scope,
+    position_column,
+    quote_identifier,
+    read_end_offsets,
+    scope_of,
+    select_columns,
+)
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.splitting import PACKED, is_full
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, SchemaError
-from headrace.pipeline.model.nodes import IcebergSource, OffsetTable
+from headrace.pipeline.model.nodes import IcebergSourceConfig, OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -31,15 +50,15 @@ class IcebergTable(BoundedSource):
     offset where the history is cut by them, else its file (files ordered by when rows were added) and its place there.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
 
-    def __init__(self, node: IcebergSource, settings: Settings, ordinal: int = 0, name: str = "") -> None:
+    def __init__(self, node: IcebergSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """`name` is how errors call the node; the table's name if not given."""
         self.node = node
         self.ordinal = ordinal
         self.name = name or node.table_name
         self._warehouse = node.warehouse or settings.iceberg.warehouse
-        self._table = Table(self._warehouse, node.table_name, self.name)
+        self._table = WarehouseTable(self._warehouse, node.table_name, self.name)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """The payload of the snapshot that the node names, else of the table as it is now."""
@@ -57,9 +76,9 @@ class IcebergTable(BoundedSource):
             raise SchemaError(msg, hint="List the columns to read under `columns`.", node=self.name) from error
 
     def _narrow(self, frame: DataFrame, wanted: Sequence[str]) -> DataFrame:
-        return narrowed(frame, wanted, self.node.table_name, self.name)
+        return select_columns(frame, wanted, self.node.table_name, self.name)
 
-    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """The snapshot that the node names, else the newest one now.
 
         Nothing is made, so `token` is not needed: which snapshot it is counts from when the ledger holds the handle.
@@ -70,19 +89,19 @@ class IcebergTable(BoundedSource):
             newest = self._table.load(spark).currentSnapshot()
             found = newest.snapshotId() if newest is not None else None
         self._scoped(self._table.frame(spark, found), EVERYTHING)
-        return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, pinned=True)
+        return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, is_stable=True)
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
         """Filter and columns, by the table's own schema."""
         frame = self._table.frame(spark, self.node.snapshot_id)
         self._narrow(frame, columns)
-        filtered(frame, self.node.filter, self.name)
+        apply_filter(frame, self.node.filter, self.name)
 
-    def look(self, spark: SparkSession) -> Snapshot:
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """The same snapshot: to pin one makes nothing."""
-        return self.pin(spark, "")
+        return self.create_snapshot(spark, "")
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """Groups of data files with exact counts of the rows that are left after deletes, filter, window and cut."""
         snapshot_id = snapshot.handle["snapshot_id"]
         if snapshot_id is None:
@@ -112,7 +131,7 @@ class IcebergTable(BoundedSource):
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
         """The rows inside filter, window and cut."""
-        return inside(filtered(frame, self.node.filter, self.name), scope, self.node.table_name, self.name)
+        return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.table_name, self.name)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
         """The rows of these splits; `columns` narrows what is read, in that order. Filters and columns reach the files."""
@@ -124,15 +143,15 @@ class IcebergTable(BoundedSource):
         whole = (
             self._table.frame(spark, snapshot_id).limit(0)
             if not files
-            else self._table.only(spark, snapshot_id, [file[0] for file in files])
+            else self._table.read_files(spark, snapshot_id, [file[0] for file in files])
         )
         frame = self._scoped(whole, scope)
         listed = F.broadcast(spark.createDataFrame(files, f"{_FILE} string, {_PART} int"))
-        place = position(self.ordinal, scope, F.col(_PART), F.col("_pos"))
-        payload = [quoted(name) for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns]
+        place = position_column(self.ordinal, scope, F.col(_PART), F.col("_pos"))
+        payload = [quote_identifier(name) for name in self._narrow(frame, columns if columns is not None else self.node.columns).columns]
         return frame.join(listed, F.col("_file") == F.col(_FILE)).select(*payload, F.lit("i").alias(OP), place.alias(POS))
 
-    def fence(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
+    def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
         """Per topic partition the offset behind the largest that history holds now. Ask before `pin`."""
         from pyspark.sql import SparkSession
 
@@ -140,8 +159,8 @@ class IcebergTable(BoundedSource):
         if spark is None:
             msg = "the fence of an Iceberg table was asked for without a Spark session"
             raise InternalError(msg, node=self.name)
-        frame = Table(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
-        return offsets_held(frame, table, topic, table.table_name or self.node.table_name, self.name)
+        frame = WarehouseTable(self._warehouse, table.table_name or self.node.table_name, self.name).frame(spark, None)
+        return read_end_offsets(frame, table, topic, table.table_name or self.node.table_name, self.name)
 
     def measure_offsets(
         self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
@@ -157,12 +176,14 @@ class IcebergTable(BoundedSource):
         found = snapshot.handle["snapshot_id"]
         return found is not None and offsets.has_nulls(self._table.frame(spark, found), column)
 
-    def outside(self, spark: SparkSession, snapshot: Snapshot, window: Window, cut: Cut | None) -> Outside:
+    def count_unpartitioned_rows(
+        self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
+    ) -> UnpartitionedRows:
         """See `BoundedSource.outside`."""
         found = snapshot.handle["snapshot_id"]
         if found is None:
-            return Outside()
-        return offsets.outside(self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window)
+            return UnpartitionedRows()
+        return offsets.count_unpartitioned_rows(self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window)
 
     def describe(self) -> Json:
         """Kind, asset key, table name and warehouse, from the file and the settings alone."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from headrace.connectors.filters import quoted
-from headrace.connectors.lakehouse import misfits
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lakehouse import find_schema_mismatches
 from headrace.pipeline.errors import GuaranteeError, SchemaError, TargetError
 from headrace.pipeline.types.arrow import spark_type
 
@@ -43,7 +43,7 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
     """Makes the table; another process may do the same at the same moment. Raises SchemaError for a type that Iceberg lacks."""
     from pyspark.errors import PySparkException
 
-    columns = ", ".join(f"{quoted(field.name)} {iceberg_type(field.type)}" for field in schema)
+    columns = ", ".join(f"{quote_identifier(field.name)} {iceberg_type(field.type)}" for field in schema)
     properties = ", ".join(f"'{key}' = '{value}'" for key, value in _PROPERTIES.items())
     try:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {path} ({columns}) USING iceberg TBLPROPERTIES ({properties})")
@@ -59,6 +59,6 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
 def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
     """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
     wanted = {column.name: iceberg_type(column.type) for column in schema}
-    if wrong := misfits(spark, spark.table(path).schema, wanted, key):
+    if wrong := find_schema_mismatches(spark, spark.table(path).schema, wanted, key):
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"
         raise SchemaError(msg, hint="Change the table (ALTER TABLE), the transform's columns, or `table_name`.", node=sink)

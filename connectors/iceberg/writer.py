@@ -8,11 +8,11 @@ import uuid
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, Frame
-from headrace.connectors.filters import quoted
-from headrace.connectors.lakehouse_rows import Source
+from headrace.connectors.base import OP, EpochFrame
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lakehouse_rows import MergeSource
 from headrace.connectors.versions import ENDED
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.epochs import WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,22 +32,24 @@ def append(rows: DataFrame, columns: StructType, target: str) -> None:
     rows.select("*", *others).writeTo(target).append()
 
 
-def merge(source: Source, target: str, frame: Frame, version: str | None = None) -> None:
+def merge(source: MergeSource, target: str, frame: EpochFrame, version: str | None = None) -> None:
     """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
 
     With a version, a row that is newer than the winner stays.
     """
     rows = source.rows
     view = f"headrace_{uuid.uuid4().hex}"
-    columns = [quoted(name) for name in frame.schema.names]
-    same = [f"t.{quoted(name)} = s.{quoted(name)}" for name in frame.key]
+    columns = [quote_identifier(name) for name in frame.schema.names]
+    same = [f"t.{quote_identifier(name)} = s.{quote_identifier(name)}" for name in frame.key]
     # Iceberg skips files by these.
     near = [
-        f"t.{quoted(name)} BETWEEN {_literal(low)} AND {_literal(high)}" for name, (low, high) in source.bounds.items() if _literal(low)
+        f"t.{quote_identifier(name)} BETWEEN {_literal(low)} AND {_literal(high)}"
+        for name, (low, high) in source.bounds.items()
+        if _literal(low)
     ]
     matched = " AND ".join([*same, *near])
-    newest = f"t.{quoted(version)}" if version else ""
-    wins = f" AND (s.{ENDED} OR {newest} IS NULL OR {newest} <= s.{quoted(version)})" if version else ""
+    newest = f"t.{quote_identifier(version)}" if version else ""
+    wins = f" AND (s.{ENDED} OR {newest} IS NULL OR {newest} <= s.{quote_identifier(version)})" if version else ""
     changed = f" AND s.{OP} <> 'd'{wins}" if version else ""
     rows.createOrReplaceTempView(view)
     spark = rows.sparkSession
@@ -68,10 +70,10 @@ def _literal(value: Any) -> str:
     return str(value) if isinstance(value, int) else f"DATE'{value.isoformat()}'" if isinstance(value, date) else ""
 
 
-def counted(staged: Any, begun: int | None, *, keyed: bool) -> Counts:
+def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     """What the branch's snapshot did, by its own summary. What task retries may have counted twice is checked against its files."""
     if int(staged.snapshotId()) == begun:
-        return Counts()
+        return WriteCounts()
     found = {str(entry.getKey()): str(entry.getValue()) for entry in staged.summary().entrySet()}
 
     def number(name: str) -> int:
@@ -79,11 +81,11 @@ def counted(staged: Any, begun: int | None, *, keyed: bool) -> Counts:
 
     added = number("added-records")
     if not keyed:
-        return Counts(added, added, 0, 0)
+        return WriteCounts(added, added, 0, 0)
     inserted, updated, deleted, copied = (number(_MERGED + what) for what in ("inserted", "updated", "deleted", "copied"))
     # A delete file that is written again with more positions counts its old ones as added and as removed.
     gone = number("added-position-deletes") - number("removed-position-deletes") + number("deleted-records")
     if _MERGED + "inserted" not in found or inserted + updated + max(copied, 0) != added or updated + deleted + max(copied, 0) != gone:
         log.warning("iceberg summary=%s disagrees with itself", found)
-        return Counts(added, None, None, None)
-    return Counts(inserted + updated + deleted, inserted, updated, deleted)
+        return WriteCounts(added, None, None, None)
+    return WriteCounts(inserted + updated + deleted, inserted, updated, deleted)

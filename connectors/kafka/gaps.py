@@ -20,7 +20,7 @@ PATIENCE_S = 30.0
 """How long all partitions together are looked at."""
 
 
-def first_filled(connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+def find_filled_gaps(connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
     """Return the place of the first gap per partition that has committed messages; partitions without one are left out.
 
     A gap that cannot be looked at in time, or that lies above the last stable offset, counts as one that has messages.

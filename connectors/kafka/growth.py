@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nlargest
 
 from headrace.connectors.kafka.admin import TopicCluster
-from headrace.connectors.kafka.peek import Peeker
+from headrace.connectors.kafka.peek import MessagePeeker
 from headrace.pipeline.protocol.epochs import Json
 
 log = logging.getLogger(__name__)
@@ -80,10 +80,10 @@ def first_grown(first_ms: Mapping[int, int]) -> tuple[list[int], int | None]:
     return parts, None
 
 
-class Growth:
+class TopicGrowth:
     """The barriers of one topic."""
 
-    def __init__(self, node: str, cluster: TopicCluster, peeker: Peeker) -> None:
+    def __init__(self, node: str, cluster: TopicCluster, peeker: MessagePeeker) -> None:
         self._node = node
         self._cluster = cluster
         self._peeker = peeker

@@ -96,7 +96,7 @@ def arrives_as(kind: pa.DataType) -> pa.DataType | None:
     return pa.string() if kinds.is_time(kind) else _WIDER.get(kind, kind)
 
 
-class Decoder:
+class JsonMessageDecoder:
     """From `messages` (as Spark's Kafka reader gives them, with headers) to payload, metadata if wanted, `_gs_op` and `_gs_pos`.
 
     Building the expressions costs more than a small epoch, so they are built once; they belong to the Spark context of that moment.

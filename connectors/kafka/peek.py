@@ -22,7 +22,7 @@ _FETCH_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Peeked:
+class MessageInfo:
     """A message without its content. `written_ms` is its timestamp, None where it has none."""
 
     offset: int
@@ -32,7 +32,7 @@ class Peeked:
     """Whether the broker set the timestamp as it appended the message."""
 
 
-class Peeker:
+class MessagePeeker:
     """Looks at single messages, those of open and aborted transactions included. Connects at the first look."""
 
     def __init__(self, node: str, topic: str, connection: KafkaConnection, group: str) -> None:
@@ -42,11 +42,11 @@ class Peeker:
         self._group = group
         self._consumer: Consumer | None = None
 
-    def look(self, at: Mapping[int, int]) -> dict[int, list[Peeked]]:
+    def look(self, at: Mapping[int, int]) -> dict[int, list[MessageInfo]]:
         """Return the first messages at or after an offset per partition; a partition without any is left out, as is one that fails."""
         from confluent_kafka import KafkaException, TopicPartition
 
-        found: dict[int, list[Peeked]] = {}
+        found: dict[int, list[MessageInfo]] = {}
         if not at:
             return found
         open_ones, deadline = set(at), time.monotonic() + _PATIENCE
@@ -61,11 +61,11 @@ class Peeker:
             log.warning("node=%s topic=%s peek=failed reason=%s", self._node, self._topic, error.args[0])
         return found
 
-    def first(self, at: Mapping[int, int]) -> dict[int, Peeked]:
+    def first(self, at: Mapping[int, int]) -> dict[int, MessageInfo]:
         """Return the first message at or after an offset, per partition."""
         return {part: messages[0] for part, messages in self.look(at).items()}
 
-    def _note(self, message: Message, found: dict[int, list[Peeked]], open_ones: set[int]) -> None:
+    def _note(self, message: Message, found: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
         """A partition is done with its first messages, or where it ends."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
@@ -82,7 +82,7 @@ class Peeker:
         kind, written = message.timestamp()
         size = len(message.value() or b"") + len(message.key() or b"") + sum(len(k) + len(v or b"") for k, v in message.headers() or ())
         none = kind == TIMESTAMP_NOT_AVAILABLE
-        found.setdefault(part, []).append(Peeked(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME))
+        found.setdefault(part, []).append(MessageInfo(offset, size, None if none else written, kind == TIMESTAMP_LOG_APPEND_TIME))
         open_ones.discard(part)
 
     def _connected(self) -> Consumer:

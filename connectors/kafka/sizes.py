@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from headrace.connectors.frame import DRIVER_BYTES
-from headrace.connectors.kafka.peek import Peeker
+from headrace.connectors.kafka.peek import MessagePeeker
 
 _UNSEEN = 1_024.0
 """Bytes of a message in a topic of which none could be looked at."""
@@ -27,10 +27,10 @@ class _Stretch(NamedTuple):
     each: float
 
 
-class Sizes:
+class SizeEstimator:
     """Samples of one topic. Keeps the mean of each partition for stretches in which no message could be looked at."""
 
-    def __init__(self, peeker: Peeker) -> None:
+    def __init__(self, peeker: MessagePeeker) -> None:
         self._peeker = peeker
         self._means: dict[int, float] = {}
 

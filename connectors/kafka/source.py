@@ -13,21 +13,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.base import OP, POS, Limits, SourceCapabilities, UnboundedSource
-from headrace.connectors.filter_marks import kept_or_marked
+from headrace.connectors.base import OP, POS, ReadLimits, SourceCapabilities, UnboundedSource
+from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.client_config import spark_options
-from headrace.connectors.kafka.gaps import first_filled
-from headrace.connectors.kafka.growth import Growth
-from headrace.connectors.kafka.json_decoder import Decoder, payload_schema
-from headrace.connectors.kafka.peek import Peeker
-from headrace.connectors.kafka.sizes import Sizes, fair_shares
-from headrace.connectors.spark_plan import check_moments
+from headrace.connectors.kafka.gaps import find_filled_gaps
+from headrace.connectors.kafka.growth import TopicGrowth
+from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
+from headrace.connectors.kafka.peek import MessagePeeker
+from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
+from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import spark_schema
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
-from headrace.pipeline.model.nodes import KafkaSource
+from headrace.pipeline.model.nodes import KafkaSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import Range
@@ -59,18 +59,18 @@ class KafkaStream(UnboundedSource):
 
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False, without_spark=True)
 
-    def __init__(self, name: str, node: KafkaSource, settings: Settings, ordinal: int = 0) -> None:
+    def __init__(self, name: str, node: KafkaSourceConfig, settings: Settings, ordinal: int = 0) -> None:
         self._name = name
         self._node = node
         self._connection = settings.kafka_source
         self._ordinal = ordinal
         self._cluster = TopicCluster(name, node.topic, self._connection)
-        self._peeker = Peeker(name, node.topic, self._connection, self.group)
-        self._growth = Growth(name, self._cluster, self._peeker)
-        self._sizes = Sizes(self._peeker)
+        self._peeker = MessagePeeker(name, node.topic, self._connection, self.group)
+        self._growth = TopicGrowth(name, self._cluster, self._peeker)
+        self._sizes = SizeEstimator(self._peeker)
         self._sized: tuple[dict[int, tuple[int, int]], int] = ({}, 0)
         self._checked: Json | None = None
-        self._decoder: tuple[object, Decoder] | None = None
+        self._decoder: tuple[object, JsonMessageDecoder] | None = None
 
     @property
     def group(self) -> str:
@@ -81,37 +81,37 @@ class KafkaStream(UnboundedSource):
         """The columns of `schema` in the file's order, then the metadata columns if asked for."""
         return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
 
-    def initial(self) -> Json:
+    def initial_offsets(self) -> Json:
         """By `starting_offsets`: earliest, latest, or the first rows at or after epoch milliseconds."""
         asked = self._node.starting_offsets.strip().lower()
         if asked == "earliest":
-            return self._growth.founded(self.earliest())
+            return self._growth.founded(self.earliest_offsets())
         if asked == "latest":
-            return self.end()
+            return self.end_offsets()
         if not re.fullmatch(r"\d+", asked):
             msg = f"starting_offsets `{self._node.starting_offsets}` is none of: earliest, latest, epoch milliseconds"
             raise UserError(msg, hint="Write for example starting_offsets: '1735689600000'.", node=self._name)
         return self._at_time(self._cluster.describe(), int(asked))
 
-    def earliest(self) -> Json:
+    def earliest_offsets(self) -> Json:
         """The first offsets that the topic still holds."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.earliest(topic.partitions))
 
-    def first_filled(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
-        """See `UnboundedSource.first_filled`: offsets of markers and compacted messages are no rows."""
-        return first_filled(self._connection, self.group, self._node.topic, gaps)
+    def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+        """See `UnboundedSource.find_filled_gaps`: offsets of markers and compacted messages are no rows."""
+        return find_filled_gaps(self._connection, self.group, self._node.topic, gaps)
 
     def ordered_start(self, position: Json) -> Json:
         """See `UnboundedSource.ordered_start`: partitions that the topic got before the stream starts may have taken over keys."""
         return position if position.get("growing") else self._growth.founded(position)
 
-    def end(self) -> Json:
+    def end_offsets(self) -> Json:
         """Behind the last row that no open transaction can take back."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.stable_end(topic.partitions))
 
-    def fence_at(self, moment_ms: int) -> Json:
+    def offsets_for_time(self, moment_ms: int) -> Json:
         """The first row at or after a time, per partition; the end of a partition that has none.
 
         Where producers set the times of messages (CreateTime), a message that was appended a moment ago may carry any time. The
@@ -124,7 +124,7 @@ class KafkaStream(UnboundedSource):
         if by_broker:
             found = self._at_time(topic, moment_ms)
         else:
-            found = self.earliest()
+            found = self.earliest_offsets()
             log.warning("node=%s topic=%s fence=earliest reason=message.timestamp.type is CreateTime", self._name, self._node.topic)
         kept = self._cluster.retention_ms()
         if kept is not None and back > kept:
@@ -151,7 +151,7 @@ class KafkaStream(UnboundedSource):
         found = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
 
-    def arrived(self) -> Json:
+    def high_watermarks(self) -> Json:
         """The high watermarks: rows of open transactions, and what waits for them, have arrived."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.high_watermark(topic.partitions))
@@ -159,7 +159,7 @@ class KafkaStream(UnboundedSource):
     def lags(self, at: Json) -> dict[str, int]:
         """Offsets between `at` and the high watermark, transaction markers and compacted gaps included."""
         offsets = at["offsets"]
-        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.arrived()["offsets"].items()}
+        return {part: max(0, end - offsets.get(part, 0)) for part, end in self.high_watermarks()["offsets"].items()}
 
     def stalls(self, at: Json) -> list[Stall]:
         """The partitions that are read up to an open transaction, with rows waiting for its end."""
@@ -176,7 +176,7 @@ class KafkaStream(UnboundedSource):
         """The brokers' transaction.max.timeout.ms: they abort a transaction that is open for longer, unless it hangs."""
         return self._cluster.longest_transaction_s()
 
-    def latest(self, after: Json, limits: Limits) -> Json:
+    def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """At most `limits.rows` offsets after `after`, shared fairly: small backlogs whole, the rest in equal parts.
 
         Partitions that `after` does not know are read once the known ones have passed the barriers; see `kafka.growth`.
@@ -200,7 +200,7 @@ class KafkaStream(UnboundedSource):
         self._checked = found
         return found
 
-    def size(self, start: Json, end: Json, most: int) -> int:
+    def estimate_bytes(self, start: Json, end: Json, most: int) -> int:
         """What `latest` estimated for this range, else from samples of it."""
         first = positions.offsets(start)
         ranges = {int(part): (first.get(part, 0), stop) for part, stop in positions.offsets(end).items()}
@@ -325,10 +325,10 @@ class KafkaStream(UnboundedSource):
         found = reader.load()
         return found.coalesce(cores) if total < _SMALL and len(ranges) > cores else found
 
-    def _decoder_for(self, spark: SparkSession) -> Decoder:
+    def _decoder_for(self, spark: SparkSession) -> JsonMessageDecoder:
         context = spark.sparkContext
         if self._decoder is None or self._decoder[0] is not context:
-            found = Decoder(self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
+            found = JsonMessageDecoder(self._name, self._node.schema_, self._ordinal, metadata=self._node.include_metadata)
             self._decoder = context, found
         return self._decoder[1]
 
@@ -338,7 +338,7 @@ class KafkaStream(UnboundedSource):
 
         columns = [name for name in rows.columns if name != POS]
         try:
-            found = kept_or_marked(rows, self._node.filter or "") if self.marks else rows.where(F.expr(self._node.filter or ""))
+            found = mark_filtered_rows(rows, self._node.filter or "") if self.marks else rows.where(F.expr(self._node.filter or ""))
         except ParseException as error:
             msg = f"filter `{self._node.filter}` is not a predicate in Spark SQL: {_first_line(error)}"
             raise SchemaError(msg, node=self._name) from error
@@ -348,7 +348,7 @@ class KafkaStream(UnboundedSource):
             meant = f" Did you mean `{near[0]}`?" if near else ""
             msg = f"filter `{self._node.filter}` cannot be used: {_first_line(error)}"
             raise SchemaError(msg, hint=f"Columns: {', '.join(name for name in columns if name != OP)}.{meant}", node=self._name) from error
-        check_moments(found, self._node.filter or "", self._name)
+        refuse_relative_timestamps(found, self._node.filter or "", self._name)
         return found
 
 

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import HIDDEN, BoundedSource, Outside, Sink, Snapshot, UnboundedSource
-from headrace.connectors.plugins.pickling import GUARDED, broken
+from headrace.connectors.base import HIDDEN, BoundedSource, Sink, Snapshot, UnboundedSource, UnpartitionedRows
+from headrace.connectors.plugins.pickling import GUARDED, contract_error
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.plugins.discovery import Found
-from headrace.pipeline.plugins.runtime import crash
-from headrace.pipeline.protocol.epochs import Counts, Json, Record
+from headrace.pipeline.plugins.discovery import InstalledPlugin
+from headrace.pipeline.plugins.runtime import plugin_error
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, WriteCounts
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
 Check = Callable[[Any], str]
@@ -61,29 +61,29 @@ def _splits(found: Any) -> str:
 _CHECKS: Mapping[type, Mapping[str, Check]] = {
     BoundedSource: {
         "schema": _is(pa.Schema),
-        "pin": lambda found: _is(Snapshot)(found) or _json(found.handle),
-        "look": _is(Snapshot),
+        "create_snapshot": lambda found: _is(Snapshot)(found) or _json(found.handle),
+        "describe_snapshot": _is(Snapshot),
         "splits": _splits,
         "read": _frame,
         "check": lambda _: "",
-        "fence": _is(Mapping),
+        "read_end_offsets": _is(Mapping),
         "measure_offsets": _is(TableOffsets),
         "has_nulls": _is(bool),
-        "outside": _is(Outside),
-        "unpin": lambda _: "",
-        "sweep_pins": lambda _: "",
+        "count_unpartitioned_rows": _is(UnpartitionedRows),
+        "release_snapshot": lambda _: "",
+        "drop_stale_snapshots": lambda _: "",
         "describe": _is(dict),
         "close": lambda _: "",
     },
     UnboundedSource: {
         "schema": _is(pa.Schema),
-        "initial": _position,
-        "latest": _position,
+        "initial_offsets": _position,
+        "next_end_offsets": _position,
         "read": _frame,
-        "fence_at": _position,
-        "earliest": _position,
-        "first_filled": _is(Mapping),
-        "end": _position,
+        "offsets_for_time": _position,
+        "earliest_offsets": _position,
+        "find_filled_gaps": _is(Mapping),
+        "end_offsets": _position,
         "backlog": _is(int, type(None)),
         "check_filter": lambda _: "",
         "check": lambda _: "",
@@ -93,44 +93,46 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
     },
     Sink: {
         "prepare": lambda _: "",
-        "record": _is(Record, type(None)),
-        "join": _is(Record),
-        "write": _is(Counts),
-        "check": lambda _: "",
-        "foreign_record": _is(Record, type(None)),
+        "record": _is(CommitRecord, type(None)),
+        "register": _is(CommitRecord),
+        "write": _is(WriteCounts),
+        "validate_target": lambda _: "",
+        "find_conflicting_record": _is(CommitRecord, type(None)),
         "claims": _is(Sequence),
         "release": lambda _: "",
         "content": lambda _: "",
-        "began": _is(bool),
-        "count": _is(tuple, type(None)),
+        "has_partial_epoch": _is(bool),
+        "read_row_count": _is(tuple, type(None)),
         "describe": _is(dict),
         "close": lambda _: "",
     },
 }
 
 
-def guarded(make: Callable[[], Made], contract: type[Made], found: Found, node: str, checks: Mapping[str, Check] | None = None) -> Made:
+def create_checked(
+    make: Callable[[], Made], contract: type[Made], found: InstalledPlugin, node: str, checks: Mapping[str, Check] | None = None
+) -> Made:
     """The object that a plugin makes, watched. Raises PluginError where it cannot be made, or is of another kind."""
-    with_blame = blaming(make, found, node, "being made")
+    with_blame = attribute_errors(make, found, node, "being made")
     made = with_blame()
     if not isinstance(made, contract):
         what = f"it made {type(made).__name__}, which is no headrace.{contract.__name__}"
-        raise broken(found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}.")
+        raise contract_error(found, what, node, f"Its class must be a subclass of headrace.{contract.__name__}.")
     names = _CHECKS[contract] if checks is None else checks
     for name, check in names.items():
-        setattr(made, name, _checked(blaming(getattr(made, name), found, node, f"`{name}`"), check, found, node, name))
+        setattr(made, name, _checked(attribute_errors(getattr(made, name), found, node, f"`{name}`"), check, found, node, name))
     if "describe" in names:
         made.describe = _described(made.describe, found, node)  # pyright: ignore[reportAttributeAccessIssue]
     setattr(made, GUARDED, tuple(names))
     return made
 
 
-def _described(describe: Callable[[], Json], found: Found, node: str) -> Callable[[], Json]:
+def _described(describe: Callable[[], Json], found: InstalledPlugin, node: str) -> Callable[[], Json]:
     """What a plugin says of its node, over what there is to say of any."""
     return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
 
 
-def blaming(work: Callable[..., Any], found: Found, node: str, doing: str) -> Callable[..., Any]:
+def attribute_errors(work: Callable[..., Any], found: InstalledPlugin, node: str, doing: str) -> Callable[..., Any]:
     """The same, with errors that name the plugin, save those that it raised as Headrace's own and those of rows that failed in Spark."""
 
     @wraps(work)
@@ -148,7 +150,7 @@ def blaming(work: Callable[..., Any], found: Found, node: str, doing: str) -> Ca
                 raise told from error
             if _of_spark(error):
                 raise
-            raise crash(error, found, doing=doing, node=node) from error
+            raise plugin_error(error, found, doing=doing, node=node) from error
 
     return run
 
@@ -159,13 +161,13 @@ def _of_spark(error: Exception) -> bool:
     return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException") and not name.startswith("PySpark")
 
 
-def _checked(work: Callable[..., Any], check: Check, found: Found, node: str, name: str) -> Callable[..., Any]:
+def _checked(work: Callable[..., Any], check: Check, found: InstalledPlugin, node: str, name: str) -> Callable[..., Any]:
     @wraps(work)
     def run(*args: Any, **more: Any) -> Any:
         result = work(*args, **more)
         if wrong := check(result):
             what = f"`{name}` returned {wrong}"
-            raise broken(found, what, node)
+            raise contract_error(found, what, node)
         return result
 
     return run

@@ -12,16 +12,16 @@ import pyarrow as pa
 
 from headrace.connectors.row_errors import task_error
 from headrace.pipeline.errors import HeadraceError, PluginError
-from headrace.pipeline.plugins.discovery import Found
-from headrace.pipeline.plugins.runtime import crash
+from headrace.pipeline.plugins.discovery import InstalledPlugin
+from headrace.pipeline.plugins.runtime import plugin_error
 
 GUARDED = "_headrace_guarded"
 
 
-class Shipped:
+class PickledPlugin:
     """A plugin's object as bytes, and the folders that its modules come from. Raises PluginError for one that cannot be pickled."""
 
-    def __init__(self, what: Any, found: Found, node: str) -> None:
+    def __init__(self, what: Any, found: InstalledPlugin, node: str) -> None:
         from pyspark import cloudpickle
 
         bare = what
@@ -47,7 +47,7 @@ class Shipped:
         try:
             self._opened = pickle.loads(self._body)  # noqa: S301  bytes of this run's own
         except Exception as error:
-            raise task_error(crash(error, self.found, doing="being opened in a worker", node=self.node)) from error
+            raise task_error(plugin_error(error, self.found, doing="being opened in a worker", node=self.node)) from error
         return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
@@ -55,9 +55,9 @@ class Shipped:
 
     def refuse(self, what: str, hint: str = "") -> NoReturn:
         """Fails the task, since the plugin broke its contract."""
-        raise task_error(broken(self.found, what, self.node, hint))
+        raise task_error(contract_error(self.found, what, self.node, hint))
 
-    def guarded(self, doing: str, batches: Callable[[], Iterable[Any]]) -> Iterator[pa.RecordBatch]:
+    def checked_batches(self, doing: str, batches: Callable[[], Iterable[Any]]) -> Iterator[pa.RecordBatch]:
         """The batches that a plugin gives; its own failures name it."""
         try:
             made = batches()
@@ -73,7 +73,7 @@ class Shipped:
         except Exception as error:
             if "headrace-row:" in str(error):
                 raise
-            raise task_error(crash(error, self.found, doing=doing, node=self.node)) from error
+            raise task_error(plugin_error(error, self.found, doing=doing, node=self.node)) from error
 
     def fitted(self, doing: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         """The batch with the columns of `schema` in its order; other columns or types break the contract."""
@@ -90,7 +90,7 @@ class Shipped:
         return batch
 
 
-def broken(found: Found, what: str, node: str, hint: str = "") -> PluginError:
+def contract_error(found: InstalledPlugin, what: str, node: str, hint: str = "") -> PluginError:
     """A broken contract: which plugin of which package, and what it did."""
     msg = f"the plugin `{found.id}` ({found.origin}) broke its contract: {what}"
     return PluginError(msg, hint=hint, node=node)

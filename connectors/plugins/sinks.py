@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS, Delivery, Frame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.base import OP, POS, Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
 from headrace.connectors.keys import canonical
-from headrace.connectors.plugins.pickling import broken
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, LaneError, TransientError
+from headrace.connectors.plugins.pickling import contract_error
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, PipelineStateError, TransientError
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
 
 BATCH_ROWS = 10_000
 
@@ -47,23 +47,23 @@ class ArrowSink(_DriverSink):
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Proves the connection; nothing to prove if not overridden."""
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """None is kept."""
         return None
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Nothing is kept of it."""
         return replace(record, baseline=None)
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Sends the epoch's rows in order, also if they were sent before."""
         table = canonical(in_order(frame), frame.key)
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             self.send(batch, plan.number)
-        return Counts(table.num_rows, None, None, None)
+        return WriteCounts(table.num_rows, None, None, None)
 
 
-class EpochSink(_DriverSink):
+class TransactionalSink(_DriverSink):
     """A sink that swaps a note together with the rows: exactly once.
 
     The target keeps one small JSON note per sink. `swap` replaces it and writes the rows in one atomic act, if the note is still the
@@ -81,18 +81,18 @@ class EpochSink(_DriverSink):
     )
 
     @abstractmethod
-    def load(self) -> Json | None:
+    def load_note(self) -> Json | None:
         """The note that the target holds under `self.note_key`, None if it holds none. Asked from the outside system itself."""
 
     @abstractmethod
-    def swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> bool:
+    def compare_and_swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> bool:
         """Writes rows and note in one atomic act, if the target's note is `expected`; else does nothing, and returns False.
 
         `rows` are payload and `_gs_op`, in order. With a key there is one row for each: upsert i and u, delete d. Without one all are
         to be appended. None: only the note changes.
         """
 
-    def rows_now(self) -> int | None:
+    def count_rows(self) -> int | None:
         """The number of rows in the target, None where that is not known: what checks hold the counts against."""
         return None
 
@@ -109,23 +109,23 @@ class EpochSink(_DriverSink):
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Fences older generations by a note of the new one."""
         del schema
-        held = self.load()
+        held = self.load_note()
         self._refuse_newer(held, generation)
         self._generation = generation
         if held is None or held["generation"] < generation:
             self._swap(held, {"generation": generation, "record": held and held["record"]}, None)
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """See `Sink.record`."""
-        held = self.load()
-        return Record.from_json(held["record"]) if held and held["record"] else None
+        held = self.load_note()
+        return CommitRecord.from_json(held["record"]) if held and held["record"] else None
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """See `Sink.join`."""
-        held = self.load()
+        held = self.load_note()
         self._refuse_newer(held, record.generation)
         self._claim()
-        joined = replace(record, baseline=self.rows_now())
+        joined = replace(record, baseline=self.count_rows())
         self._swap(held, {"generation": record.generation, "record": joined.to_json()}, None)
         return joined
 
@@ -137,7 +137,7 @@ class EpochSink(_DriverSink):
         """Fences each sink by a note of the generation after its own, then removes its claim."""
         for claim in claims:
             with self._noting(claim.key.text):
-                if held := self.load():
+                if held := self.load_note():
                     self._swap(held, {"generation": held["generation"] + 1, "record": None}, None)
         note, there = self._claims()
         self._put_claims(note, [claim for claim in there if claim not in claims])
@@ -157,14 +157,14 @@ class EpochSink(_DriverSink):
         if not self._claim_key:
             return None, []
         with self._noting(self._claim_key):
-            note = self.load()
+            note = self.load_note()
         return note, [Claim(SinkKey(**claim["key"]), claim["share"]) for claim in (note or {}).get("claims", [])]
 
     def _put_claims(self, expected: Json | None, claims: Sequence[Claim]) -> None:
         """Replaces the note of the claims if it is still `expected`."""
         note = {"generation": 0, "claims": [{"key": asdict(claim.key), "share": claim.share} for claim in claims]}
         with self._noting(self._claim_key):
-            swapped = self.swap(expected, note, None)
+            swapped = self.compare_and_swap(expected, note, None)
         if not swapped:
             msg = f"the claims to the target `{self.target_id}` were changed by another process at the same moment"
             raise TransientError(msg, node=self._context.key.sink)
@@ -182,19 +182,19 @@ class EpochSink(_DriverSink):
         finally:
             self._note_of = self._context.key.text
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """See `Sink.write`."""
-        held = self.load()
+        held = self.load_note()
         self._refuse_newer(held, self._generation)
-        record = Record.from_json(held["record"]) if held and held["record"] else None
+        record = CommitRecord.from_json(held["record"]) if held and held["record"] else None
         if record is None or record.epoch not in (plan.number, plan.number - 1):
             msg = f"the target holds epoch {record.epoch if record else None}, and epoch {plan.number} does not follow"
-            raise LaneError(msg, hint="See `headrace status`; `headrace replay` writes epochs again.")
+            raise PipelineStateError(msg, hint="See `headrace status`; `headrace replay` writes epochs again.")
         if record.epoch == plan.number:
             return record.counts
         rows = changes(frame)
-        counts = Counts(rows.num_rows, None, None, None)
-        self._swap(held, {"generation": self._generation, "record": record.next(plan, self._generation, counts).to_json()}, rows)
+        counts = WriteCounts(rows.num_rows, None, None, None)
+        self._swap(held, {"generation": self._generation, "record": record.after_epoch(plan, self._generation, counts).to_json()}, rows)
         return counts
 
     def _refuse_newer(self, held: Json | None, generation: int) -> None:
@@ -203,17 +203,17 @@ class EpochSink(_DriverSink):
             raise FencedError(msg)
 
     def _swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> None:
-        swapped = self.swap(expected, note, rows)
+        swapped = self.compare_and_swap(expected, note, rows)
         if not isinstance(swapped, bool):
             what = f"`swap` returned {type(swapped).__name__}, and not True or False"
-            raise broken(self.context.found, what, self.context.name)
+            raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
-            self._refuse_newer(self.load(), note["generation"])
+            self._refuse_newer(self.load_note(), note["generation"])
             msg = "the target's note was changed meanwhile by somebody else"
             raise FencedError(msg)
 
 
-def in_order(frame: Frame) -> pa.Table:
+def in_order(frame: EpochFrame) -> pa.Table:
     """The epoch's rows in the order of their positions, as payload and `_gs_op`."""
     table = frame.rows.toArrow()
     place = table.column(POS).combine_chunks()
@@ -223,7 +223,7 @@ def in_order(frame: Frame) -> pa.Table:
     return table.drop_columns([POS]).take(order)
 
 
-def changes(frame: Frame) -> pa.Table:
+def changes(frame: EpochFrame) -> pa.Table:
     """The rows in order; with a key the last of each alone. Raises DataError for a null in the key, GuaranteeError for a delete without one."""
     table = canonical(in_order(frame), frame.key)
     if not frame.key:

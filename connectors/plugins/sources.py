@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SourceCapabilities, UnboundedSource, Window
-from headrace.connectors.filters import EVERYTHING, inside, position, quoted, scope_of
-from headrace.connectors.plugins.pickling import Shipped, broken
+from headrace.connectors.base import (
+    OP,
+    POS,
+    BoundedSource,
+    HandoffFilter,
+    HistoryPartition,
+    ReadLimits,
+    Snapshot,
+    SourceCapabilities,
+    UnboundedSource,
+)
+from headrace.connectors.filters import EVERYTHING, apply_scope, position_column, quote_identifier, scope_of
+from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol import positions
@@ -43,11 +53,11 @@ class ArrowSource(BoundedSource):
         """The payload's columns."""
 
     @abstractmethod
-    def pieces(self) -> Sequence[Json]:
+    def list_splits(self) -> Sequence[Json]:
         """What there is to read, in a stable order. `rows` in a piece says about how many rows it has. Asked once, at the first start."""
 
     @abstractmethod
-    def batches(self, piece: Json) -> Iterator[pa.RecordBatch]:
+    def batches(self, split: Json) -> Iterator[pa.RecordBatch]:
         """The rows of a piece. With a column `_gs_op` rows are inserts (i), updates (u) and deletes (d), else all are inserts."""
 
     def schema(self, spark: SparkSession) -> pa.Schema:
@@ -55,19 +65,19 @@ class ArrowSource(BoundedSource):
         del spark
         return self.columns()
 
-    def pin(self, spark: SparkSession, token: str) -> Snapshot:
+    def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """The pieces of now. They go to the ledger, so that they are asked for once."""
         del spark, token
-        pieces = list(self.pieces())
+        pieces = list(self.list_splits())
         if not all(isinstance(piece, dict) for piece in pieces):
-            raise broken(self.context.found, "`pieces` gave something that is no map", self.context.name)
-        return Snapshot({"pinned": self.capabilities.pinned, "pieces": pieces}, pinned=self.capabilities.pinned)
+            raise contract_error(self.context.found, "`list_splits` returned an item that is not a dict", self.context.name)
+        return Snapshot({"pinned": self.capabilities.stable_snapshot, "pieces": pieces}, is_stable=self.capabilities.stable_snapshot)
 
-    def look(self, spark: SparkSession) -> Snapshot:
+    def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """The same: to pin makes nothing."""
-        return self.pin(spark, "")
+        return self.create_snapshot(spark, "")
 
-    def splits(self, spark: SparkSession, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> Sequence[Json]:
+    def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """A split per piece."""
         del spark
         return [
@@ -81,13 +91,13 @@ class ArrowSource(BoundedSource):
         from pyspark.sql import functions as F  # noqa: N812
 
         pieces = snapshot.handle["pieces"]
-        tasks = [(split["at"], 0, _OF_PIECE, {"piece": pieces[split["at"]]}) for split in splits]
+        tasks = [(split["at"], 0, _OF_SPLIT, {"split": pieces[split["at"]]}) for split in splits]
         scope = splits[0]["scope"] if splits else EVERYTHING
         schema = self.columns()
-        frame = _read(spark, Shipped(self, self.context.found, self.context.name), schema, tasks)
-        frame = inside(frame, scope, self.context.name, self.context.name)
-        place = position(self.context.ordinal, scope, F.col(_PART), F.col(_OFF))
-        return frame.select(*map(quoted, columns or schema.names), OP, place.alias(POS))
+        frame = _read(spark, PickledPlugin(self, self.context.found, self.context.name), schema, tasks)
+        frame = apply_scope(frame, scope, self.context.name, self.context.name)
+        place = position_column(self.context.ordinal, scope, F.col(_PART), F.col(_OFF))
+        return frame.select(*map(quote_identifier, columns or schema.names), OP, place.alias(POS))
 
 
 class ArrowStream(UnboundedSource):
@@ -109,14 +119,14 @@ class ArrowStream(UnboundedSource):
         """The payload's columns."""
 
     @abstractmethod
-    def ends(self) -> Mapping[str, int]:
+    def partition_ends(self) -> Mapping[str, int]:
         """Per partition the offset behind the last row that there is now."""
 
     @abstractmethod
     def batches(self, partition: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """The rows of [start, end) in their order. With a column `_gs_op` they are inserts, updates and deletes, else all inserts."""
 
-    def starts(self) -> Mapping[str, int]:
+    def partition_starts(self) -> Mapping[str, int]:
         """Per partition the offset of the first row that is still there; 0 where it is not named. A stream without history begins there."""
         return {}
 
@@ -124,27 +134,27 @@ class ArrowStream(UnboundedSource):
         """See `UnboundedSource.schema`."""
         return self.columns()
 
-    def initial(self) -> Json:
+    def initial_offsets(self) -> Json:
         """The first rows that there are."""
-        return self.earliest()
+        return self.earliest_offsets()
 
-    def earliest(self) -> Json:
+    def earliest_offsets(self) -> Json:
         """See `UnboundedSource.earliest`."""
-        starts = self.starts()
+        starts = self.partition_starts()
         return {"offsets": {part: starts.get(part, 0) for part in self._ends()}}
 
-    def end(self) -> Json:
+    def end_offsets(self) -> Json:
         """See `UnboundedSource.end`."""
         return {"offsets": self._ends()}
 
     def _ends(self) -> dict[str, int]:
-        found = dict(self.ends())
+        found = dict(self.partition_ends())
         if wrong := [part for part in found if not (isinstance(part, str) and part.isascii() and part.isdigit())]:
-            what = f"`ends` named the partition {wrong[0]!r}"
-            raise broken(self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".')
+            what = f"`partition_ends` named the partition {wrong[0]!r}"
+            raise contract_error(self.context.found, what, self.context.name, 'Partitions are whole numbers as text: "0", "1".')
         return found
 
-    def latest(self, after: Json, limits: Limits) -> Json:
+    def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """As far as `limits` let it; partitions share them."""
         offsets, ends = positions.offsets(after), self._ends()
         waiting = {part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)}
@@ -154,7 +164,7 @@ class ArrowStream(UnboundedSource):
 
     def backlog(self, at: Json) -> int | None:
         """See `UnboundedSource.backlog`."""
-        return positions.distance(at, self.end())
+        return positions.offset_lag(at, self.end_offsets())
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
         """The rows, each with its partition and offset as the position; rows fewer than offsets have the first of them."""
@@ -163,31 +173,33 @@ class ArrowStream(UnboundedSource):
         first, last = positions.offsets(start), positions.offsets(end)
         ranges = [(part, first.get(part, 0), to) for part, to in sorted(last.items()) if to > first.get(part, 0)]
         tasks = [(int(part), begin, _OF_RANGE, {"partition": part, "start": begin, "end": to}) for part, begin, to in ranges]
-        frame = _read(spark, Shipped(self, self.context.found, self.context.name), self.columns(), tasks)
-        place = position(self.context.ordinal, EVERYTHING, F.col(_PART), F.col(_OFF))
-        return frame.select(*map(quoted, self.columns().names), OP, place.alias(POS))
+        frame = _read(spark, PickledPlugin(self, self.context.found, self.context.name), self.columns(), tasks)
+        place = position_column(self.context.ordinal, EVERYTHING, F.col(_PART), F.col(_OFF))
+        return frame.select(*map(quote_identifier, self.columns().names), OP, place.alias(POS))
 
 
-_OF_PIECE, _OF_RANGE = "piece", "range"
+_OF_SPLIT, _OF_RANGE = "split", "range"
 _Task = tuple[int, int, str, Json]
 """`_gs_pos.part`, the first `off`, what `batches` is asked for, and with which arguments."""
 
 
-def _read(spark: SparkSession, shipped: Shipped, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:
+def _read(spark: SparkSession, shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:
     """The payload with `_gs_op`, part and offset of every row."""
     hidden = pa.schema([pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())])
     wanted = spark_schema(pa.schema([*schema, *hidden]))
     return spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_work(shipped, schema, tuple(tasks)), wanted)
 
 
-def _work(shipped: Shipped, schema: pa.Schema, tasks: Sequence[_Task]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _work(
+    shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(places: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         worker: Any = shipped.open()
         for batch in places:
             for at in batch.column(0).to_pylist():
                 part, first, kind, asked = tasks[at]
                 seen = 0
-                for made in shipped.guarded("`batches`", lambda asked=asked: worker.batches(**asked)):
+                for made in shipped.checked_batches("`batches`", lambda asked=asked: worker.batches(**asked)):
                     yield _placed(shipped, made, schema, part, first + seen)
                     seen += made.num_rows
                     if kind == _OF_RANGE and seen > asked["end"] - asked["start"]:
@@ -197,7 +209,7 @@ def _work(shipped: Shipped, schema: pa.Schema, tasks: Sequence[_Task]) -> Callab
     return run
 
 
-def _placed(shipped: Shipped, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int) -> pa.RecordBatch:
+def _placed(shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int) -> pa.RecordBatch:
     """A batch in the announced columns, with operation and place."""
     rows = batch.num_rows
     if OP in batch.schema.names:

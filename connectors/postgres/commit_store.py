@@ -14,9 +14,9 @@ from typing import NoReturn
 from psycopg import sql
 
 from headrace.connectors.postgres.session import Session, trusted
-from headrace.pipeline.errors import FencedError, RecordError
-from headrace.pipeline.protocol.claims import Claim, Owner
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Record, SinkKey
+from headrace.pipeline.errors import FencedError, SinkStateError
+from headrace.pipeline.protocol.claims import Claim, TargetClaimant
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, WriteCounts
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ def _sql(text: str) -> sql.Composed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LockedRow:
     """The row as it is inside a transaction that has locked it."""
 
-    record: Record
+    record: CommitRecord
     marked: bool
     """Markers of a direct load lie there for the epoch behind the record's."""
 
@@ -63,9 +63,9 @@ class Held:
 class RecordStore:
     """The rows of one sink key. `target` is the quoted name of the table that its records speak of."""
 
-    def __init__(self, key: SinkKey, target: str, node: str, owner: Owner | None = None) -> None:
+    def __init__(self, key: SinkKey, target: str, node: str, owner: TargetClaimant | None = None) -> None:
         self.key = key
-        self.owner = owner or Owner(key, share=False)
+        self.owner = owner or TargetClaimant(key, share=False)
         self.target = target
         self.node = node
 
@@ -101,7 +101,7 @@ class RecordStore:
         if not raised:
             self._fenced(session, generation)
 
-    def read(self, session: Session) -> Record | None:
+    def read(self, session: Session) -> CommitRecord | None:
         """The record; None without one, or where it speaks of a table that is gone or was made anew."""
         if not self._there(session):
             return None
@@ -112,9 +112,9 @@ class RecordStore:
         if target != self.target or then != now:
             log.warning("event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target)
             return None
-        return Record.from_json(json.loads(body))
+        return CommitRecord.from_json(json.loads(body))
 
-    def foreign(self, session: Session) -> Record | None:
+    def find_conflicting_record(self, session: Session) -> CommitRecord | None:
         """The newest record for the same pipeline name, lane, sink and target under another UUID."""
         if not self._there(session):
             return None
@@ -123,7 +123,7 @@ class RecordStore:
             " AND name = $4::text AND target = $5::text AND target_oid = {oid} AND body IS NOT NULL ORDER BY changed_at DESC LIMIT 1"
         )
         rows = session.run(_sql(query), *self._id, self.key.name, self.target)
-        return Record.from_json(json.loads(rows[0][0])) if rows else None
+        return CommitRecord.from_json(json.loads(rows[0][0])) if rows else None
 
     def shared(self, session: Session) -> bool:
         """Whether another sink has a record for the same target. This sink under the UUID of a lost ledger is no other one."""
@@ -151,7 +151,7 @@ class RecordStore:
             query = "DELETE FROM headrace.records WHERE {mine} AND target_oid = to_regclass($4::text)::oid::bigint"
             session.run(_sql(query), claim.key.pipeline, claim.key.lane, claim.key.sink, self.target)
 
-    def lock(self, session: Session, generation: int, *, share: bool = False) -> Held | None:
+    def lock(self, session: Session, generation: int, *, share: bool = False) -> LockedRow | None:
         """The row, locked until the transaction ends; None before the sink has joined. Raises FencedError for another generation."""
         query = (
             "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline = r.pipeline AND s.lane = r.lane"
@@ -161,12 +161,12 @@ class RecordStore:
         if not rows or rows[0][0] != generation:
             self._fenced(session, generation)
         _, body, marked = rows[0]
-        return Held(Record.from_json(json.loads(body)), marked) if body else None
+        return LockedRow(CommitRecord.from_json(json.loads(body)), marked) if body else None
 
-    def expect(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> Held | Counts:
+    def lock_for_epoch(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> LockedRow | WriteCounts:
         """The locked row when it stands right before `plan`; the counts when it holds `plan` already.
 
-        The latter happens when the connection died at the commit, so that nobody knew. Raises FencedError, or RecordError
+        The latter happens when the connection died at the commit, so that nobody knew. Raises FencedError, or SinkStateError
         when the row stands anywhere else.
         """
         held = self.lock(session, generation, share=share)
@@ -177,19 +177,19 @@ class RecordStore:
             log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
             return record.counts
         msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
-        raise RecordError(msg, node=self.node, hint="Start with `headrace replay --from`, or `accept-target` the sink's record.")
+        raise SinkStateError(msg, node=self.node, hint="Start with `headrace replay --from`, or `accept-target` the sink's record.")
 
-    def advance(self, session: Session, held: Held, plan: EpochPlan, generation: int, counts: Counts) -> None:
+    def advance(self, session: Session, held: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts) -> None:
         """Sets the row from N-1 to N, writes history, and sweeps old history and markers of older epochs."""
-        record = held.record.next(plan, generation, counts)
+        record = held.record.after_epoch(plan, generation, counts)
         self._set(session, record, after=held.record.epoch)
         session.run(_sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"), *self._id, plan.number - KEPT)
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
 
-    def join(self, session: Session, record: Record, baseline: int) -> Record:
+    def register(self, session: Session, record: CommitRecord, baseline: int) -> CommitRecord:
         """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again.
 
-        Claims one table after the other process that does: raises RecordError for a rival's claim. Rows of the same pipeline under another
+        Claims one table after the other process that does: raises SinkStateError for a rival's claim. Rows of the same pipeline under another
         UUID, and of a sink that was renamed, go too: whoever still writes by one of them is fenced.
         """
         session.run(
@@ -206,7 +206,7 @@ class RecordStore:
         session.run(others + " AND name = $4::text AND target = $5::text", *self._id, self.key.name, self.target)
         return written
 
-    def _set(self, session: Session, record: Record, *, after: int | None) -> None:
+    def _set(self, session: Session, record: CommitRecord, *, after: int | None) -> None:
         """Compare-and-set of the row, and its line of history."""
         body = json.dumps(record.to_json())
         update = (
@@ -231,6 +231,6 @@ class RecordStore:
         raise FencedError(msg, node=self.node, hint="Another run has taken the lane over; this one stops.")
 
 
-def _speaks_of(record: Record, plan: EpochPlan) -> bool:
+def _speaks_of(record: CommitRecord, plan: EpochPlan) -> bool:
     """Whether a record is the one that `plan` leaves."""
     return (record.planned_at, record.pipeline_hash) == (plan.planned_at, plan.pipeline_hash)

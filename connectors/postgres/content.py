@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.session import Address, LoadSession, translated, trusted
+from headrace.connectors.postgres.session import Address, LoadSession, translate_errors, trusted
 from headrace.pipeline.types.arrow import postgres_type
 
 pc: Any = pyarrow.compute
@@ -61,7 +61,7 @@ def _is_wide(field: pa.Field) -> bool:
     return is_wide(field.type)
 
 
-class Reader:
+class TargetReader:
     """Record and rows of one snapshot, over one read-only transaction. `close` ends it."""
 
     def __init__(self, address: Address, store: RecordStore, table: sql.Identifier, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Reader:
 
         self._node, self._table, self._schema, self._key = address.node, table, schema, tuple(key)
         self._closing = ExitStack()
-        with self._closing, translated(address.node):
+        with self._closing, translate_errors(address.node):
             connection = self._closing.enter_context(dbapi.connect(make_conninfo(**address.parameters())))
             self._cursor = self._closing.enter_context(connection.cursor())
             self._session = LoadSession(connection)
@@ -81,14 +81,14 @@ class Reader:
     def has_more_than(self, limit: int) -> bool:
         """Return whether the table has more rows than `limit`. The rows after it are not counted."""
         query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(self._table, sql.Literal(limit + 1))
-        with translated(self._node):
+        with translate_errors(self._node):
             return int(self._session.run(query)[0][0]) > limit
 
     def read(self, path: Path, most: int) -> pa.Table | None:
         """Return all rows; where they have more than `most` bytes, write them to a parquet file instead and return None."""
         import pyarrow.parquet as pq
 
-        with translated(self._node):
+        with translate_errors(self._node):
             reader = self._select(sql.SQL(""))
             few: list[pa.RecordBatch] = []
             size = 0
@@ -119,7 +119,7 @@ class Reader:
         joined = sql.SQL(" JOIN unnest({}) AS k ({}) ON {}").format(
             sql.SQL(", ").join(lists), sql.SQL(", ").join(names), sql.SQL(" AND ").join(conditions)
         )
-        with translated(self._node):
+        with translate_errors(self._node):
             return self._select(joined).read_all()
 
     def close(self) -> None:

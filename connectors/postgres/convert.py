@@ -24,7 +24,7 @@ pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""
 
 
-def flat(rows: DataFrame, schema: pa.Schema) -> DataFrame:
+def flatten_columns(rows: DataFrame, schema: pa.Schema) -> DataFrame:
     """The payload as staging tables hold it (nested columns as JSON text), then operation and position in five columns."""
     from pyspark.sql import functions as f
 
@@ -74,7 +74,7 @@ def wire_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, wire(field.type)) for field in schema])
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBatch:
+def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBatch:
     """A source's batch in the types of `wire_schema`, columns by name. Raises SchemaError or DataError; loses nothing."""
     if missing := [name for name in schema.names if name not in batch.schema.names]:
         msg = f"the source gave no column '{missing[0]}'; it gave {', '.join(batch.schema.names)}"
@@ -103,7 +103,7 @@ def _first(column: pa.ChunkedArray | pa.Array, matched: pa.ChunkedArray | pa.Arr
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class RowChecks:
     """What must hold of every row, whatever path it takes. Picklable."""
 
     node: str
@@ -123,7 +123,7 @@ class Checks:
     @classmethod
     def of(
         cls, node: str, schema: pa.Schema, key: Sequence[str], lengths: Mapping[str, int] | None = None, version: str | None = None
-    ) -> Checks:
+    ) -> RowChecks:
         """The checks for rows of `schema`. `lengths` are the target's limits for key columns of text."""
         texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
         wides = tuple((field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type))

@@ -15,18 +15,18 @@ import pyarrow as pa
 import stamina
 from psycopg import sql
 
-from headrace.connectors.base import SplitFetch
+from headrace.connectors.base import SplitReader
 from headrace.connectors.keys import canonical
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.convert import conform, wire_schema
+from headrace.connectors.postgres.convert import cast_to_schema, wire_schema
 from headrace.connectors.postgres.errors import Failure, UniqueError
-from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.markers import fill_marker, markers, set_marker, split_id
-from headrace.connectors.postgres.merge import OP, POSITION, Stage, create_stage, merge
-from headrace.connectors.postgres.session import Address, Control, Loader, LoadSession
+from headrace.connectors.postgres.merge import OP, POSITION, StagingTable, create_stage, merge
+from headrace.connectors.postgres.session import Address, ControlConnection, Loader, LoadSession
 from headrace.connectors.postgres.small_batches import TEMPORARY
-from headrace.pipeline.errors import HeadraceError, RecordError, SchemaError, TransientError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json
+from headrace.pipeline.errors import HeadraceError, SchemaError, SinkStateError, TransientError
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, WriteCounts
 from headrace.pipeline.types.arrow import is_nested
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ class SplitTask:
 
     address: Address
     store: RecordStore
-    load: Load
+    load: LoadContext
     plan: EpochPlan
-    fetch: SplitFetch
+    fetch: SplitReader
     straight: bool
 
     def __call__(self, split: Json) -> Json:
@@ -60,44 +60,44 @@ class SplitTask:
                 with attempt:
                     straight = self.straight and not conflict
                     try:
-                        self._one(split, straight=straight)
+                        self._load_split(split, straight=straight)
                     except UniqueError:
                         if not straight:
                             raise
                         conflict = True
-                        self._one(split, straight=False)
+                        self._load_split(split, straight=False)
         except HeadraceError as error:
             return {"conflict": conflict, "failure": Failure.of(error).to_json()}
         return {"conflict": conflict, "failure": None}
 
-    def _one(self, split: Json, *, straight: bool) -> None:
+    def _load_split(self, split: Json, *, straight: bool) -> None:
         loader, key, name = Loader(self.address), self.store.key, split_id(split)
         try:
             with loader.transaction() as session:
-                held = self.store.expect(session, self.plan, self.load.generation, share=True)
-                if isinstance(held, Counts) or not set_marker(session, key, self.plan.number, name, self.load.generation):
+                held = self.store.lock_for_epoch(session, self.plan, self.load.generation, share=True)
+                if isinstance(held, WriteCounts) or not set_marker(session, key, self.plan.number, name, self.load.generation):
                     return
                 counts = self._straight(session, split) if straight else self._merged(session, split)
                 fill_marker(session, key, self.plan.number, name, counts)
         finally:
             loader.close()
 
-    def _straight(self, session: LoadSession, split: Json) -> Counts:
+    def _straight(self, session: LoadSession, split: Json) -> WriteCounts:
         target = self.load.target
         rows = session.stream(target.table, wire_schema(self.load.schema), self._batches(split), schema=target.schema)
-        return Counts(rows, rows, 0, 0)
+        return WriteCounts(rows, rows, 0, 0)
 
-    def _merged(self, session: LoadSession, split: Json) -> Counts:
+    def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
         """By way of a temporary table; within a split later rows win, as they are read."""
         table = sql.Identifier("pg_temp", TEMPORARY)
         session.run(create_stage(self.load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
         columns = pa.schema([*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)])
         session.stream(TEMPORARY, columns, _placed(self._batches(split), columns), schema=None)
-        return merge(session, self.load.target, Stage(table), self.load.policy, deletes=False)
+        return merge(session, self.load.target, StagingTable(table), self.load.policy, deletes=False)
 
     def _batches(self, split: Json) -> Iterator[pa.RecordBatch]:
         for batch in self.fetch.fetch(split):
-            wired = canonical(conform(batch, self.load.schema, self.load.node), self.load.target.key)
+            wired = canonical(cast_to_schema(batch, self.load.schema, self.load.node), self.load.target.key)
             self.load.checks.check(wired)
             yield wired
 
@@ -138,32 +138,32 @@ def _in_turn(task: SplitTask) -> Callable[[Iterable[Json]], Iterator[Json]]:
 class DirectLoad:
     """The driver's side. It remembers that keys were there already: later epochs then merge at once."""
 
-    control: Control
+    control: ControlConnection
     address: Address
     store: RecordStore
-    load: Load
+    load: LoadContext
     conflicts: bool = False
 
-    def write(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+    def write(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """Loads every split without a marker, then sets the record when all planned splits have theirs."""
         if nested := [field.name for field in self.load.schema if is_nested(field.type)]:
             msg = f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load cannot turn into JSON"
             raise SchemaError(msg, node=self.load.node, hint="Leave it out, or turn it into text in the source's own SQL.")
         planned = {split_id(split): split for split in fetch.splits}
         with self.control.transaction() as session:
-            held = self.store.expect(session, plan, self.load.generation)
-            if isinstance(held, Counts):
+            held = self.store.lock_for_epoch(session, plan, self.load.generation)
+            if isinstance(held, WriteCounts):
                 return held
             done = markers(session, self.store.key, plan.number)
         self._check(plan, planned, done)
         self._run(plan, fetch, spark, [split for name, split in planned.items() if name not in done])
         return self._finish(plan, planned)
 
-    def _run(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession, splits: Sequence[Json]) -> None:
+    def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
         """One task per split, collected plainly; raises what a task reports, what cannot be tried again first."""
         if not splits:
             return
-        straight = self.load.target.straight and not (self.load.target.key and self.conflicts)
+        straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)
         task = SplitTask(self.address, self.store, self.load, replace(plan, splits=()), fetch, straight)
         alone = not self.load.target.exact
         rdd = spark.sparkContext.parallelize(list(splits), 1 if alone else len(splits))
@@ -173,21 +173,21 @@ class DirectLoad:
         if failures := [Failure.from_json(result["failure"]) for result in results if result["failure"]]:
             raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
 
-    def _finish(self, plan: EpochPlan, planned: Mapping[str, Json]) -> Counts:
+    def _finish(self, plan: EpochPlan, planned: Mapping[str, Json]) -> WriteCounts:
         with self.control.transaction() as session:
-            held = self.store.expect(session, plan, self.load.generation)
-            if isinstance(held, Counts):
+            held = self.store.lock_for_epoch(session, plan, self.load.generation)
+            if isinstance(held, WriteCounts):
                 return held
             done = markers(session, self.store.key, plan.number)
             self._check(plan, planned, done)
             if missing := len(planned.keys() - done.keys()):
                 msg = f"{missing} of {len(planned)} splits of epoch {plan.number} have no marker although their tasks ended well"
                 raise TransientError(msg, node=self.load.node)
-            counts = sum(done.values(), Counts())
+            counts = sum(done.values(), WriteCounts())
             self.store.advance(session, held, plan, self.load.generation, counts)
         return counts
 
-    def _check(self, plan: EpochPlan, planned: Mapping[str, Json], done: Mapping[str, Counts]) -> None:
+    def _check(self, plan: EpochPlan, planned: Mapping[str, Json], done: Mapping[str, WriteCounts]) -> None:
         if strange := done.keys() - planned.keys():
             msg = f"{len(strange)} splits that are not planned were loaded for epoch {plan.number}"
-            raise RecordError(msg, node=self.load.node, hint="Run it with the plan that it was begun with, or `headrace replay --from`.")
+            raise SinkStateError(msg, node=self.load.node, hint="Run it with the plan that it was begun with, or `headrace replay --from`.")

@@ -27,7 +27,7 @@ _REFUSED = re.compile(
 """What the server refuses a connection for that trying again does not mend."""
 
 
-class LostError(TransientError):
+class ConnectionLostError(TransientError):
     """The connection is gone: what was not committed has not happened, what was being committed may have."""
 
 
@@ -70,7 +70,7 @@ class Failure:
 
 
 @contextmanager
-def translated(node: str) -> Iterator[None]:
+def translate_errors(node: str) -> Iterator[None]:
     """Raises what psycopg or ADBC raise inside as DataError, TargetError or TransientError with the server's message."""
     import adbc_driver_manager
     import psycopg
@@ -97,7 +97,7 @@ def translate(error: Exception, node: str) -> HeadraceError:
         return kind(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
     if state[:2] in TRANSIENT_CLASSES and state != DROPPED:
         lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
-        return (LostError if lost else TransientError)(msg, node=node)
+        return (ConnectionLostError if lost else TransientError)(msg, node=node)
     return TargetError(msg, node=node, hint="Mend the table or the rights of the role in Postgres, then run again.")
 
 
@@ -106,7 +106,7 @@ def _without_state(text: str, node: str) -> HeadraceError:
     msg = f"Postgres says: {text}"
     if _REFUSED.search(text):
         return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
-    return LostError(msg, node=node)
+    return ConnectionLostError(msg, node=node)
 
 
 def _message(error: Exception) -> str:

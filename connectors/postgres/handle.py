@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.connectors.base import Frame, SinkContext, SplitFetch
+from headrace.connectors.base import EpochFrame, SinkContext, SplitReader
 from headrace.connectors.keys import canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.content import Reader
-from headrace.connectors.postgres.convert import Checks, flat
+from headrace.connectors.postgres.content import TargetReader
+from headrace.connectors.postgres.convert import RowChecks, flatten_columns
 from headrace.connectors.postgres.direct import DirectLoad
-from headrace.connectors.postgres.load import Load
+from headrace.connectors.postgres.load import LoadContext
 from headrace.connectors.postgres.markers import markers
-from headrace.connectors.postgres.merge import Policy
-from headrace.connectors.postgres.session import Address, Control, Loader, Session, application_name, end_older
+from headrace.connectors.postgres.merge import ConflictPolicy
+from headrace.connectors.postgres.session import Address, ControlConnection, Loader, Session, application_name, terminate_older_backends
 from headrace.connectors.postgres.small_batches import write_table
-from headrace.connectors.postgres.staging import drop, older_stages, write_staged
+from headrace.connectors.postgres.staging import drop_staging_tables, find_stale_staging_tables, write_staged
 from headrace.connectors.postgres.target import check_target, prepare_target
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError, UserError
-from headrace.pipeline.model.nodes import PostgresSink as Node
+from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Handle:
+class PostgresSinkHandle:
     """Connections are made when first used, and made anew after they were lost."""
 
     def __init__(self, context: SinkContext, generation: int | None) -> None:
@@ -45,11 +45,11 @@ class Handle:
         self._table = sql.Identifier(self._node.schema_, self._node.table)
         self._store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
         self._address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
-        self._control = Control(self._address)
+        self._control = ControlConnection(self._address)
         self._loader = Loader(self._address)
         self._version = self._node.version_column
-        self._policy = Policy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version)
-        self._load: Load | None = None
+        self._policy = ConflictPolicy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version)
+        self._load: LoadContext | None = None
         self._direct: DirectLoad | None = None
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -67,21 +67,21 @@ class Handle:
             self._store.announce(session, generation)
         self._end_older(generation)
         with self._control.transaction() as session:
-            left = older_stages(session, self._key, generation)
-        drop(self._control, left)
-        self._load = Load(
+            left = find_stale_staging_tables(session, self._key, generation)
+        drop_staging_tables(self._control, left)
+        self._load = LoadContext(
             node=self._name,
             target=target,
             schema=schema,
             policy=self._policy,
-            checks=Checks.of(self._name, schema, self._columns, target.lengths, self._version),
+            checks=RowChecks.of(self._name, schema, self._columns, target.lengths, self._version),
             generation=generation,
         )
 
-    def check(self, schema: pa.Schema) -> None:
+    def validate_target(self, schema: pa.Schema) -> None:
         """See PostgresSink."""
         self._check_policy(schema)
-        control = Control(self._address, patient=False)
+        control = ControlConnection(self._address, patient=False)
         try:
             with control.transaction() as session:
                 place = (self._node.schema_, self._node.table)
@@ -89,20 +89,20 @@ class Handle:
         finally:
             control.close()
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """See PostgresSink."""
         with self._control.transaction() as session:
             return self._store.read(session)
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """See PostgresSink."""
         if record.generation != self._required_generation():
             msg = f"a record of generation {record.generation} is written under generation {self._generation}"
             raise InternalError(msg, node=self._name)
         with self._control.transaction() as session:
-            return self._store.join(session, record, self._rows(session))
+            return self._store.register(session, record, self._rows(session))
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """See PostgresSink."""
         with self._control.transaction() as session:
             if self._store.shared(session):
@@ -113,10 +113,10 @@ class Handle:
             self._store.lock(session, self._required_generation())
             session.run(sql.SQL("DELETE FROM {}").format(self._table))
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """See PostgresSink."""
         with self._control.transaction() as session:
-            return self._store.foreign(session)
+            return self._store.find_conflicting_record(session)
 
     def claims(self) -> list[Claim]:
         """See PostgresSink."""
@@ -128,14 +128,14 @@ class Handle:
         with self._control.transaction() as session:
             self._store.release(session, claims)
 
-    def began(self, plan: EpochPlan) -> bool:
+    def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """See PostgresSink. Only history goes by splits."""
         if plan.phase is not Phase.HISTORY:
             return False
         with self._control.transaction() as session:
             return bool(markers(session, self._key, plan.number))
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """See PostgresSink."""
         with self._control.transaction(snapshot=True) as session:
             if self._store.shared(session):
@@ -143,22 +143,22 @@ class Handle:
             record = self._store.read(session)
             return (record, self._rows(session)) if record else None
 
-    def content(self, schema: pa.Schema) -> Reader:
+    def content(self, schema: pa.Schema) -> TargetReader:
         """Return what reads record and rows of one snapshot; see PostgresSink."""
-        return Reader(self._address, self._store, self._table, schema, self._columns)
+        return TargetReader(self._address, self._store, self._table, schema, self._columns)
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """By the driver alone if the epoch is small, else staged by tasks."""
         load = self._loading()
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
-        rows = flat(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
-        if (table := frame.few(rows, self._node.max_driver_rows)) is not None:
+        rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
+        if (table := frame.collect_if_small(rows, self._node.max_driver_rows)) is not None:
             return write_table(self._loader, self._store, load, plan, table)
         return write_staged(self._control, self._address, self._store, load, plan, rows)
 
-    def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """See PostgresSink."""
         self._direct = self._direct or DirectLoad(self._control, self._address, self._store, self._loading())
         return self._direct.write(plan, fetch, spark)
@@ -168,7 +168,7 @@ class Handle:
         self._loader.close()
         self._control.close()
 
-    def _loading(self) -> Load:
+    def _loading(self) -> LoadContext:
         if self._load is None:
             msg = "a Postgres sink is written to before prepare, or although it failed"
             raise InternalError(msg, node=self._name)
@@ -206,6 +206,6 @@ class Handle:
     def _end_older(self, generation: int) -> None:
         """Ends the server's processes of older generations, so that neither their locks nor their COPYs go on."""
         with self._control.transaction() as session:
-            stubborn = end_older(session, self._key, generation)
+            stubborn = terminate_older_backends(session, self._key, generation)
         if stubborn:
             log.warning("event=backends_still_alive node=%s pids=%s", self._name, stubborn)

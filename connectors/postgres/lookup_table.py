@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.connectors.postgres.errors import Failure
-from headrace.connectors.postgres.session import Address, Control, Session, trusted
+from headrace.connectors.postgres.session import Address, ControlConnection, Session, trusted
 from headrace.pipeline.config.settings import TableConnection
 from headrace.pipeline.errors import DataError, HeadraceError, SchemaError, TargetError, TransientError
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import Json
 
 _AT_ONCE = 4
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class LookupTableColumns:
     """A table's columns by name. `cache` says that its values are kept by the pipeline."""
 
     schema: str
@@ -45,7 +45,7 @@ class Where:
     cache: bool
 
     @classmethod
-    def of(cls, node: DynamicTable, connection: TableConnection) -> Where:
+    def of(cls, node: DynamicTableConfig, connection: TableConnection) -> LookupTableColumns:
         """What a node means under these settings."""
         before, _, table = node.backend_entity_name.rpartition(".")
         schema = node.schema_ or before or connection.dt_schema_name or _DEFAULT_SCHEMA
@@ -61,13 +61,13 @@ class Where:
 class ValueTable:
     """The driver's connection to one table, made when it is first used."""
 
-    def __init__(self, node: str, where: Where, address: Address) -> None:
+    def __init__(self, node: str, where: LookupTableColumns, address: Address) -> None:
         from psycopg import sql
 
         self.where = where
         self._node = node
         self._address = address
-        self._control = Control(address)
+        self._control = ControlConnection(address)
         self._table = sql.Identifier(where.schema, where.table)
         self._column = sql.Identifier(where.column)
         self._time = sql.Identifier(where.time_column) if where.time_column else None
@@ -84,7 +84,7 @@ class ValueTable:
 
     def check(self) -> None:
         """The same of a table that is there; makes nothing."""
-        control = Control(self._address, patient=False)
+        control = ControlConnection(self._address, patient=False)
         try:
             with control.transaction() as session:
                 if found := self._columns(session):
@@ -198,11 +198,11 @@ class PostgresLookup:
     """Asks the table for the different values of a batch, some chunks side by side. Holds the password: never logged."""
 
     node: str
-    where: Where
+    where: LookupTableColumns
     address: Address
     at_most: int
 
-    def held(self, values: list[str]) -> list[bool]:
+    def contains(self, values: list[str]) -> list[bool]:
         """For each value whether the table holds it. Raises TransientError, TargetError or SchemaError, with the node in its text."""
         wanted = [value for value in values if value is not None and "\0" not in value]
         chunks = [wanted[at : at + self.at_most] for at in range(0, len(wanted), self.at_most)]
@@ -219,12 +219,12 @@ class PostgresLookup:
         column, table = sql.Identifier(self.where.column), sql.Identifier(self.where.schema, self.where.table)
         statement = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} = ANY($1::text[])").format(column=column, table=table)
         try:
-            with _borrowed(self.address) as control, control.transaction() as session:
+            with _borrow_connection(self.address) as control, control.transaction() as session:
                 return {value for (value,) in session.run(statement, chunk)}
         except HeadraceError as error:
-            raise self._told(error) from error
+            raise self._to_worker_error(error) from error
 
-    def _told(self, error: HeadraceError) -> HeadraceError:
+    def _to_worker_error(self, error: HeadraceError) -> HeadraceError:
         """As it can travel out of a worker, where only class and text do."""
         plain = Failure.of(error).error()
         if isinstance(plain, TargetError | TransientError):  # in front: of a text with several lines only the first arrives
@@ -233,18 +233,18 @@ class PostgresLookup:
         return plain
 
 
-_idle: dict[str, list[Control]] = {}
+_idle: dict[str, list[ControlConnection]] = {}
 """Connections of this worker process that nobody uses just now, by where they lead."""
 
 
 @contextmanager
-def _borrowed(address: Address) -> Iterator[Control]:
+def _borrow_connection(address: Address) -> Iterator[ControlConnection]:
     """A connection of this process, given back afterwards. One that was lost meanwhile is made anew by itself."""
     pool = _idle.setdefault(repr(sorted(address.parameters().items())), [])
     try:
         control = pool.pop()
     except IndexError:
-        control = Control(address)
+        control = ControlConnection(address)
     try:
         yield control
     finally:

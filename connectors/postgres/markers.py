@@ -10,7 +10,7 @@ import hashlib
 import json
 
 from headrace.connectors.postgres.session import Session
-from headrace.pipeline.protocol.epochs import Counts, Json, SinkKey
+from headrace.pipeline.protocol.epochs import Json, SinkKey, WriteCounts
 
 
 def split_id(split: Json) -> str:
@@ -33,7 +33,7 @@ def set_marker(session: Session, key: SinkKey, epoch: int, split: str, generatio
     return bool(rows)
 
 
-def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: Counts) -> None:
+def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: WriteCounts) -> None:
     """Writes down what the split brought, in the transaction that marked it."""
     session.run(
         "UPDATE headrace.splits SET rows = $6::bigint, inserted = $7::bigint, updated = $8::bigint"
@@ -49,7 +49,7 @@ def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: 
     )
 
 
-def markers(session: Session, key: SinkKey, epoch: int) -> dict[str, Counts]:
+def markers(session: Session, key: SinkKey, epoch: int) -> dict[str, WriteCounts]:
     """The splits of an epoch that are loaded and committed, with what each brought."""
     rows = session.run(
         "SELECT split, rows, inserted, updated FROM headrace.splits"
@@ -59,4 +59,4 @@ def markers(session: Session, key: SinkKey, epoch: int) -> dict[str, Counts]:
         key.sink,
         epoch,
     )
-    return {split: Counts(count, inserted, updated, 0) for split, count, inserted, updated in rows}
+    return {split: WriteCounts(count, inserted, updated, 0) for split, count, inserted, updated in rows}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from headrace.connectors.postgres.session import Session, trusted
-from headrace.connectors.postgres.target import Target
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.connectors.postgres.target import PostgresTarget
+from headrace.pipeline.protocol.epochs import WriteCounts
 
 OP = "_gs_op"
 POSITION = ("_gs_source", "_gs_part", "_gs_off", "_gs_sub")
@@ -25,7 +25,7 @@ STAGE_TYPES = {OP: "TEXT", "_gs_source": "INTEGER", "_gs_part": "INTEGER", "_gs_
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ConflictPolicy:
     """What a conflict does: `nothing`, or an update where `EXCLUDED.column op t.column` holds for all of `where`."""
 
     nothing: bool
@@ -51,7 +51,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagingTable:
     """Where the rows lie. `attempts`: only rows of these task attempts count; None: all."""
 
     table: sql.Identifier
@@ -62,30 +62,30 @@ class Stage:
         return () if self.attempts is None else (list(self.attempts),)
 
 
-def create_stage(target: Target, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False) -> sql.Composed:
+def create_stage(target: PostgresTarget, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False) -> sql.Composed:
     """CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
     types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | ({ATTEMPT: "BIGINT"} if attempts else {})
     columns = [sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()]
     return sql.SQL("CREATE {} TABLE {} ({}) {}").format(trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail))
 
 
-def merge(session: Session, target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> Counts:
+def merge(session: Session, target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> WriteCounts:
     """Brings the stage into the target. `deletes` says whether any staged row is a delete. Returns what was changed."""
     if not target.key:
         ((rows,),) = session.run(append(target, stage), *stage.values())
-        return Counts(rows, rows, 0, 0)
+        return WriteCounts(rows, rows, 0, 0)
     only, gone = session.run(delete(target, stage, policy), *stage.values())[0] if deletes else (0, 0)
     ((rows, inserted, updated),) = session.run(upsert(target, stage, policy, deletes=deletes), *stage.values())
-    return Counts(rows + only, inserted, updated, gone)
+    return WriteCounts(rows + only, inserted, updated, gone)
 
 
-def append(target: Target, stage: Stage) -> sql.Composed:
+def append(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
     """INSERT of all rows; returns (rows)."""
     query = sql.SQL("WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT count(*) FROM put")
     return query.format(target=target.identifier, columns=_names(_all(target)), rows=_rows(target, stage))
 
 
-def upsert(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sql.Composed:
+def upsert(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> sql.Composed:
     """INSERT … ON CONFLICT of the preferred row per key; returns (rows, inserted, updated)."""
     query = sql.SQL(
         "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src WHERE {op} <> 'd'"
@@ -106,7 +106,7 @@ def upsert(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sq
     )
 
 
-def _freshness(target: Target) -> tuple[sql.Composable, sql.Composable]:
+def _freshness(target: PostgresTarget) -> tuple[sql.Composable, sql.Composable]:
     """What an upsert returns per row, and how that tells an insert from an update.
 
     A row that was updated on conflict carries the transaction's lock in xmax. Partitioned tables do not give xmax away: there
@@ -119,7 +119,7 @@ def _freshness(target: Target) -> tuple[sql.Composable, sql.Composable]:
     return _names(target.key, "t"), fresh
 
 
-def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
+def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
     """DELETE of keys; returns (keys whose last row is a delete, rows deleted).
 
     Where a conflict may keep the old row, a delete before an insert in one epoch must take it away first; else the insert
@@ -145,7 +145,7 @@ def delete(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
     )
 
 
-def _versioned_delete(target: Target, stage: Stage, policy: Policy, version: str) -> sql.Composed:
+def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str) -> sql.Composed:
     """DELETE of keys that a delete without a version ends, or whose winner is a delete that is not older than the row there."""
     query = sql.SQL(
         "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS ended, s.{version} AS version"
@@ -169,7 +169,7 @@ def _versioned_delete(target: Target, stage: Stage, policy: Policy, version: str
 _ALIVE = sql.SQL("(s._gs_end IS NULL OR s._gs_place >= s._gs_end)")
 
 
-def _ended(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
+def _ended(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
     """The staged rows with their place, and with the place of the last delete of their key that ends what came before it."""
     ends = sql.SQL("s._gs_op = 'd'")
     if policy.version is not None:
@@ -179,7 +179,7 @@ def _ended(target: Target, stage: Stage, policy: Policy) -> sql.Composed:
     return sql.SQL(query).format(place=place, ends=ends, key=_names(target.key, "s"), rows=_rows(target, stage))
 
 
-def _winners(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> sql.Composed:
+def _winners(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> sql.Composed:
     rows, alive = _rows(target, stage), sql.SQL("")
     if deletes and not policy.plain:
         rows = _ended(target, stage, policy)
@@ -190,7 +190,7 @@ def _winners(target: Target, stage: Stage, policy: Policy, *, deletes: bool) -> 
     )
 
 
-def _rows(target: Target, stage: Stage) -> sql.Composed:
+def _rows(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
     """The staged rows that count, in the target's types."""
     parts = [
         sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
@@ -203,7 +203,7 @@ def _rows(target: Target, stage: Stage) -> sql.Composed:
     return sql.SQL("(SELECT {} FROM {} r {})").format(columns, stage.table, counted)
 
 
-def _action(target: Target, policy: Policy) -> sql.Composable:
+def _action(target: PostgresTarget, policy: ConflictPolicy) -> sql.Composable:
     others = _others(target)
     if policy.nothing or not others:
         return sql.SQL("DO NOTHING")
@@ -215,11 +215,11 @@ def _action(target: Target, policy: Policy) -> sql.Composable:
     return sql.SQL("DO UPDATE SET {}{}").format(sets, where)
 
 
-def _others(target: Target) -> list[str]:
+def _others(target: PostgresTarget) -> list[str]:
     return [name for name in _all(target) if name not in target.key]
 
 
-def _all(target: Target) -> list[str]:
+def _all(target: PostgresTarget) -> list[str]:
     return [column.name for column in target.columns]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, Protocol, cast
 
 import stamina
 
-from headrace.connectors.postgres.errors import translated
+from headrace.connectors.postgres.errors import translate_errors
 from headrace.pipeline.config.settings import PostgresConnection
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol.epochs import SinkKey
@@ -88,7 +88,7 @@ class Address:
         return str(self.connection.statement_timeout_secs * 1000)
 
 
-class Control:
+class ControlConnection:
     """A psycopg connection that comes back by itself between transactions."""
 
     def __init__(self, address: Address, *, patient: bool = True) -> None:
@@ -101,9 +101,9 @@ class Control:
     def transaction(self, *, snapshot: bool = False) -> Iterator[Session]:
         """One transaction: committed at the end, rolled back after an error. `snapshot`: one REPEATABLE READ view of the data.
 
-        A connection found dead at the start is made anew; one that dies inside raises LostError.
+        A connection found dead at the start is made anew; one that dies inside raises ConnectionLostError.
         """
-        with translated(self._address.node):
+        with translate_errors(self._address.node):
             connection = self._ready(snapshot=snapshot)
             try:
                 yield _PsycopgSession(connection)
@@ -123,7 +123,7 @@ class Control:
         for attempt in stamina.retry_context(
             on=TransientError, attempts=self._attempts, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
         ):
-            with attempt, translated(self._address.node):
+            with attempt, translate_errors(self._address.node):
                 self._connection = self._connection or self._connect()
                 try:
                     begin = "BEGIN ISOLATION LEVEL REPEATABLE READ" if snapshot else "BEGIN"
@@ -175,10 +175,10 @@ class Loader:
     def transaction(self) -> Iterator[LoadSession]:
         """One transaction: committed at the end; after an error the connection is thrown away, and with it what was begun.
 
-        Raises LostError when the connection dies inside; at the commit that leaves open whether it happened.
+        Raises ConnectionLostError when the connection dies inside; at the commit that leaves open whether it happened.
         """
         try:
-            with translated(self._address.node):
+            with translate_errors(self._address.node):
                 session = self._ready()
                 yield session
                 self._connection.commit()
@@ -200,7 +200,7 @@ class Loader:
     def _ready(self) -> LoadSession:
         """A session with its transaction begun, on a new connection where the old one is dead."""
         for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
-            with attempt, translated(self._address.node):
+            with attempt, translate_errors(self._address.node):
                 self._connection = self._connection or self._connect()
                 session = LoadSession(self._connection)
                 try:
@@ -257,7 +257,7 @@ class LoadSession:
             raise
 
 
-def end_older(session: Session, key: SinkKey, generation: int) -> Sequence[int]:
+def terminate_older_backends(session: Session, key: SinkKey, generation: int) -> Sequence[int]:
     """Ends the server's processes of older generations of this sink. Returns the ids of those that would not end."""
     rows = session.run(
         "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity"

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, DirectSink, Frame, SinkCapabilities, SinkContext, SplitFetch, Visibility
-from headrace.connectors.content import Content
+from headrace.connectors.base import Delivery, DirectSink, EpochFrame, SinkCapabilities, SinkContext, SplitReader, Visibility
+from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.model.nodes import PostgresSink as Node
+from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from headrace.connectors.postgres.content import Reader
-    from headrace.connectors.postgres.handle import Handle
+    from headrace.connectors.postgres.content import TargetReader
+    from headrace.connectors.postgres.handle import PostgresSinkHandle
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class PostgresSink(DirectSink):
         fences=True,
         counts_changes=True,
         versions=True,
-        empties=True,
+        can_truncate=True,
         direct=True,
         without_spark=True,
     )
@@ -50,7 +50,7 @@ class PostgresSink(DirectSink):
     def __init__(self, context: SinkContext) -> None:
         self._context = context
         self._node: Node = context.node
-        self._handle: Handle | None = None
+        self._handle: PostgresSinkHandle | None = None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Connects, proves or makes the table, raises the generation, ends and sweeps what older generations left."""
@@ -58,29 +58,29 @@ class PostgresSink(DirectSink):
         self._handle = self._made(generation)
         self._handle.prepare(schema)
 
-    def check(self) -> None:
+    def validate_target(self) -> None:
         """Asks the server about a table that is there; one that is missing would be made."""
-        self._open.check(self._context.schema)
+        self._open.validate_target(self._context.schema)
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """The record in the target's database."""
         return self._open.record()
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Writes the first record, or rewinds; `baseline` is the table's count in the same transaction."""
-        return self._open.join(record)
+        return self._open.register(record)
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """Remove all rows of the table; a transaction that locks the record's row first."""
-        self._open.empty()
+        self._open.truncate()
 
-    def began(self, plan: EpochPlan) -> bool:
+    def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """Whether markers of a direct load say that splits of the epoch are there."""
-        return self._open.began(plan)
+        return self._open.has_partial_epoch(plan)
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """The newest record of the same pipeline name, lane, sink and table under another UUID."""
-        return self._open.foreign_record()
+        return self._open.find_conflicting_record()
 
     def claims(self) -> Sequence[Claim]:
         """The records in the target's database that speak of this table."""
@@ -90,11 +90,11 @@ class PostgresSink(DirectSink):
         """Removes the records of these sinks."""
         self._open.release(claims)
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """Record and rows in one snapshot; None where others write the table too, as far as their records tell."""
-        return self._open.count()
+        return self._open.read_row_count()
 
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> Content | None:
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """The rows in the driver where they are few bytes, else by way of a parquet file. `lookup` finds keys by the index."""
         from headrace.connectors.postgres.content import readable
 
@@ -108,21 +108,21 @@ class PostgresSink(DirectSink):
             if not keeps:
                 reader.close()
 
-    def _read(self, reader: Reader, columns: tuple[str, ...], folder: Path, limit: int | None) -> Content | None:
+    def _read(self, reader: TargetReader, columns: tuple[str, ...], folder: Path, limit: int | None) -> TargetContent | None:
         if reader.record is None:
             return None
         if limit is not None and reader.has_more_than(limit):
-            return Content(reader.record, None, columns, lookup=reader.lookup, close=reader.close)
+            return TargetContent(reader.record, None, columns, lookup=reader.lookup, close=reader.close)
         path = folder / f"{self._context.key.sink}.parquet"
         table = reader.read(path, DRIVER_BYTES)
         spark: Any = self._context.spark
-        return Content(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
+        return TargetContent(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
 
-    def write(self, plan: EpochPlan, frame: Frame) -> Counts:
+    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Rows and record in one transaction. An epoch that is held already is not written again: its counts come back."""
         return self._open.write(plan, frame)
 
-    def write_direct(self, plan: EpochPlan, fetch: SplitFetch, spark: SparkSession) -> Counts:
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """One transaction per split, marker first; then the record, once every split has its marker."""
         return self._open.write_direct(plan, fetch, spark)
 
@@ -143,16 +143,16 @@ class PostgresSink(DirectSink):
             self._handle = None
 
     @property
-    def _open(self) -> Handle:
+    def _open(self) -> PostgresSinkHandle:
         """The handle; one without a generation, for questions alone, where the sink was not prepared."""
         if self._handle is None:
             self._handle = self._made(None)
         return self._handle
 
-    def _made(self, generation: int | None) -> Handle:
+    def _made(self, generation: int | None) -> PostgresSinkHandle:
         try:
-            from headrace.connectors.postgres.handle import Handle
+            from headrace.connectors.postgres.handle import PostgresSinkHandle
         except ImportError as error:
             msg = f"type `postgres` needs the package `{error.name}`"
             raise UserError(msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink) from error
-        return Handle(self._context, generation)
+        return PostgresSinkHandle(self._context, generation)

@@ -6,27 +6,27 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import RecordStore
-from headrace.connectors.postgres.load import Load
-from headrace.connectors.postgres.merge import Stage, create_stage, merge
+from headrace.connectors.postgres.load import LoadContext
+from headrace.connectors.postgres.merge import StagingTable, create_stage, merge
 from headrace.connectors.postgres.session import Loader
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan
+from headrace.pipeline.protocol.epochs import EpochPlan, WriteCounts
 
 TEMPORARY = "_headrace_rows"
 
 
-def write_table(loader: Loader, store: RecordStore, load: Load, plan: EpochPlan, rows: pa.Table) -> Counts:
+def write_table(loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table) -> WriteCounts:
     """Rows and record in one transaction. Dying anywhere before its commit leaves nothing; after it, the record tells."""
     deletes = load.checks.check(rows)
     with loader.transaction() as session:
-        held = store.expect(session, plan, load.generation)
-        if isinstance(held, Counts):
+        held = store.lock_for_epoch(session, plan, load.generation)
+        if isinstance(held, WriteCounts):
             return held
         load.refuse_marked(plan, marked=held.marked)
-        counts = Counts()
+        counts = WriteCounts()
         if rows.num_rows:
             table = sql.Identifier("pg_temp", TEMPORARY)
             session.run(create_stage(load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
             session.load(TEMPORARY, rows, schema=None)
-            counts = merge(session, load.target, Stage(table), load.policy, deletes=bool(deletes))
+            counts = merge(session, load.target, StagingTable(table), load.policy, deletes=bool(deletes))
         store.advance(session, held, plan, load.generation, counts)
     return counts

@@ -19,13 +19,13 @@ import pyarrow as pa
 from psycopg import sql
 
 from headrace.connectors.postgres.commit_store import SCHEMA, RecordStore
-from headrace.connectors.postgres.convert import Checks
+from headrace.connectors.postgres.convert import RowChecks
 from headrace.connectors.postgres.errors import Failure
-from headrace.connectors.postgres.load import Load
-from headrace.connectors.postgres.merge import ATTEMPT, Stage, create_stage, merge
-from headrace.connectors.postgres.session import Address, Control, Loader, Session, digest
+from headrace.connectors.postgres.load import LoadContext
+from headrace.connectors.postgres.merge import ATTEMPT, StagingTable, create_stage, merge
+from headrace.connectors.postgres.session import Address, ControlConnection, Loader, Session, digest
 from headrace.pipeline.errors import HeadraceError, TargetError, TransientError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, SinkKey
+from headrace.pipeline.protocol.epochs import EpochPlan, SinkKey, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,7 +40,7 @@ _RESULT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("deletes", 
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedAttempt:
     """What one task attempt says that it staged."""
 
     attempt: int
@@ -49,12 +49,12 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class StageTask:
+class StagingCopyTask:
     """What a Spark task runs: one COPY of its rows, committed at the end. Picklable."""
 
     address: Address
     table: str
-    checks: Checks
+    checks: RowChecks
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row for the attempt that is running; errors travel in it, with their class and hint."""
@@ -93,28 +93,30 @@ class StageTask:
         return rows, deletes
 
 
-def write_staged(control: Control, address: Address, store: RecordStore, load: Load, plan: EpochPlan, rows: DataFrame) -> Counts:
+def write_staged(
+    control: ControlConnection, address: Address, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: DataFrame
+) -> WriteCounts:
     """Stages by tasks, merges by the driver. `rows` are flat. Stages again when the server lost what was staged."""
     for _ in range(TRIES):
         table = f"{_prefix(store.key)}{load.generation}_e{plan.number}_{secrets.token_hex(3)}"
         identifier = sql.Identifier(SCHEMA, table)
         with control.transaction() as session:
-            held = store.expect(session, plan, load.generation)
-            if isinstance(held, Counts):
+            held = store.lock_for_epoch(session, plan, load.generation)
+            if isinstance(held, WriteCounts):
                 return held
             load.refuse_marked(plan, marked=held.marked)
             session.run(create_stage(load.target, identifier, kind="UNLOGGED", attempts=True))
         try:
-            staged = stage(rows, StageTask(address, table, load.checks))
+            staged = copy_to_staging(rows, StagingCopyTask(address, table, load.checks))
             if (counts := _merge(control, store, load, plan, identifier, staged)) is not None:
                 return counts
         finally:
-            drop(control, [table])
+            drop_staging_tables(control, [table])
     msg = f"staged rows of epoch {plan.number} were lost {TRIES} times in a row"
     raise TransientError(msg, node=load.node, hint="The server seems to crash again and again: see its log.")
 
 
-def stage(rows: DataFrame, task: StageTask) -> list[Staged]:
+def copy_to_staging(rows: DataFrame, task: StagingCopyTask) -> list[StagedAttempt]:
     """Runs the tasks; what each winning attempt staged. A plain collect: no exchange behind the write, so no task runs for less."""
     names = rows.columns
 
@@ -125,16 +127,21 @@ def stage(rows: DataFrame, task: StageTask) -> list[Staged]:
     found = rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(run, RESULT).collect()
     if failures := [Failure.from_json(row.failure) for row in found if row.failure]:
         raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
-    return [Staged(row.attempt, row.rows, row.deletes) for row in found]
+    return [StagedAttempt(row.attempt, row.rows, row.deletes) for row in found]
 
 
 def _merge(
-    control: Control, store: RecordStore, load: Load, plan: EpochPlan, table: sql.Identifier, staged: Sequence[Staged]
-) -> Counts | None:
+    control: ControlConnection,
+    store: RecordStore,
+    load: LoadContext,
+    plan: EpochPlan,
+    table: sql.Identifier,
+    staged: Sequence[StagedAttempt],
+) -> WriteCounts | None:
     """One transaction: count, merge, record. None, with nothing done, when rows are missing."""
     with control.transaction() as session:
-        held = store.expect(session, plan, load.generation)
-        if isinstance(held, Counts):
+        held = store.lock_for_epoch(session, plan, load.generation)
+        if isinstance(held, WriteCounts):
             return held
         told = {one.attempt: one.rows for one in staged if one.rows}
         there = dict(session.run(sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(sql.Identifier(ATTEMPT), table)))
@@ -142,12 +149,12 @@ def _merge(
         if short:
             log.warning("event=stage_again node=%s epoch=%d attempts=%s", load.node, plan.number, short)
             return None
-        counts = Counts()
+        counts = WriteCounts()
         if told:
             session.run(_SORT_MEMORY)
             winners = None if told.keys() == there.keys() else list(told)
             deletes = any(one.deletes for one in staged)
-            counts = merge(session, load.target, Stage(table, winners), load.policy, deletes=deletes)
+            counts = merge(session, load.target, StagingTable(table, winners), load.policy, deletes=deletes)
         store.advance(session, held, plan, load.generation, counts)
     return counts
 
@@ -156,7 +163,7 @@ def _prefix(key: SinkKey) -> str:
     return f"stage_{digest(key)}_g"
 
 
-def older_stages(session: Session, key: SinkKey, generation: int) -> list[str]:
+def find_stale_staging_tables(session: Session, key: SinkKey, generation: int) -> list[str]:
     """Staging tables that older generations of this sink left."""
     names = session.run(
         "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)", SCHEMA, _prefix(key)
@@ -164,7 +171,7 @@ def older_stages(session: Session, key: SinkKey, generation: int) -> list[str]:
     return [name for (name,) in names if int(name.removeprefix(_prefix(key)).split("_")[0]) < generation]
 
 
-def drop(control: Control, tables: Sequence[str]) -> None:
+def drop_staging_tables(control: ControlConnection, tables: Sequence[str]) -> None:
     """Drops staging tables. One that a dying task still holds is left to the next generation."""
     for table in tables:
         try:

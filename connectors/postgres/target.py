@@ -40,13 +40,13 @@ PARSES_TEXT = ("uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macad
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TargetColumn:
     """One column of the rows: `staged` is its type in staging tables, `cast` what the merge turns it into (None: nothing)."""
 
     name: str
     staged: str
     cast: str | None
-    straight: bool
+    supports_direct_copy: bool
     """COPY may write it into the target as it is."""
     exact: bool = True
     """Values that differ in the rows differ in the target too: not so where case, blanks or spelling do not count."""
@@ -55,12 +55,12 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PostgresTarget:
     """A proved target. `columns` are those of the rows, in their order; `key` the conflict key, empty for appends."""
 
     schema: str
     table: str
-    columns: tuple[Column, ...]
+    columns: tuple[TargetColumn, ...]
     key: tuple[str, ...]
     partitioned: bool
 
@@ -70,9 +70,9 @@ class Target:
         return sql.Identifier(self.schema, self.table)
 
     @property
-    def straight(self) -> bool:
+    def supports_direct_copy(self) -> bool:
         """Whether COPY may write rows into the target without a staging table in between."""
-        return all(column.straight for column in self.columns)
+        return all(column.supports_direct_copy for column in self.columns)
 
     @property
     def exact(self) -> bool:
@@ -87,7 +87,7 @@ class Target:
 
 def prepare_target(
     session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
-) -> Target:
+) -> PostgresTarget:
     """Makes the table if it is missing, then proves that it takes rows of `schema` under `key`.
 
     Raises SchemaError for a column or type, TargetError for rights and keys; each names what is there and what to do.
@@ -107,7 +107,9 @@ def check_target(
         _proved(session, node=node, table=table, schema=schema, key=key, version=version)
 
 
-def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None) -> Target:
+def _proved(
+    session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None
+) -> PostgresTarget:
     kind = _kind(session, *table)
     if kind not in {"r", "p"}:
         msg = f"{table[0]}.{table[1]} is not a table"
@@ -121,7 +123,7 @@ def _proved(session: Session, *, node: str, table: tuple[str, str], schema: pa.S
     if key:
         _check_key(session, node, table, key)
     _check_rights(session, node, table)
-    return Target(*table, columns, tuple(key), partitioned=kind == "p")
+    return PostgresTarget(*table, columns, tuple(key), partitioned=kind == "p")
 
 
 def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
@@ -164,7 +166,7 @@ def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ExistingColumn:
     """A column that the table has. `kind` is its type without modifiers, domains resolved; `shown` as people know it.
 
     `digits` are those of a second that a time keeps, `length` the characters of a text; None where nothing limits them.
@@ -201,11 +203,11 @@ WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped
 """
 
 
-def _columns(session: Session, schema: str, table: str) -> dict[str, _Found]:
-    return {name: _Found(*rest) for name, *rest in session.run(_COLUMNS, schema, table)}
+def _columns(session: Session, schema: str, table: str) -> dict[str, _ExistingColumn]:
+    return {name: _ExistingColumn(*rest) for name, *rest in session.run(_COLUMNS, schema, table)}
 
 
-def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Found], *, keyed: bool) -> Column:
+def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _ExistingColumn], *, keyed: bool) -> TargetColumn:
     """How the rows' column goes into the table's column of the same name.
 
     A key is turned into the table's own type before rows are compared: what is one key there must be one key here. Other
@@ -236,12 +238,17 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Found], 
         cast = there.kind
     staged = "TEXT" if kind == "jsonb" or wide else ours
     loose = (parsed and not there.enum) or there.kind in {"citext", "bpchar", "character"} or not there.deterministic
-    return Column(
-        field.name, staged, cast, straight=there.plain and there.kind == plain, exact=not loose, length=there.length if keyed else None
+    return TargetColumn(
+        field.name,
+        staged,
+        cast,
+        supports_direct_copy=there.plain and there.kind == plain,
+        exact=not loose,
+        length=there.length if keyed else None,
     )
 
 
-def _check_precision(node: str, where: str, field: pa.Field, there: _Found, what: str) -> None:
+def _check_precision(node: str, where: str, field: pa.Field, there: _ExistingColumn, what: str) -> None:
     """Refuse a column that the server rounds or cuts where its values are compared: two would become one, and deletes miss their row."""
     cut = there.kind == "name"
     rounded = there.digits is not None and there.digits < _second_digits(field.type)
@@ -260,7 +267,7 @@ def _second_digits(kind: pa.DataType) -> int:
     return 0
 
 
-def _check_others(node: str, where: str, found: Mapping[str, _Found], schema: pa.Schema) -> None:
+def _check_others(node: str, where: str, found: Mapping[str, _ExistingColumn], schema: pa.Schema) -> None:
     for name, column in found.items():
         if column.needed and name not in schema.names:
             msg = f"column '{name}' of {where} is NOT NULL without a default, and the rows do not have it"

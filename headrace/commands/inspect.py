@@ -15,7 +15,7 @@ from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.ledger.model import EpochRow, LaneState
+from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
 
 _FAILURES_SHOWN = 20
 
@@ -39,7 +39,7 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
         _show_lane(console, lane, last[lane.name])
 
 
-def _lane_json(lane: LaneState, epochs: list[EpochRow]) -> Json:
+def _lane_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
     return {
         "name": lane.name,
         "pipeline": lane.pipeline,
@@ -67,7 +67,7 @@ def _lane_json(lane: LaneState, epochs: list[EpochRow]) -> Json:
     }
 
 
-def _show_lane(console: Console, lane: LaneState, epochs: list[EpochRow]) -> None:
+def _show_lane(console: Console, lane: PipelineState, epochs: list[EpochRow]) -> None:
     holder = f"held by {_holder(lane.holder)}" if lane.holder else "nobody holds it"
     console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {holder}")
     if lane.open_plan:

@@ -17,7 +17,7 @@ from headrace.commands.init import write_new
 from headrace.console import out, print_json
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.plugins.api import sql_name
-from headrace.pipeline.plugins.discovery import Found, allowed, installed, load
+from headrace.pipeline.plugins.discovery import InstalledPlugin, installed, is_allowed, load
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.validation.messages import types_of
 from headrace.pipeline.yaml.reader import PARTS
@@ -117,9 +117,9 @@ def list_(
         raise typer.Exit(1)
 
 
-def _about(found: Found) -> Json:
+def _about(found: InstalledPlugin) -> Json:
     told = {"id": found.id, "kind": None, "package": found.package, "version": found.version, "entry": found.entry, "error": None}
-    if not allowed(found.id):
+    if not is_allowed(found.id):
         return told | {"kind": "not allowed"}
     try:
         return told | {"kind": str(load(found).kind)}

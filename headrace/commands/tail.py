@@ -15,13 +15,13 @@ from rich.console import Console
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.console import WIDTH, err, out
 from headrace.pipeline.config.settings import load_settings
-from headrace.pipeline.errors import LaneError, UserError
+from headrace.pipeline.errors import PipelineStateError, UserError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.ledger import Ledger
-from headrace.pipeline.protocol.ledger.owner import in_words
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.protocol.ledger.owner import format_owner
+from headrace.pipeline.suggestions import suggest_closest
 
 _ANSWER_SECONDS = 10.0
 _SILENCE_SECONDS = 60.0
@@ -33,15 +33,15 @@ _CELL = 24
 def tail(path: Path, node: str | None, *, as_json: bool, rows: int | None) -> None:
     """Prints rows until `rows` have come, the pipeline ends, or Ctrl-C.
 
-    Raises LaneError where the pipeline does not run here or does not show its rows, UserError for a node that it does not have,
+    Raises PipelineStateError where the pipeline does not run here or does not show its rows, UserError for a node that it does not have,
     or that gives no rows.
     """
     file = load_pipeline(path)
     names = list(file.model.nodes())
     if node is not None and node not in names:
-        msg = f"there is no node `{node}` in {path}{meant(node, names)}"
+        msg = f"there is no node `{node}` in {path}{suggest_closest(node, names)}"
         raise UserError(msg, hint=f"There are {', '.join(names)}.")
-    if node in graph.tables(file.model):
+    if node in graph.dynamic_tables(file.model):
         filled_by = ", ".join(graph.inputs_of(file.model, node))
         hint = f"Look at the node that fills it: {filled_by}." if filled_by else "Look at a node that asks it."
         msg = f"`{node}` is a dynamic table: no rows leave it"
@@ -70,13 +70,13 @@ def _address(name: str, path: Path) -> str:
     finally:
         ledger.close()
     if not holder.get("inspect") or not holder.get("admin"):
-        msg = f"`{name}` runs ({in_words(holder)}), and does not show its rows"
+        msg = f"`{name}` runs ({format_owner(holder)}), and does not show its rows"
         hint = "Set HEADRACE__LIVE_DATA_INSPECT_ENABLED=true, or live_data_inspect_enabled: true in config.yaml, and start it again."
-        raise LaneError(msg, hint=hint)
+        raise PipelineStateError(msg, hint=hint)
     address = holder["admin"]
     if urlsplit(address).hostname in ("127.0.0.1", "::1", "localhost") and holder.get("host") != socket.gethostname():
         msg = f"`{name}` runs on host {holder.get('host')}, and shows its rows there only ({address})"
-        raise LaneError(msg, hint="Run this command there, or set admin_api_host for the run to an address that others reach.")
+        raise PipelineStateError(msg, hint="Run this command there, or set admin_api_host for the run to an address that others reach.")
     return address
 
 
@@ -91,11 +91,11 @@ def _holder(ledger: Ledger, name: str, path: Path) -> Json:
             told = True
         time.sleep(_LOOK_SECONDS)
     msg = f"`{name}` is not running"
-    raise LaneError(msg, hint=f"Start it with: headrace run {path}. `headrace status` shows what runs.")
+    raise PipelineStateError(msg, hint=f"Start it with: headrace run {path}. `headrace status` shows what runs.")
 
 
 def _rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:
-    """(node, row) as they come, until the run ends. Raises LaneError where nobody answers, or answers no."""
+    """(node, row) as they come, until the run ends. Raises PipelineStateError where nobody answers, or answers no."""
     at = urlsplit(address)
     connection = http.client.HTTPConnection(at.hostname or "", at.port or 80, timeout=_ANSWER_SECONDS)
     try:
@@ -104,11 +104,11 @@ def _rows(address: str, nodes: list[str]) -> Iterator[tuple[str, Json]]:
             answer = connection.getresponse()
         except OSError as error:
             msg = f"the run does not answer at {address}: {error.strerror or type(error).__name__}"
-            raise LaneError(msg, hint="It may have ended in this moment; `headrace status` shows what runs.") from error
+            raise PipelineStateError(msg, hint="It may have ended in this moment; `headrace status` shows what runs.") from error
         if answer.status != http.HTTPStatus.OK:
             said = _said(answer)
             msg = f"the run answers {answer.status}: {said.get('message', answer.reason)}"
-            raise LaneError(msg, hint=f"It has the nodes {', '.join(said['nodes'])}." if said.get("nodes") else "")
+            raise PipelineStateError(msg, hint=f"It has the nodes {', '.join(said['nodes'])}." if said.get("nodes") else "")
         if connection.sock is not None:
             connection.sock.settimeout(_SILENCE_SECONDS)
         yield from _events(answer)

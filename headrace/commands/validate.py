@@ -70,11 +70,11 @@ def validate(paths: Sequence[Path], *, as_json: bool, quick: bool, fix: bool = F
 
 
 def _fix(path: Path) -> None:
-    from headrace.pipeline.file.autofix import fixed
+    from headrace.pipeline.file.autofix import fix_file_text
 
     try:
         text = path.read_text(encoding="utf-8")
-        after, said = fixed(text, str(path))
+        after, said = fix_file_text(text, str(path))
     except (OSError, UnicodeDecodeError, PipelineFileError):
         return  # told by the check that follows
     if said:

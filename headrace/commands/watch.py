@@ -18,7 +18,7 @@ from headrace.connectors.ledger_factory import open_ledger
 from headrace.console import count, out
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
-from headrace.pipeline.protocol.ledger.model import EpochRow, LaneState
+from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
 _SPAN_SECONDS = 10.0
@@ -68,7 +68,7 @@ class Watcher:
         """All lanes, or those of one pipeline, as they stand now."""
         return [self._view(lane) for lane in self._ledger.lanes() if self._name in (None, lane.name)]
 
-    def _view(self, lane: LaneState) -> View:
+    def _view(self, lane: PipelineState) -> View:
         now, open_row = self._clock(), None
         first = (lane.name, lane.lane) not in self._seen
         seen = self._seen.setdefault((lane.name, lane.lane), _Seen(max(0, lane.committed - 1), now))
@@ -97,7 +97,7 @@ class Watcher:
         )
 
 
-def _holder(lane: LaneState) -> str:
+def _holder(lane: PipelineState) -> str:
     if lane.holder is None:
         return "nobody"
     return f"{lane.holder.get('launched_by', 'run')} {lane.holder.get('pid', '?')}@{lane.holder.get('host', '?')}"

@@ -20,8 +20,8 @@ from headrace.demo.flights import messages
 from headrace.demo.held import delta_epoch, delta_rows, postgres_epoch, postgres_rows
 from headrace.demo.setting import POSTGRES, Setting
 from headrace.orchestration.instance import child_environment
-from headrace.pipeline.errors import LaneError
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.protocol.ledger import PipelineState
 
 KILL_FROM, KILL_BY = 9_000, 13_000
 """How many messages beyond the fence the stream has committed when the kill comes: when one sink is ahead of the other, or at last."""
@@ -32,7 +32,7 @@ _STOP_SECONDS = 45.0
 def run_to_the_end(setting: Setting, stop: threading.Event) -> bool:
     """Carries everything into both sinks, with one kill -9 on the way if it has not been yet. False if it was stopped.
 
-    Raises LaneError when the Dagster process fails by itself.
+    Raises PipelineStateError when the Dagster process fails by itself.
     """
     setting.feed.start(setting.lane.consumed)
     if "killed_epoch" in setting.kept():
@@ -73,11 +73,11 @@ def _log(home: Path) -> Path:
     return home / "logs" / "demo.log"
 
 
-def _failed(setting: Setting) -> LaneError:
+def _failed(setting: Setting) -> PipelineStateError:
     path = _log(setting.home)
     said = re.findall(r"^headrace\.pipeline\.errors\.\w+: (.+)$", path.read_text(errors="replace"), re.MULTILINE)
     why = said[-1] if said else "it says why in its log"
-    return LaneError(f"the Dagster process failed: {why}", hint=f"Everything that it said is in {path}.")
+    return PipelineStateError(f"the Dagster process failed: {why}", hint=f"Everything that it said is in {path}.")
 
 
 class _Watch:
@@ -114,7 +114,7 @@ class _Watch:
             self._stop.wait(_LOOK_SECONDS)
         return False
 
-    def _say(self, state: LaneState) -> None:
+    def _say(self, state: PipelineState) -> None:
         lane, console = self._setting.lane, self._setting.console
         for month in lane.months():
             if month not in self._said_months:
@@ -128,18 +128,18 @@ class _Watch:
         done = f"{len(lane.months())} of 11 months" if not lane.has_history() else f"{lane.consumed():,} of {len(messages()):,} messages"
         self._status.update(f"{doing}, {done}")
 
-    def _now(self, state: LaneState) -> bool:
+    def _now(self, state: PipelineState) -> bool:
         """In the middle of December and of an epoch: best while one sink holds it and the other does not."""
         beyond = self._setting.lane.consumed() - self._setting.lane.fence()
         if not (self._setting.lane.has_history() and state.open_plan and beyond >= KILL_FROM):
             return False
         return beyond >= KILL_BY or self._epochs(state)[0] != self._epochs(state)[1]
 
-    def _epochs(self, state: LaneState) -> tuple[int | None, int | None]:
+    def _epochs(self, state: PipelineState) -> tuple[int | None, int | None]:
         setting = self._setting
         return postgres_epoch(setting.file, setting.settings, state.pipeline, POSTGRES), delta_epoch(setting.delta)
 
-    def _kill(self, state: LaneState) -> None:
+    def _kill(self, state: PipelineState) -> None:
         setting = self._setting
         self._status.stop()
         number = state.open_plan.number if state.open_plan else state.committed + 1

@@ -10,7 +10,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Phase
-from headrace.pipeline.protocol.ledger import EpochRow, LaneState
+from headrace.pipeline.protocol.ledger import EpochRow, PipelineState
 
 SOURCE = "flights"
 
@@ -36,7 +36,7 @@ class DemoLane:
         self.file = file
         self._ledger = open_ledger(settings)
 
-    def state(self) -> LaneState | None:
+    def state(self) -> PipelineState | None:
         """Where the lane stands, None before its first start."""
         return self._ledger.state(self.file.name)
 

@@ -17,7 +17,7 @@ from headrace.demo.lane import DemoLane
 from headrace.demo.load import load_history
 from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.model.nodes import DeltaSink
+from headrace.pipeline.model.nodes import DeltaSinkConfig
 from headrace.pipeline.protocol.partitions import window_keys
 
 POSTGRES, DELTA = "flights_pg", "flights_delta"
@@ -62,7 +62,7 @@ class Setting:
     def delta(self) -> Path:
         """Where the Delta table is."""
         node = self.file.model.sinks[DELTA]
-        assert isinstance(node, DeltaSink)  # noqa: S101  the demo's own file
+        assert isinstance(node, DeltaSinkConfig)  # noqa: S101  the demo's own file
         return Path(node.path)
 
     def kept(self) -> dict[str, Any]:

@@ -15,17 +15,17 @@ from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.base import TransformContext
 from headrace.jobs.transforms.registry import open_transform
 from headrace.pipeline.config.plugins import PluginSettings
-from headrace.pipeline.model.plugins import PluginTransform
+from headrace.pipeline.model.plugins import PluginTransformConfig
 from headrace.pipeline.plugins.api import Plugin, sql_name
-from headrace.pipeline.plugins.discovery import pretending
-from headrace.pipeline.plugins.preprocessors import Rewritten, rewrite
+from headrace.pipeline.plugins.discovery import temporary_plugin
+from headrace.pipeline.plugins.preprocessors import PreprocessedText, rewrite
 from headrace.testing.bench import Row, collected, frame, payload, place, plan, session, settings
 
 
 def check_transform(plugin: Plugin, options: Mapping[str, Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The contract of a transform, over rows that are all inserts. Returns what comes out, in order, without the hidden columns."""
-    with pretending(plugin), settings() as found:
-        node = PluginTransform.model_validate({"type": plugin.id, "from": "src", **options})
+    with temporary_plugin(plugin), settings() as found:
+        node = PluginTransformConfig.model_validate({"type": plugin.id, "from": "src", **options})
         spark = session()
 
         def out(given: Sequence[Mapping[str, Any]], parts: int) -> list[Row]:
@@ -51,7 +51,7 @@ def check_function(plugin: Plugin, *arguments: pa.Array) -> list[Any]:
     """What SQL gets from a function for these arrays, each value of its own call as well: they must not depend on each other."""
     names = [f"a{at}" for at in range(len(arguments))]
     call = f"{sql_name(plugin.id)}({', '.join(names)})"
-    with pretending(plugin):
+    with temporary_plugin(plugin):
         spark = session().newSession()
         register_functions(spark, [f"SELECT {call} AS x FROM given"])  # noqa: S608  names of our own
         table = pa.table([pa.array(range(len(arguments[0]))), *arguments], names=["n", *names])
@@ -71,9 +71,11 @@ def check_function(plugin: Plugin, *arguments: pa.Array) -> list[Any]:
 
 def check_preprocessor(plugin: Plugin, options: Mapping[str, Any], text: str) -> str:
     """What a preprocessor makes of a text; the same again where it works on what it made."""
-    with pretending(plugin):
-        once = rewrite(Rewritten(text), plugin.id, {plugin.id: options}, "<text>")
-        assert rewrite(Rewritten(text), plugin.id, {plugin.id: options}, "<text>").text == once.text, "the same text comes out differently"
+    with temporary_plugin(plugin):
+        once = rewrite(PreprocessedText(text), plugin.id, {plugin.id: options}, "<text>")
+        assert rewrite(PreprocessedText(text), plugin.id, {plugin.id: options}, "<text>").text == once.text, (
+            "the same text comes out differently"
+        )
         return once.text
 
 
@@ -81,7 +83,7 @@ def check_side_output(
     plugin: Plugin, options: Mapping[str, Any], schema: pa.Schema, rows: Sequence[Mapping[str, Any]], source: str = "src"
 ) -> None:
     """Shows the rows as epochs 1 and 2, the latter twice by two processes' objects, as after a crash."""
-    with pretending(plugin), settings() as found:
+    with temporary_plugin(plugin), settings() as found:
         named = PluginSettings(side_output_ids=(plugin.id,), side_output_options={plugin.id: dict(options)})
         given = found.model_copy(update={"plugin": named})
         for numbers in ((1, 2), (2,)):

@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, Frame, Sink, SinkContext
+from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError
-from headrace.pipeline.model.plugins import PluginSink
+from headrace.pipeline.model.plugins import PluginSinkConfig
 from headrace.pipeline.plugins.api import Plugin
-from headrace.pipeline.plugins.discovery import pretending
-from headrace.pipeline.protocol.epochs import Counts, Record, SinkKey
+from headrace.pipeline.plugins.discovery import temporary_plugin
+from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey, WriteCounts
 from headrace.testing.bench import HASH, Row, frame, plan, position, session, settings
 
 PEOPLE = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -33,7 +33,7 @@ class Target:
 
 def check_sink(plugin: Plugin, fresh: Callable[[], Target]) -> None:
     """The contract of a sink; `fresh` gives a new, empty target each time. An at-least-once sink need not keep what epochs are about."""
-    with pretending(plugin), settings() as found:
+    with temporary_plugin(plugin), settings() as found:
         bench = _SinkBench(plugin, found, fresh)
         exact = plugin.make.capabilities.delivery is Delivery.EXACTLY_ONCE  # pyright: ignore[reportFunctionMemberAccess]
         for check in [bench.rows_arrive, *(bench.exact_checks() if exact else [])]:
@@ -63,18 +63,20 @@ class _SinkBench:
 
     def _open(self, key: tuple[str, ...]) -> Sink:
         said = {"type": self._plugin.id, "from": "x", "primary_key": key, **copy.deepcopy(dict(self._target.options))}
-        context = SinkContext(self._key, PluginSink.model_validate(said), self._settings, PEOPLE, session(), {"key": key})
+        context = SinkContext(self._key, PluginSinkConfig.model_validate(said), self._settings, PEOPLE, session(), {"key": key})
         return registry.open_sink(context)
 
     def _joined(self, key: tuple[str, ...] = ("id",)) -> Sink:
         sink = self._open(key)
         sink.prepare(PEOPLE, 1)
-        sink.join(Record.joined(self._key, 1, 0, position(0), HASH, None))
+        sink.register(CommitRecord.for_registration(self._key, 1, 0, position(0), HASH, None))
         return sink
 
-    def _write(self, sink: Sink, number: int, ops: str, *people: tuple[int | None, str | None], key: tuple[str, ...] = ("id",)) -> Counts:
+    def _write(
+        self, sink: Sink, number: int, ops: str, *people: tuple[int | None, str | None], key: tuple[str, ...] = ("id",)
+    ) -> WriteCounts:
         rows = [{"id": one, "name": name} for one, name in people]
-        arriving = Frame(frame(PEOPLE, rows, ops), PEOPLE, key, len(rows), session())
+        arriving = EpochFrame(frame(PEOPLE, rows, ops), PEOPLE, key, len(rows), session())
         return sink.write(plan(number), arriving)
 
     def _holds(self, *people: tuple[int, str | None], after: str) -> None:
@@ -100,7 +102,7 @@ class _SinkBench:
         sink = self._open(("id",))
         sink.prepare(PEOPLE, 1)
         assert sink.record() is None, "a target that nothing was written to has a record"
-        sink.join(Record.joined(self._key, 1, 0, position(0), HASH, None))
+        sink.register(CommitRecord.for_registration(self._key, 1, 0, position(0), HASH, None))
         other = self._open(("id",))
         other.prepare(PEOPLE, 2)
         record = other.record()
@@ -185,10 +187,10 @@ class _SinkBench:
             self._key = SinkKey(secrets.token_hex(16), "another", "main", "sink")
             second = self._open(("id",))
             second.prepare(PEOPLE, 1)
-            record = Record.joined(self._key, 1, 0, position(0), HASH, None)
-            assert _refused(lambda: second.join(record)), "two pipelines joined one target"
+            record = CommitRecord.for_registration(self._key, 1, 0, position(0), HASH, None)
+            assert _refused(lambda: second.register(record)), "two pipelines joined one target"
             second.release(first.claims())
-            second.join(record)
+            second.register(record)
             assert _refused(lambda: self._write(first, 1, "i", (1, "a"))), "a sink that lost the target still writes"
             self._holds(after="a target that was taken over")
             second.close()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, BoundedSource, Limits, UnboundedSource
-from headrace.pipeline.model.plugins import PluginSource
+from headrace.connectors.base import OP, POS, BoundedSource, ReadLimits, UnboundedSource
+from headrace.pipeline.model.plugins import PluginSourceConfig
 from headrace.pipeline.plugins.api import Plugin
-from headrace.pipeline.plugins.discovery import pretending
+from headrace.pipeline.plugins.discovery import temporary_plugin
 from headrace.testing.bench import Row, collected, payload, place, session, settings
 
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 def check_source(plugin: Plugin, options: Mapping[str, Any]) -> list[Row]:
     """The contract of a source, over what is there now; it should hold still meanwhile. Returns its rows in order."""
-    with pretending(plugin):
-        node = PluginSource.model_validate({"type": plugin.id, **options})
+    with temporary_plugin(plugin):
+        node = PluginSourceConfig.model_validate({"type": plugin.id, **options})
         with settings() as found:
-            if node.endless:
+            if node.is_unbounded:
                 return _check_stream(registry.unbounded_source("src", node, found, 3))
             return _check_bounded(registry.bounded_source("src", node, found, 3))
 
@@ -32,7 +32,7 @@ def check_source(plugin: Plugin, options: Mapping[str, Any]) -> list[Row]:
 def _check_bounded(source: BoundedSource) -> list[Row]:
     spark = session()
     schema = source.schema(spark)
-    snapshot = source.pin(spark, "token")
+    snapshot = source.create_snapshot(spark, "token")
     splits = list(source.splits(spark, snapshot, None, None))
     assert splits == list(source.splits(spark, snapshot, None, None)), "`splits` of one snapshot are not the same twice"
     kept = json.loads(json.dumps(splits))
@@ -50,12 +50,12 @@ def _check_bounded(source: BoundedSource) -> list[Row]:
 
 def _check_stream(source: UnboundedSource) -> list[Row]:
     spark = session()
-    schema, begin, end = source.schema(), source.earliest(), source.end()
-    assert source.latest(end, Limits()) == end, "`latest` behind the end is not the end"
+    schema, begin, end = source.schema(), source.earliest_offsets(), source.end_offsets()
+    assert source.next_end_offsets(end, ReadLimits()) == end, "`latest` behind the end is not the end"
     rows = _rows(source.read(spark, begin, end), schema)
     at, pieces = begin, []
     while at != end:
-        to = source.latest(json.loads(json.dumps(at)), Limits(rows=3))
+        to = source.next_end_offsets(json.loads(json.dumps(at)), ReadLimits(rows=3))
         assert to != at, f"`latest` does not go on from {at}, and the end is {end}"
         pieces += _rows(source.read(spark, at, to), schema)
         at = to

@@ -19,12 +19,12 @@ from headrace.jobs.run.events import CheckResult
 from headrace.jobs.run.status import history_complete
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import LaneError
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import Json, Phase, Record, SinkKey, digest
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, Phase, SinkKey, digest
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.interventions import skipped_epochs, skipped_ranges
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def audit(
     """Runs every check of the named sinks (all if None) against the real systems; `content_matches` if `content` says how.
 
     Takes no lease, so it may run beside a stream. All it writes is how far it has verified the ledger's epochs: the next audit
-    reads those after that point. `all_epochs` reads every epoch that has a row. Raises LaneError for a pipeline that never ran.
+    reads those after that point. `all_epochs` reads every epoch that has a row. Raises PipelineStateError for a pipeline that never ran.
     """
     ledger = open_ledger(settings)
     state = ledger.state(file.name, LANE)
     if state is None or not state.position:
         msg = f"pipeline `{file.name}` has no epochs in this ledger yet"
-        raise LaneError(msg, hint="Start it first: headrace run FILE.")
+        raise PipelineStateError(msg, hint="Start it first: headrace run FILE.")
     names = [name for name in file.model.sinks if sinks is None or name in sinks]
     own = None
     if spark is None and (content is not None or any(file.model.sinks[name].type in ("delta", "iceberg") for name in names)):
@@ -84,7 +84,13 @@ def audit(
 
 
 def _content(
-    file: PipelineFile, settings: Settings, ledger: Ledger, state: LaneState, names: Sequence[str], spark: SparkSession, content: Content
+    file: PipelineFile,
+    settings: Settings,
+    ledger: Ledger,
+    state: PipelineState,
+    names: Sequence[str],
+    spark: SparkSession,
+    content: Content,
 ) -> list[CheckResult]:
     from headrace.jobs.checks.content.audit import ContentAudit
 
@@ -102,7 +108,7 @@ def _is_exact(file: PipelineFile, name: str) -> bool:
 
 
 def _sink_checks(
-    file: PipelineFile, settings: Settings, ledger: Ledger, state: LaneState, name: str, walk: Walk, spark: SparkSession | None
+    file: PipelineFile, settings: Settings, ledger: Ledger, state: PipelineState, name: str, walk: Walk, spark: SparkSession | None
 ) -> Iterator[CheckResult]:
     import pyarrow as pa
 
@@ -121,12 +127,12 @@ def _sink_checks(
         sink.close()
 
 
-def _restarts(ledger: Ledger, state: LaneState) -> set[int]:
+def _restarts(ledger: Ledger, state: PipelineState) -> set[int]:
     """Epochs that may start elsewhere than the one before ended, because the lane was taken there."""
     return {event["data"].get("epoch") for event in ledger.events(state.name, state.lane) if event["kind"] in ("rewound", "reset")}
 
 
-def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: LaneState, walk: Walk) -> CheckResult:
+def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, walk: Walk) -> CheckResult:
     record = sink.record()
     problems = list(walk.problems)
     problems += [
@@ -152,7 +158,7 @@ def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: LaneState, walk:
     return CheckResult("exactly_once_epochs", name, not problems, said, numbers)
 
 
-def _allowed(ledger: Ledger, state: LaneState, record: Record, before: int) -> dict[int, Json]:
+def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before: int) -> dict[int, Json]:
     """Where epochs end that the sink may hold: the last one, the open one, and those that a running lane committed meanwhile.
 
     `before` was the last one before the record was read, `state` is from after it: no sink is touched before its plan is here.
@@ -165,7 +171,7 @@ def _allowed(ledger: Ledger, state: LaneState, record: Record, before: int) -> d
     return allowed
 
 
-def _record_problems(record: Record, state: LaneState, allowed: Mapping[int, Json]) -> Iterator[str]:
+def _record_problems(record: CommitRecord, state: PipelineState, allowed: Mapping[int, Json]) -> Iterator[str]:
     if record.epoch not in allowed:
         yield f"the sink's record is at epoch {record.epoch}, the ledger at {state.committed}"
     elif record.end_digest != digest(allowed[record.epoch]):
@@ -175,7 +181,7 @@ def _record_problems(record: Record, state: LaneState, allowed: Mapping[int, Jso
 
 
 def _count(name: str, sink: Sink) -> CheckResult:
-    found = sink.count()
+    found = sink.read_row_count()
     record, rows = found or (None, 0)
     if record is None:
         return CheckResult("row_count_matches", name, None, "not applicable: the sink cannot tell its own rows from others")
@@ -201,12 +207,12 @@ def _count(name: str, sink: Sink) -> CheckResult:
     return CheckResult("row_count_matches", name, rows == expected, said, numbers)
 
 
-def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
+def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult:
     hybrids = [source for source in graph.upstream_sources(file.model, name) if file.model.sources[source].type == "hybrid"]
     if not hybrids:
         return CheckResult("handoff_has_no_gap", name, None, "not applicable: no hybrid source")
     if not history_complete(file, state):
-        done = positions.windows_done(file.model, state.position)
+        done = positions.completed_partitions(file.model, state.position)
         return CheckResult(
             "handoff_has_no_gap", name, None, f"not applicable yet: {len(done)} of {len(positions.windows_of(file.model))} windows are in"
         )
@@ -223,7 +229,7 @@ def _handoff(file: PipelineFile, state: LaneState, name: str) -> CheckResult:
                 problems.append(f"{source} partition {part}: the stream is at {now.get(part)}, before the fence {offset}")
             if now and first.get(part, offset) != offset:
                 problems.append(f"{source} partition {part}: history holds up to {offset}, the stream began at {first.get(part)}")
-    phase = Phase.CATCHING_UP if positions.catching_up(state.position[source] for source in hybrids) else Phase.LIVE
+    phase = Phase.CATCHING_UP if positions.is_catching_up(state.position[source] for source in hybrids) else Phase.LIVE
     numbers["phase"] = str(phase)
     said = (
         "; ".join(problems)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Position
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.chain import START
-from headrace.pipeline.protocol.ledger.model import RolledUp, StoredEpoch, Verified
+from headrace.pipeline.protocol.ledger.model import AuditProgress, RolledUp, StoredEpoch
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class _NeedsAll(Exception):  # noqa: N818  no error
     """The verified point is of no use; every row has to be read. Its arguments are problems that are known already."""
 
 
-def walk(ledger: Ledger, state: LaneState, restarts: Collection[int], *, all_epochs: bool = False) -> Walk:
+def walk(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False) -> Walk:
     """Checks the epochs from the verified point on, or from the first with `all_epochs`, and moves the point.
 
     `restarts` are epochs that may start at another position than the one before ended at.
@@ -57,13 +57,13 @@ def walk(ledger: Ledger, state: LaneState, restarts: Collection[int], *, all_epo
             break
     if not found.problems and found.last:
         try:
-            ledger.set_verified(state.pipeline, state.lane, Verified(found.last, found.link))
+            ledger.set_verified(state.pipeline, state.lane, AuditProgress(found.last, found.link))
         except TransientError as error:
             log.info("event=verified_point_not_stored pipeline=%s error=%s", state.name, error.message)
     return found
 
 
-def _walked(ledger: Ledger, state: LaneState, ranges: list[RolledUp], restarts: Collection[int], point: Verified | None) -> Walk:
+def _walked(ledger: Ledger, state: PipelineState, ranges: list[RolledUp], restarts: Collection[int], point: AuditProgress | None) -> Walk:
     seen = Walk(last=_rebuilt_at(ledger, state))
     for one in ranges:
         _add_range(seen, one, restarts)
@@ -83,20 +83,20 @@ def _walked(ledger: Ledger, state: LaneState, ranges: list[RolledUp], restarts: 
     return seen
 
 
-def _rebuilt_at(ledger: Ledger, state: LaneState) -> int:
+def _rebuilt_at(ledger: Ledger, state: PipelineState) -> int:
     """The epoch up to which a rebuilt ledger knows the lane from the sinks' records only; 0 for one that was not rebuilt."""
     rebuilt = [event["data"].get("committed", 0) for event in ledger.events(state.name, state.lane) if event["kind"] == "rebuilt"]
     return rebuilt[-1] if rebuilt else 0
 
 
-def _rows(ledger: Ledger, state: LaneState, seen: Walk, point: Verified | None) -> Iterator[StoredEpoch]:
+def _rows(ledger: Ledger, state: PipelineState, seen: Walk, point: AuditProgress | None) -> Iterator[StoredEpoch]:
     """The rows to check: all, or those after the verified point. Raises _NeedsAll where the point or rows before it have changed."""
     if point is None:
-        yield from ledger.stored(state.name, state.lane, seen.last, seen.link)
+        yield from ledger.stored_epochs(state.name, state.lane, seen.last, seen.link)
         return
     if ledger.count_epochs(state.name, state.lane, point.number) != point.number - seen.last:
         raise _NeedsAll
-    rows = ledger.stored(state.name, state.lane, point.number - 1)
+    rows = ledger.stored_epochs(state.name, state.lane, point.number - 1)
     first = next(rows, None)
     if first is None or first.number != point.number:
         raise _NeedsAll

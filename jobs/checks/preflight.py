@@ -25,7 +25,7 @@ from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileE
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.graph import key_of
-from headrace.pipeline.model.plugins import PluginSink, PluginSource
+from headrace.pipeline.model.plugins import PluginSinkConfig, PluginSourceConfig
 from headrace.pipeline.model.telemetry import event_time_problem
 from headrace.pipeline.protocol.epochs import SinkKey
 from headrace.pipeline.validation.warnings import missing_keys
@@ -54,7 +54,7 @@ class Findings:
 def needs_spark(file: PipelineFile) -> bool:
     """Whether something in a file can only be checked by Spark: transforms, filters, or what a connector has no other means for."""
     filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
-    plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSource | PluginSink)]
+    plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSourceConfig | PluginSinkConfig)]
     lone = all(node.plugin.make.capabilities.without_spark for node in plugins)  # pyright: ignore[reportFunctionMemberAccess]
     return bool(file.model.transforms) or any(filtered) or not lone or not all(map(registry.without_spark, node_types(file)))
 
@@ -201,7 +201,7 @@ def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema
     def ask() -> None:
         sink = registry.open_sink(context)
         try:
-            sink.check()
+            sink.validate_target()
         finally:
             sink.close()
 

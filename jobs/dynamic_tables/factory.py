@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.connectors.postgres.lookup_table import ValueTable, Where
+from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.base import Table
 from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
@@ -15,7 +15,7 @@ from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,11 +27,11 @@ EVENT = "table"
 def open_tables(
     model: PipelineModel, settings: Settings, spark: SparkSession, *, pipeline: str, lane: str, known: Known
 ) -> dict[str, Table]:
-    """All tables, each proved. Raises RecordError, SchemaError, TargetError or TransientError, naming the node."""
+    """All tables, each proved. Raises SinkStateError, SchemaError, TargetError or TransientError, naming the node."""
     found: dict[str, Table] = {}
     path = store_path(settings, pipeline, lane)
     try:
-        for name, node in graph.tables(model).items():
+        for name, node in graph.dynamic_tables(model).items():
             found[name] = (
                 MemoryTable(name, node.backend_entity_name, ValueStore(path, known.generation), spark, known)
                 if node.in_memory
@@ -52,18 +52,18 @@ def store_path(settings: Settings, pipeline: str, lane: str) -> Path:
 
 def value_tables(model: PipelineModel, settings: Settings, pipeline: str = "") -> Iterator[tuple[str, ValueTable]]:
     """The tables in Postgres, unopened."""
-    for name, node in graph.tables(model).items():
+    for name, node in graph.dynamic_tables(model).items():
         if not node.in_memory:
             yield name, _value_table(name, node, settings, pipeline)
 
 
-def _value_table(name: str, node: DynamicTable, settings: Settings, pipeline: str) -> ValueTable:
+def _value_table(name: str, node: DynamicTableConfig, settings: Settings, pipeline: str) -> ValueTable:
     connection = settings.postgres_for_tables()
     application = f"headrace {pipeline[:8]} table {name}".replace("  ", " ")[:60]
-    return ValueTable(name, Where.of(node, connection), Address(connection, application, name))
+    return ValueTable(name, LookupTableColumns.of(node, connection), Address(connection, application, name))
 
 
-def _outside(name: str, node: DynamicTable, settings: Settings, spark: SparkSession, pipeline: str, committed: int) -> Table:
+def _outside(name: str, node: DynamicTableConfig, settings: Settings, spark: SparkSession, pipeline: str, committed: int) -> Table:
     table = _value_table(name, node, settings, pipeline)
     if not table.where.cache:
         return OutsideTable(table, settings.dynamic_table_backend.max_batch_size, committed)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.jobs.dynamic_tables.base import Lookup, Table
 from headrace.jobs.dynamic_tables.broadcast import ValueSet
 from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
-from headrace.pipeline.errors import HeadraceError, RecordError
+from headrace.pipeline.errors import HeadraceError, SinkStateError
 from headrace.pipeline.protocol.epochs import EpochPlan
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class MemoryTable(Table):
         self._loaded = self._newest = 0
 
     def prepare(self) -> None:
-        """Values that are not here although the ledger knows of them are no empty table: raises RecordError."""
+        """Values that are not here although the ledger knows of them are no empty table: raises SinkStateError."""
         committed = self._known.committed
         with self._named():
             self._store.fence(self._entity)
@@ -56,10 +56,12 @@ class MemoryTable(Table):
             self._must_reach(committed, reached)
         if reached is not None and reached > committed + 1:
             msg = f"the values of `{self._entity}` in {self._store.path} stand at epoch {reached}, the ledger only at {committed}"
-            raise RecordError(msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node)
+            raise SinkStateError(
+                msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node
+            )
 
     def _must_reach(self, epoch: int, reached: int | None) -> None:
-        """Raises RecordError where values of epochs up to this one are gone. A table that never held an epoch is a new one."""
+        """Raises SinkStateError where values of epochs up to this one are gone. A table that never held an epoch is a new one."""
         if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
             return
         stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
@@ -69,12 +71,12 @@ class MemoryTable(Table):
             "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
             " table, give it another backend_entity_name."
         )
-        raise RecordError(msg, hint=hint, node=self._node)
+        raise SinkStateError(msg, hint=hint, node=self._node)
 
     def wants(self, plan: EpochPlan) -> bool:
         """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept.
 
-        Raises RecordError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
+        Raises SinkStateError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
         """
         with self._named():
             reached, digest = self._store.reached(self._entity) or (None, "")

@@ -107,4 +107,4 @@ class _Asked(Lookup):
 
     def held(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
-        return self._lookup.held(values)
+        return self._lookup.contains(values)

@@ -82,8 +82,8 @@ class _Drawer:
                 self._node(name, "transform"),
                 notes=descriptions.program_of(self._model.transforms[name]) + descriptions.staged_of(self._model, name),
             )
-        for name, node in graph.tables(self._model).items():
-            askers = tuple(other for other in self._model.transforms if name in graph.asks(self._model, other))
+        for name, node in graph.dynamic_tables(self._model).items():
+            askers = tuple(other for other in self._model.transforms if name in graph.looked_up_tables(self._model, other))
             yield replace(self._node(name, "table"), asked_by=askers, notes=descriptions.table_notes(node, self._settings))
         for name in self._model.sinks:
             yield replace(self._node(name, "sink"), target=self._target(name))
@@ -121,7 +121,7 @@ class _Drawer:
             type=self._model.nodes()[name].type,
             inputs=tuple(other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)),
             key=graph.key_of(self._model, name),
-            key_from=graph.key_givers(self._model, name),
+            key_from=graph.key_sources(self._model, name),
             columns=tuple(Column(column, type_) for column, type_ in known.items()),
             complete=name in self._columns or not told.unknown,
             lineage=told.columns,

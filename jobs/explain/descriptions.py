@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
-from headrace.connectors.postgres.lookup_table import Where
+from headrace.connectors.postgres.lookup_table import LookupTableColumns
 from headrace.jobs.explain.model import Guarantee, Order, Part, Target
 from headrace.jobs.planning.load_path import Route
 from headrace.jobs.staging.determinism import impure_behind, impure_nodes
@@ -16,7 +16,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.types.durations import spell_duration
 
@@ -61,16 +61,16 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     if model.partitions and positions.bounded_phases(node):
         windows = positions.windows_of(model)
         found.append(("windows", f"{len(windows)} by {model.partitions.column}, {windows[0]} to {windows[-1]}"))
-    if model.job_mode and positions.has_stream(node):
+    if model.job_mode and positions.is_unbounded(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)
 
 
-def table_notes(node: DynamicTable, settings: Settings) -> tuple[tuple[str, str], ...]:
+def table_notes(node: DynamicTableConfig, settings: Settings) -> tuple[tuple[str, str], ...]:
     """Where a dynamic table's values lie, and who may change them."""
     if node.in_memory:
         return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
-    where = Where.of(node, settings.postgres_for_tables())
+    where = LookupTableColumns.of(node, settings.postgres_for_tables())
     read = f"kept here, and read on by `{where.time_column}`" if where.cache else "asked in batches, epoch by epoch"
     return (("values", f"postgres {where.name}, column `{where.column}` (made if missing): others may write it too; {read}"),)
 
@@ -117,7 +117,7 @@ def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | 
 def _left_out(model: PipelineModel, name: str) -> str:
     """What becomes of rows that filters leave out, at a sink with a key."""
     found = retractions_of(model)
-    nodes = found.behind(model, name) if name in found.sinks else []
+    nodes = found.marking_nodes(model, name) if name in found.sinks else []
     said = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
     if not said:
         return ""

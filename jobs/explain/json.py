@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.jobs.explain.model import Explanation, Node, Pieces, Splits, Target
-from headrace.pipeline.lineage.relations import Derived
+from headrace.pipeline.lineage.relations import ColumnLineage
 from headrace.pipeline.protocol.epochs import Json
 
 VERSION = 1
@@ -45,7 +45,7 @@ def _node(node: Node) -> Json:
     }
 
 
-def _derived(name: str, derived: Derived) -> Json:
+def _derived(name: str, derived: ColumnLineage) -> Json:
     return {
         "column": name,
         "sources": [{"node": origin.node, "column": origin.column} for origin in derived.origins],

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.jobs.planning.load_path import Route
-from headrace.pipeline.lineage.relations import Derived
+from headrace.pipeline.lineage.relations import ColumnLineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Node:
     key_from: tuple[str, ...]
     columns: tuple[Column, ...]
     complete: bool
-    lineage: Mapping[str, Derived]
+    lineage: Mapping[str, ColumnLineage]
     unchecked: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()

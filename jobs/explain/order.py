@@ -54,7 +54,7 @@ def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried:
         node: Any = model.sources[name]
         if positions.bounded_phases(node):
             yield from _history(model, name, spreads, carried(name))
-        if positions.has_stream(node) and not model.job_mode:
+        if positions.is_unbounded(node) and not model.job_mode:
             topic = getattr(getattr(node, "unbounded_source", node), "topic", name)
             yield f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot show it", False
 

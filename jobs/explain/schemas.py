@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
-from headrace.connectors.base import BoundedSource, Window
+from headrace.connectors.base import BoundedSource, HistoryPartition
 from headrace.jobs.explain.model import Pieces, Splits
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import Known, Planner, missing_key
@@ -147,7 +147,7 @@ class Lookup:
         if self._offline:
             return None
         try:
-            return source.bounded[0].spreads(key)
+            return source.bounded[0].explain_key_spread(key)
         except _REACH:
             return None
 
@@ -165,7 +165,7 @@ class Lookup:
         return Splits(tuple(pieces), unchecked)
 
     def _pieces(self, source: LaneSource) -> Iterator[Pieces]:
-        foreseen = source.foresee(self._session_for(source))
+        foreseen = source.preview_splits(self._session_for(source))
         for key in positions.windows_of(self.file.model):
             for phase, part in enumerate(source.bounded):
                 splits = foreseen(phase, self._window(key))
@@ -174,10 +174,10 @@ class Lookup:
                 first, last = (ends[0], ends[1]) if ends else (None, None)
                 yield Pieces(source.name, _called(part), key, len(splits), rows, first, last)
 
-    def _window(self, key: str) -> Window | None:
+    def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self.file.model, key)
         partitions = self.file.model.partitions
-        return Window(key, partitions.column, *bounds) if bounds and partitions else None
+        return HistoryPartition(key, partitions.column, *bounds) if bounds and partitions else None
 
 
 def _called(part: BoundedSource) -> str:

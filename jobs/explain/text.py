@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from headrace.jobs.explain.model import Explanation, Node, Part, Splits
-from headrace.pipeline.lineage.relations import Derived
+from headrace.pipeline.lineage.relations import ColumnLineage
 
 WIDTH = 80
 _HEAD = 11  # of "  delivery  ", the widest word in front of a sentence
@@ -142,7 +142,7 @@ def _lineage(node: Node) -> Iterator[str]:
             yield from _wrapped(f"{lead}{step.node}.{step.column} = ", step.expression, len(lead) + 4)
 
 
-def _origins(derived: Derived) -> str:
+def _origins(derived: ColumnLineage) -> str:
     if not derived.origins:
         return "no source column"
     return ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from sqlglot import exp
 
-from headrace.connectors.plugins.pickling import Shipped, broken
+from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
 from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.errors import HeadraceError, PluginError, SchemaError
-from headrace.pipeline.plugins.api import Kind, Options, Plugin, sql_name
-from headrace.pipeline.plugins.discovery import Found, functions, load
+from headrace.pipeline.plugins.api import Options, Plugin, PluginType, sql_name
+from headrace.pipeline.plugins.discovery import InstalledPlugin, functions, load
 from headrace.pipeline.plugins.preprocessors import options_of
-from headrace.pipeline.plugins.runtime import PluginContext, crash
+from headrace.pipeline.plugins.runtime import PluginContext, plugin_error
 from headrace.pipeline.sql import statements
 from headrace.pipeline.types.arrow import parse_type
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def called(texts: Iterable[str]) -> dict[str, Found]:
+def called(texts: Iterable[str]) -> dict[str, InstalledPlugin]:
     """The function plugins that these statements may call, by their names in SQL. Looks at packages only for names that are unknown."""
     unknown = {call.name.lower() for text in texts for call in statements.parse(text).find_all(exp.Anonymous)}
     return {sql_name(found.id): found for found in functions(frozenset(unknown))} if unknown else {}
@@ -36,33 +36,33 @@ def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
     arrow_udf: Any = F.arrow_udf  # its stubs know no function of several arrays
     for name, found in called(texts).items():
         plugin = load(found)
-        if plugin.kind != Kind.FUNCTION:
+        if plugin.kind != PluginType.FUNCTION:
             continue
         returns = _type(found, plugin.returns)
         arguments = [_type(found, argument) for argument in plugin.arguments]
         (wanted,) = spark_schema(pa.schema([pa.field("x", returns)])).fields
-        work = _work(Shipped(_function(found, plugin), found, ""), name, arguments, returns)
+        work = _work(PickledPlugin(_function(found, plugin), found, ""), name, arguments, returns)
         spark.udf.register(name, arrow_udf(work, wanted.dataType))
 
 
-def _function(found: Found, plugin: Plugin) -> Callable[..., Any]:
+def _function(found: InstalledPlugin, plugin: Plugin) -> Callable[..., Any]:
     """The function itself; one with options is made of its context."""
     if plugin.options is Options:
         return plugin.make
     made = plugin.make(PluginContext(plugin.id, options_of(found, plugin, {}, "<name>"), found))
     if not callable(made):
-        raise broken(found, f"it made {type(made).__name__}, and no function", "")
+        raise contract_error(found, f"it made {type(made).__name__}, and no function", "")
     return made
 
 
-def _type(found: Found, text: str) -> pa.DataType:
+def _type(found: InstalledPlugin, text: str) -> pa.DataType:
     try:
         return parse_type(text)
     except SchemaError as error:
-        raise broken(found, f"it declares the type `{text}`: {error.message}", "") from None
+        raise contract_error(found, f"it declares the type `{text}`: {error.message}", "") from None
 
 
-def _work(shipped: Shipped, name: str, arguments: Sequence[pa.DataType], returns: pa.DataType) -> Callable[..., pa.Array]:
+def _work(shipped: PickledPlugin, name: str, arguments: Sequence[pa.DataType], returns: pa.DataType) -> Callable[..., pa.Array]:
     wanted = list(arguments)
 
     def run(*arrays: pa.Array) -> pa.Array:
@@ -79,13 +79,13 @@ def _work(shipped: Shipped, name: str, arguments: Sequence[pa.DataType], returns
         except HeadraceError as error:
             raise task_error(error) from error
         except Exception as error:
-            raise task_error(crash(error, shipped.found, doing=f"the function `{name}`")) from error
+            raise task_error(plugin_error(error, shipped.found, doing=f"the function `{name}`")) from error
         return _checked(shipped, name, found, len(arrays[0]), returns)
 
     return run
 
 
-def _checked(shipped: Shipped, name: str, found: Any, rows: int, returns: pa.DataType) -> pa.Array:
+def _checked(shipped: PickledPlugin, name: str, found: Any, rows: int, returns: pa.DataType) -> pa.Array:
     if isinstance(found, pa.ChunkedArray):
         found = found.combine_chunks()
     if not isinstance(found, pa.Array):

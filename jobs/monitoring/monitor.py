@@ -28,8 +28,8 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.telemetry import EventTime
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
-from headrace.pipeline.protocol.log_context import carried
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
+from headrace.pipeline.protocol.log_context import with_log_context
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,7 +74,7 @@ class NoEyes:
     def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
         """An epoch is in the ledger, or is tried `again`: in this run, or since another one."""
 
-    def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def committed(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
         """It is in all sinks."""
 
     def failed(self, error: BaseException) -> None:
@@ -123,7 +123,7 @@ class _Epoch:
     """What is left to be told of a committed epoch, away from the run's own thread."""
 
     plan: EpochPlan
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, WriteCounts]
     seen: Observed
     at_millis: float = field(default_factory=lambda: time.time() * 1000)
 
@@ -193,7 +193,7 @@ class Eyes(NoEyes):
         """Opens the endpoint; its address goes to the ledger, where `headrace tail` looks. Raises nothing: a run without eyes runs."""
         self._stand.generation, self._stand.epoch = generation, epoch
         self._begin(generation, epoch)
-        self._thread = threading.Thread(target=carried(self._tell_the_rest), name="headrace-watch", daemon=True)
+        self._thread = threading.Thread(target=with_log_context(self._tell_the_rest), name="headrace-watch", daemon=True)
         self._thread.start()
         if self._settings.admin_api_port is None and self._samples is None:
             return {}
@@ -235,7 +235,7 @@ class Eyes(NoEyes):
         self.phase(plan.phase)
 
     @_calmly
-    def committed(self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def committed(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
         """What is known at once; what Spark tells a moment later follows from another thread."""
         add, record, put = self._meters.add, self._meters.record, self._meters.set
         stand = self._stand

@@ -139,7 +139,7 @@ def fed(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
     """The sources and transforms that lead to these sinks, or fill dynamic tables."""
     found: set[str] = set()
     left = [model.sinks[name].from_ for name in sinks]
-    left += [upstream for table in graph.tables(model) for upstream in graph.inputs_of(model, table)]
+    left += [upstream for table in graph.dynamic_tables(model) for upstream in graph.inputs_of(model, table)]
     while left:
         name = left.pop()
         if name not in found:

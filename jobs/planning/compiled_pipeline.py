@@ -19,7 +19,7 @@ from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Counts, Record, SinkKey
+from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger
 from headrace.pipeline.validation.warnings import missing_keys
 
@@ -62,17 +62,17 @@ class LaneSink:
         self._exact = sink.capabilities.delivery is Delivery.EXACTLY_ONCE
 
     @property
-    def fences(self) -> bool:
+    def supports_fencing(self) -> bool:
         """Whether the atomic act compares generations. A sink that keeps nothing has nothing to wait for."""
         return self.sink.capabilities.fences or not self._exact
 
     @property
-    def upserts(self) -> bool:
+    def is_idempotent(self) -> bool:
         """Whether writing an epoch again leaves the same rows."""
         return not self._exact or (self.sink.capabilities.upsert and bool(self._columns))
 
     @property
-    def keeps(self) -> bool:
+    def stores_record(self) -> bool:
         """Whether the target keeps the record."""
         return self._exact
 
@@ -80,16 +80,16 @@ class LaneSink:
         """See `Sink.prepare`."""
         self.sink.prepare(self._schema, generation)
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """See `Sink.record`."""
         return self.sink.record() if self._exact else self._remembered()
 
-    def foreign_record(self) -> Record | None:
-        """See `Sink.foreign_record`."""
-        return self.sink.foreign_record() if self._exact else None
+    def find_conflicting_record(self) -> CommitRecord | None:
+        """See `Sink.find_conflicting_record`."""
+        return self.sink.find_conflicting_record() if self._exact else None
 
     def refuse_rivals(self) -> None:
-        """Raise RecordError where another pipeline claims the target. A sink that keeps no record claims nothing."""
+        """Raise SinkStateError where another pipeline claims the target. A sink that keeps no record claims nothing."""
         if self._exact:
             self._owner.refuse(self.sink.claims(), target_text(self.sink.describe()), file=self._file)
 
@@ -106,32 +106,32 @@ class LaneSink:
         former = self._owner.former(claims)
         return [claim for claim in claims if claim.key != self._key and claim not in former]
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """See `Sink.join`."""
-        return self.sink.join(record) if self._exact else record
+        return self.sink.register(record) if self._exact else record
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """See `Sink.empty`."""
         if self._exact:
-            self.sink.empty()
+            self.sink.truncate()
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """See `Sink.count`."""
-        return self.sink.count() if self._exact else None
+        return self.sink.read_row_count() if self._exact else None
 
     def close(self) -> None:
         """See `Sink.close`."""
         self.sink.close()
 
-    def _remembered(self) -> Record | None:
+    def _remembered(self) -> CommitRecord | None:
         state = self._ledger.state(self._key.name, self._key.lane)
         if state is None or self._key.sink not in state.sinks or state.sinks[self._key.sink].state == "left":
             return None
         last = next(self._ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
         if last is None:
-            return Record.joined(self._key, state.generation, state.committed, state.ended, "", None)
-        before = Record.joined(self._key, state.generation, state.committed - 1, last.plan.start, "", None)
-        return before.next(last.plan, state.generation, Counts())
+            return CommitRecord.for_registration(self._key, state.generation, state.committed, state.ended, "", None)
+        before = CommitRecord.for_registration(self._key, state.generation, state.committed - 1, last.plan.start, "", None)
+        return before.after_epoch(last.plan, state.generation, WriteCounts())
 
 
 class Assembly:
@@ -173,7 +173,7 @@ class Assembly:
         `former`: see `Known`. Raises UserError or TransientError, naming the node, before any epoch is planned with them.
         """
         state = ledger.state(self.file.name, lane)
-        events = ledger.events(self.file.name, lane) if graph.tables(self.file.model) else []
+        events = ledger.events(self.file.name, lane) if graph.dynamic_tables(self.file.model) else []
         joined = frozenset(event["data"]["table"] for event in events if event["kind"] == EVENT)
         committed, generation = (state.committed, state.generation) if state else (0, 0)
         known = Known(committed, joined, note, generation, former=former)
@@ -182,7 +182,7 @@ class Assembly:
 
     def open_former_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
         """The same for an earlier version of the file, whose epochs are only written again; nothing where they are open."""
-        if not self.planner.tables and graph.tables(self.file.model):
+        if not self.planner.tables and graph.dynamic_tables(self.file.model):
             self.open_tables(uuid, lane, ledger, note, former=True)
 
     def close(self) -> None:

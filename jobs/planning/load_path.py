@@ -56,7 +56,7 @@ class Columns:
     payloads: Mapping[str, pa.Schema]
     nodes: Mapping[str, pa.Schema]
     itself: Callable[[LaneSource], pa.Schema | None]
-    spreads: Callable[[LaneSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].spreads(key)
+    spreads: Callable[[LaneSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].explain_key_spread(key)
 
 
 def routes(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource]) -> dict[str, Route]:
@@ -123,7 +123,7 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, LaneSource], sink: str) 
 def _filter(file: PipelineFile, sink: str) -> str:
     """The first transform whose filter makes deletes at this sink. History may hold several rows of a key, of which the last decides."""
     found = retractions_of(file.model)
-    nodes = found.behind(file.model, sink) if sink in found.sinks else []
+    nodes = found.marking_nodes(file.model, sink) if sink in found.sinks else []
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
@@ -172,7 +172,7 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
-        if asked := graph.asks(file.model, at):
+        if asked := graph.looked_up_tables(file.model, at):
             msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
             raise UserError(msg)
         inputs = statements.table_uses(node.sql, node=at, dialect=node.dialect)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Frame
-from headrace.connectors.spark_plan import check_moments
+from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, EpochFrame
+from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import marked, spark_schema, wide_columns
 from headrace.jobs.dynamic_tables.base import Empty, Lookup, Table, check_arguments, distinct_texts, register
 from headrace.jobs.functions import provide
@@ -92,8 +92,8 @@ class Planner:
         self.schemas: dict[str, pa.Schema] = {}
         self.tables: Mapping[str, Table] = {}
         """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
-        self._lookups: dict[str, Lookup] = {name: Empty() for name in graph.tables(file.model)}
-        self._asked = frozenset(table for name in file.model.transforms for table in graph.asks(file.model, name))
+        self._lookups: dict[str, Lookup] = {name: Empty() for name in graph.dynamic_tables(file.model)}
+        self._asked = frozenset(table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name))
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
@@ -183,7 +183,7 @@ class Planner:
             except UserError as error:
                 if problems is None:
                     raise
-                self.file.placed(error)
+                self.file.add_location(error)
                 problems.append(error)
                 continue
             kept = staged.get(name) if staged else None
@@ -250,7 +250,7 @@ class Planner:
         try:
             query = self._statement(name, node, views)
             hidden = partial(
-                statements.with_hidden, query, HIDDEN, rename=views, node=name, sources=self._behind, marking=self._marking(name)
+                statements.compile_statement, query, HIDDEN, rename=views, node=name, sources=self._behind, marking=self._marking(name)
             )
             text = hidden(now=plan.planned_at if plan else None)
         except UserError as error:
@@ -260,11 +260,15 @@ class Planner:
         frame = self._sql(name, text)
         if plan is None:
             try:
-                if graph.asks(self.file.model, name):
+                if graph.looked_up_tables(self.file.model, name):
                     check_arguments(frame, name)
-                if statements.may_name_moments(node.sql):
-                    still = statements.with_hidden(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
-                    check_moments(self.spark.sql(still), node.sql, name, statements.impure(node.sql, dialect=node.dialect))
+                if statements.may_have_relative_timestamps(node.sql):
+                    still = statements.compile_statement(
+                        query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind
+                    )
+                    refuse_relative_timestamps(
+                        self.spark.sql(still), node.sql, name, statements.nondeterministic_calls(node.sql, dialect=node.dialect)
+                    )
             except SchemaError as error:
                 error.place = self.file.place_of(name, "sql")
                 raise
@@ -333,7 +337,7 @@ class Planner:
         sinks: Sequence[str],
         staging: Staging | None = None,
         each: Each | None = None,
-    ) -> Iterator[dict[str, Frame]]:
+    ) -> Iterator[dict[str, EpochFrame]]:
         """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
 
         With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
@@ -355,7 +359,7 @@ class Planner:
                 each.share(frame)
         try:
             yield {
-                sink: Frame(
+                sink: EpochFrame(
                     rows=boundary.rows(sink, persisted.get(model.sinks[sink].from_, views[model.sinks[sink].from_])),
                     schema=self.schemas[sink],
                     key=self.keys[sink],

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import DirectSink, Frame, Sink, SplitFetch
+from headrace.connectors.base import DirectSink, EpochFrame, Sink, SplitReader
 from headrace.jobs.monitoring.monitor import NoEyes
 from headrace.jobs.planning.load_path import Route
 from headrace.jobs.planning.planner import Planner
@@ -21,8 +21,8 @@ from headrace.jobs.staging.store import Graph, LaneStages, Staging
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
-from headrace.pipeline.protocol.log_context import carried, said_by
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
+from headrace.pipeline.protocol.log_context import log_context, with_log_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ class EpochWriter:
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
         """What keeps the rows of impure nodes for this epoch; None where there are none.
 
-        Raises RecordError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
+        Raises SinkStateError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
         """
         model = self._planner.file.model
         impure = impure_nodes(model)
@@ -65,7 +65,7 @@ class EpochWriter:
 
         def holders() -> dict[str, str]:
             whole = {name: f"sink {name} holds this epoch" for name in model.sinks if name not in pending}
-            some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].began(plan)}
+            some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].has_partial_epoch(plan)}
             kept = {name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.holds(plan)}
             return whole | some | kept
 
@@ -74,7 +74,7 @@ class EpochWriter:
         found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
         return found
 
-    def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, Counts]:
+    def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, WriteCounts]:
         """Writes the epoch to the pending sinks, side by side, and returns what each acknowledged.
 
         `replayed` says that the epoch is committed and written again. Raises the first error as a HeadraceError that names the
@@ -114,12 +114,12 @@ class EpochWriter:
                 found[name] = source.read_stream(spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes)
         return found
 
-    def _side_by_side(self, plan: EpochPlan, frames: Mapping[str, Frame]) -> dict[str, Counts]:
+    def _side_by_side(self, plan: EpochPlan, frames: Mapping[str, EpochFrame]) -> dict[str, WriteCounts]:
         if len(frames) == 1:
             return {name: self._one(plan, name, frame) for name, frame in frames.items()}
         with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
             waiting = {
-                name: pool.submit(carried(_in_pool(self._planner.spark, name, self._one)), plan, name, frame)
+                name: pool.submit(with_log_context(_in_pool(self._planner.spark, name, self._one)), plan, name, frame)
                 for name, frame in frames.items()
             }
             errors = [error for future in waiting.values() if (error := future.exception()) is not None]
@@ -139,7 +139,7 @@ class EpochWriter:
             source.bounded[phase].keeps_together(splits, route.key, ever=route.last) for phase, splits in pieces.items()
         )
 
-    def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitFetch] | None:
+    def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitReader] | None:
         """What tasks load this sink with, where history takes the direct route to it."""
         route, sink = self._routes.get(name), self._sinks[name]
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
@@ -149,10 +149,10 @@ class EpochWriter:
             return (sink, found) if found is not None else None
         return None
 
-    def _one(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+    def _one(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
         started = time.monotonic()
         try:
-            with said_by(node=name):
+            with log_context(node=name):
                 return self._written(plan, name, frame)
         except HeadraceError as error:
             error.node = error.node or name
@@ -162,16 +162,16 @@ class EpochWriter:
         finally:
             self.steps[f"write {name}"] = time.monotonic() - started
 
-    def _written(self, plan: EpochPlan, name: str, frame: Frame) -> Counts:
+    def _written(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
         if fetch := self._fetch(plan, name):
             return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
         return self._sinks[name].write(plan, frame)
 
 
-def _in_pool(spark: SparkSession, pool: str, function: Callable[..., Counts]) -> Callable[..., Counts]:
+def _in_pool(spark: SparkSession, pool: str, function: Callable[..., WriteCounts]) -> Callable[..., WriteCounts]:
     """Runs in a scheduler pool of its own, so that sinks share the cores instead of queueing."""
 
-    def run(*args: object) -> Counts:
+    def run(*args: object) -> WriteCounts:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)
         return function(*args)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 
 
 class Until(StrEnum):
@@ -25,7 +25,7 @@ class EpochCommitted:
     """An epoch is committed. `steps` are seconds by step; `backlog` offsets still unread, None where unknown."""
 
     plan: EpochPlan
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, WriteCounts]
     steps: Mapping[str, float]
     backlog: int | None = None
 
@@ -68,7 +68,7 @@ class RunResult:
     epochs: int
     first_epoch: int | None
     last_epoch: int
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, WriteCounts]
     phases: Mapping[Phase, PhaseFigures]
     history_complete: bool
     caught_up: bool

@@ -6,10 +6,10 @@ from headrace.pipeline.errors import InternalError, PipelineFileError
 from headrace.pipeline.file.changes import FileChanges, file_changes
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 
 
-def check_file(file: PipelineFile, state: LaneState, ledger: Ledger) -> FileChanges:
+def check_file(file: PipelineFile, state: PipelineState, ledger: Ledger) -> FileChanges:
     """Return the changes that take effect. Raise PipelineFileError for changes that the lane cannot follow."""
     changes = file_changes(file, state.position, _former(state, ledger), ledger.content)
     if changes.refused:
@@ -17,7 +17,7 @@ def check_file(file: PipelineFile, state: LaneState, ledger: Ledger) -> FileChan
     return changes
 
 
-def _former(state: LaneState, ledger: Ledger) -> Json | None:
+def _former(state: PipelineState, ledger: Ledger) -> Json | None:
     """Return the compiled pipeline of the last committed epoch; None before the first, or in a ledger that was rebuilt."""
     if state.pipeline_hash is None:
         return None

@@ -18,12 +18,12 @@ from headrace.jobs.run.pipeline_run import LANE, LaneRun
 from headrace.jobs.sources.pipeline_source import lane_sources
 from headrace.jobs.sources.retention import Retained
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import GuaranteeError, LaneError, UserError
+from headrace.pipeline.errors import GuaranteeError, PipelineStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position
-from headrace.pipeline.protocol.ledger import LaneState, Lease, Ledger
+from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.interventions import skipped_ranges
 
 TTL = 60.0
@@ -55,7 +55,7 @@ class Exit:
 def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = False) -> Exit:
     """Let the next epoch start where an earlier one ended: stream rows after it are read and written again.
 
-    `to` is an epoch or an ISO time (UTC without an offset): the last epoch committed by then. Raise LaneError for a position in
+    `to` is an epoch or an ISO time (UTC without an offset): the last epoch committed by then. Raise PipelineStateError for a position in
     the history, GuaranteeError for sinks without a key, RetentionError where the topic no longer has the rows, TargetError where
     it was deleted and created again.
     """
@@ -77,7 +77,9 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
         plan = _state(ledger, file).open_plan
     if plan is None:
         msg = f"pipeline `{file.name}` has no open epoch"
-        raise LaneError(msg, hint=f"`headrace run {file.path}` goes on; `headrace reset {file.path}` starts over with a new snapshot.")
+        raise PipelineStateError(
+            msg, hint=f"`headrace run {file.path}` goes on; `headrace reset {file.path}` starts over with a new snapshot."
+        )
     ranges = skipped_ranges({"data": plan.to_json()})
     if dry_run:
         return Exit((f"Epoch {plan.number} would be closed. Sinks that do not hold it would lack {ranges}.",))
@@ -138,11 +140,11 @@ def hold_lane(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[
         ledger.release(lease)
 
 
-def _state(ledger: Ledger, file: PipelineFile) -> LaneState:
+def _state(ledger: Ledger, file: PipelineFile) -> PipelineState:
     state = ledger.state(file.name, LANE)
     if state is None:
         msg = f"pipeline `{file.name}` never ran with this ledger"
-        raise LaneError(msg, hint=f"Start it: headrace run {file.path}")
+        raise PipelineStateError(msg, hint=f"Start it: headrace run {file.path}")
     return state
 
 
@@ -158,16 +160,16 @@ def _is_keyed(file: PipelineFile, sink: str) -> bool:
     return registry.sink_class(file.model.sinks[sink]).capabilities.upsert and bool(graph.key_of(file.model, sink))
 
 
-def _target(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> tuple[int, Position]:
+def _target(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -> tuple[int, Position]:
     """Return the epoch that the lane goes back to, and the position: only streams move, history stays as it is."""
     if state.open_plan is not None:
         msg = f"epoch {state.open_plan.number} is open; it must be finished first"
-        raise LaneError(msg, hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips it.")
+        raise PipelineStateError(msg, hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips it.")
     number = _number(ledger, file, state, to)
     row = next(ledger.epochs(file.name, LANE, number, number), None)
     if row is None or row.committed_at is None:
         msg = f"the ledger has no epoch {number}; it has epochs {state.kept_from} to {state.committed}"
-        raise LaneError(msg, hint=f"Choose one of them, or start over: headrace reset {file.path}")
+        raise PipelineStateError(msg, hint=f"Choose one of them, or start over: headrace reset {file.path}")
     position: dict[str, Json] = {name: dict(place) for name, place in state.position.items()}
     for name, place in position.items():
         before = row.plan.end.get(name, {})
@@ -175,12 +177,12 @@ def _target(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> tu
             if place == before:
                 continue
             msg = f"epoch {number} lies in the history of source '{name}'; only a stream can be read again"
-            raise LaneError(msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot.")
+            raise PipelineStateError(msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot.")
         position[name] = positions.with_overlap(place, before) | {"stream": before["stream"]}
     return number, position
 
 
-def _number(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> int:
+def _number(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -> int:
     if to.isdecimal():
         return int(to)
     try:
@@ -196,7 +198,9 @@ def _number(ledger: Ledger, file: PipelineFile, state: LaneState, to: str) -> in
         number = row.plan.number
     if not number:
         msg = f"no epoch that the ledger has was committed by {moment.isoformat()}"
-        raise LaneError(msg, hint=f"It has epochs {state.kept_from} to {state.committed}. `headrace reset {file.path}` starts over.")
+        raise PipelineStateError(
+            msg, hint=f"It has epochs {state.kept_from} to {state.committed}. `headrace reset {file.path}` starts over."
+        )
     return number
 
 
@@ -211,8 +215,10 @@ def check_offsets_kept(file: PipelineFile, settings: Settings, position: Positio
             source.close()
 
 
-def _rewound(state: LaneState, number: int, position: Position) -> tuple[str, ...]:
-    rows = sum(positions.distance(place["stream"], state.position[name]["stream"]) for name, place in position.items() if "stream" in place)
+def _rewound(state: PipelineState, number: int, position: Position) -> tuple[str, ...]:
+    rows = sum(
+        positions.offset_lag(place["stream"], state.position[name]["stream"]) for name, place in position.items() if "stream" in place
+    )
     return (
         f"Epoch {state.committed + 1} starts where epoch {number} ended.",
         f"{rows} offsets are read and written again. Until then, keys can show older values.",
@@ -227,7 +233,7 @@ def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, Target]:
         if can.delivery is not Delivery.EXACTLY_ONCE:
             found[name] = Target.KEPT
         elif empty:
-            found[name] = Target.EMPTIED if can.empties else Target.EMPTY
+            found[name] = Target.EMPTIED if can.can_truncate else Target.EMPTY
         else:
             found[name] = Target.KEPT if _is_keyed(file, name) else Target.EMPTY
     return found
@@ -246,7 +252,7 @@ def _check_target(file: PipelineFile, sink: LaneSink, name: str, what: Target, o
         return
     if what is Target.EMPTIED:
         return
-    counted, empties = sink.count(), registry.sink_class(file.model.sinks[name]).capabilities.empties
+    counted, empties = sink.read_row_count(), registry.sink_class(file.model.sinks[name]).capabilities.can_truncate
     if counted is None and option == "--empty-targets":
         msg = f"Headrace cannot empty a target of type `{file.model.sinks[name].type}`"
         raise UserError(msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name, place=place)

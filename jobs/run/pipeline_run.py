@@ -24,18 +24,18 @@ from headrace.jobs.run.reporter import Told
 from headrace.jobs.run.rollup import RollingUp
 from headrace.jobs.sources.backfill import Step
 from headrace.jobs.sources.retention import Retained
-from headrace.jobs.sources.snapshots import keep_opening, open_sources, pin_owner, sweep_pins
+from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, pin_owner
 from headrace.jobs.spark.errors import told_by_spark
 from headrace.jobs.spark.session import explain_death, jvm_process, start_session, stop_session
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import LaneStages
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import EngineError, FencedError, HeadraceError, LaneError, UserError
+from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SparkJvmError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
-from headrace.pipeline.protocol.coordinator import Lane, Pending
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
-from headrace.pipeline.protocol.log_context import carried, said_by
+from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
+from headrace.pipeline.protocol.log_context import log_context, with_log_context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,18 +95,18 @@ class LaneRun:
         try:
             self._open()
         except UserError as error:
-            self.file.placed(error)
+            self.file.add_location(error)
             raise
         return self
 
     def _open(self) -> None:
         with ExitStack() as stack:
-            stack.enter_context(said_by(pipeline=self.file.name, run_id=self._run_id))
+            stack.enter_context(log_context(pipeline=self.file.name, run_id=self._run_id))
             stack.callback(self._stop_spark)
             stack.callback(self._close_assemblies)
             self._ledger = ledger = open_ledger(self.settings)
             stack.callback(ledger.close)
-            self.lane = Lane.open(
+            self.lane = EpochCoordinator.open(
                 ledger,
                 self.file.name,
                 LANE,
@@ -133,13 +133,13 @@ class LaneRun:
             self._sweep_pins()
             done = threading.Event()
             stack.callback(done.set)
-            threading.Thread(target=carried(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
+            threading.Thread(target=with_log_context(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
             self._stack = stack.pop_all()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.eyes.failed(error)
-            self.file.placed(error)
+            self.file.add_location(error)
         self._stack.close()
 
     @contextmanager
@@ -194,7 +194,7 @@ class LaneRun:
     def _note_table(self, table: str, epoch: int) -> None:
         self._ledger.event(self.lane.lease, EVENT, {"table": table, "epoch": epoch})
 
-    def _check_file(self, state: LaneState) -> None:
+    def _check_file(self, state: PipelineState) -> None:
         for note in check_file(self.file, state, self._ledger).notes:
             if note not in self._noted:
                 self._noted.add(note)
@@ -212,7 +212,7 @@ class LaneRun:
         if self.lane.committed:
             return
         try:
-            sweep_pins(self.assembly.sources, self.lane.lease, self.lane.position)
+            drop_stale_snapshots(self.assembly.sources, self.lane.lease, self.lane.position)
         except HeadraceError as error:
             self.told.tell(RunMessage(f"pins of an earlier start were not dropped: {error}", "warning"))
 
@@ -225,7 +225,7 @@ class LaneRun:
 
     def finish_open(self) -> None:
         """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
-        if self.lane.busy:
+        if self.lane.has_open_epoch:
             self.told.tell(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
             self._execute(None)
 
@@ -239,7 +239,7 @@ class LaneRun:
     def rewrite(self, sink: str, first: int | None) -> None:
         """Writes committed epochs again into one sink; see `replay`.
 
-        Raises LaneError when stopped in between. Before anything is written, raises RecordError where staged rows of one of them are
+        Raises PipelineStateError when stopped in between. Before anything is written, raises SinkStateError where staged rows of one of them are
         gone, RetentionError where the topic no longer has its messages.
         """
         right = (
@@ -251,12 +251,12 @@ class LaneRun:
             retained.check_epoch(pending.plan)
             self._writer(pending).staging(pending.plan, pending.sinks, replayed=True)
 
-        def write(pending: Pending) -> Mapping[str, Counts]:
+        def write(pending: Pending) -> Mapping[str, WriteCounts]:
             if self._stop.is_set():
                 msg = f"stopped before epoch {pending.plan.number} was written again"
-                raise LaneError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
+                raise PipelineStateError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
             started = time.monotonic()
-            with said_by(epoch=pending.plan.number):
+            with log_context(epoch=pending.plan.number):
                 counts = self._write(pending, replayed=True)
                 # Without a sweep: what the check found for later epochs must be there when their turn comes.
                 self.told.committed(self.lane, pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
@@ -266,7 +266,7 @@ class LaneRun:
 
     def _execute(self, backlog: Callable[[Position], int | None] | None, planning: float = 0.0) -> None:
         """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
-        with said_by(epoch=self.lane.committed + 1):
+        with log_context(epoch=self.lane.committed + 1):
             self._until_committed(backlog, planning)
 
     def _until_committed(self, backlog: Callable[[Position], int | None] | None, planning: float) -> None:
@@ -287,12 +287,12 @@ class LaneRun:
             except FencedError:
                 raise
             except HeadraceError as failure:
-                error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, EngineError) else 0.0) or failure
+                error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
                 if self._stop.is_set():
                     self.told.tell(RunMessage(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
                     return
                 self.told.failed(self.lane, error)
-                attempts = self.lane.failed(error.node or "?", error)
+                attempts = self.lane.record_failure(error.node or "?", error)
                 if not error.retriable or time.monotonic() - began > RETRY_FOR:
                     raise error from (failure if failure is not error else failure.__cause__)
                 self.told.tell(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
@@ -316,7 +316,7 @@ class LaneRun:
             side=assembly.side_outputs,
         )
 
-    def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, Counts]:
+    def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, WriteCounts]:
         writer = self._writer(pending)
         self.lane.check()
         self._steps, started = writer.steps, time.monotonic()
@@ -326,7 +326,11 @@ class LaneRun:
             self._writing = time.monotonic() - started
 
     def _committed(
-        self, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], backlog: Callable[[Position], int | None] | None
+        self,
+        plan: EpochPlan,
+        counts: Mapping[str, WriteCounts],
+        steps: Mapping[str, float],
+        backlog: Callable[[Position], int | None] | None,
     ) -> None:
         self._stages.sweep(self.lane.committed)
         self._rolling.after_commit(self.lane)
@@ -353,7 +357,7 @@ class LaneRun:
         try:
             with told_by_spark():
                 yield
-        except EngineError as error:
+        except SparkJvmError as error:
             death = explain_death(self.spark, self.settings, 5.0) if self._spark is not None else None
             if death is None or death.message == error.message:
                 raise

@@ -15,7 +15,7 @@ from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
-from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.coordinator import EpochCoordinator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +40,7 @@ def replay(
 
     Raises:
         LeaseHeldError: the pipeline is running.
-        RecordError: the ledger has not the epochs, staged rows are gone, or rows would be written twice at a sink without a key.
+        SinkStateError: the ledger has not the epochs, staged rows are gone, or rows would be written twice at a sink without a key.
     """
     _known(file, sink)
     if recompute:
@@ -53,7 +53,7 @@ def replay(
 def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
     """Takes what a sink's target holds now as right for the last committed epoch; its rows become the new baseline.
 
-    `take_over` first ends the claims of other pipelines to the target, which are fenced. Raises RecordError without it where one claims it.
+    `take_over` first ends the claims of other pipelines to the target, which are fenced. Raises SinkStateError without it where one claims it.
     """
     _known(file, sink)
     with _lane(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as lane_run:
@@ -64,14 +64,14 @@ def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_ove
 def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | None = None) -> str:
     """Rebuilds the lane in an empty ledger from the records in the sinks; returns the pipeline's UUID.
 
-    Raises RecordError where a sink has no record, or records do not lead to one state.
+    Raises SinkStateError where a sink has no record, or records do not lead to one state.
     """
     session = spark or start_session(settings, node_types(file))
     ledger = open_ledger(settings)
     try:
         assembly = Assembly(file, settings, session)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": "rebuild", "file": file.path}
-        return Lane.rebuild(
+        return EpochCoordinator.rebuild(
             ledger,
             file.name,
             LANE,
@@ -83,7 +83,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
             commit_timeout=settings.commit_timeout_seconds,
         )
     except UserError as error:
-        file.placed(error)
+        file.add_location(error)
         raise
     finally:
         ledger.close()

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from headrace.jobs.run.events import EpochCommitted, Event, Listener, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult
 from headrace.jobs.staging.pending_calls import waited_for
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 
 if TYPE_CHECKING:
     from headrace.jobs.monitoring.monitor import NoEyes
     from headrace.pipeline.errors import HeadraceError
     from headrace.pipeline.file.loader import PipelineFile
-    from headrace.pipeline.protocol.coordinator import Lane
+    from headrace.pipeline.protocol.coordinator import EpochCoordinator
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Told:
         self._listener = listener
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
-        self._counts: dict[str, Counts] = {}
+        self._counts: dict[str, WriteCounts] = {}
         self._first: int | None = None
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
@@ -62,10 +62,10 @@ class Told:
         begun = {name: place for name, place in begun.items() if name in self._file.model.sources}
         streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
         fences = {name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")}
-        phase = Phase.CATCHING_UP if positions.catching_up(begun.values()) else Phase.LIVE
+        phase = Phase.CATCHING_UP if positions.is_catching_up(begun.values()) else Phase.LIVE
         self.enter(phase, {"offsets": streams, "fence": fences})
 
-    def idle(self, lane: Lane, backlog: int | None, sources: Sequence[str]) -> None:
+    def idle(self, lane: EpochCoordinator, backlog: int | None, sources: Sequence[str]) -> None:
         """A stream that brings nothing says so after a while, and keeps its heartbeat's word fresh."""
         now = time.monotonic()
         if self._said and self._said["backlog"] != backlog:
@@ -76,9 +76,7 @@ class Told:
         elif now - self._idle_since > _IDLE_NOTICE:
             self._idle_since = now + 1e9
             where = ", ".join(f"`{name}`" for name in sources)
-            self.tell(
-                RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)")
-            )
+            self.tell(RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)"))
 
     def waits(self, folder: Path) -> Json:
         """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
@@ -94,12 +92,14 @@ class Told:
         """Note what holds the stream back, for the heartbeat; nothing does if empty."""
         self._stalled = what
 
-    def failed(self, lane: Lane, error: HeadraceError) -> None:
+    def failed(self, lane: EpochCoordinator, error: HeadraceError) -> None:
         """An attempt at an epoch that failed, for those who look at the lane from outside."""
         self._eyes.failed(error)
         lane.progress({**self._said, "error": _first_line(error)})
 
-    def committed(self, lane: Lane, plan: EpochPlan, counts: Mapping[str, Counts], steps: Mapping[str, float], left: int | None) -> None:
+    def committed(
+        self, lane: EpochCoordinator, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], left: int | None
+    ) -> None:
         """An epoch that all sinks hold; `left` is the backlog behind it, if known."""
         self._idle_since = None
         self.epochs += 1
@@ -109,7 +109,7 @@ class Told:
         before = self._figures.get(plan.phase, PhaseFigures(0, 0, 0.0))
         self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + rows, before.seconds + self.last_seconds)
         for name, count in counts.items():
-            self._counts[name] = self._counts.get(name, Counts()) + count
+            self._counts[name] = self._counts.get(name, WriteCounts()) + count
         self._said = {
             "phase": str(plan.phase),
             "epoch": plan.number,
@@ -122,7 +122,7 @@ class Told:
         self.tell(EpochCommitted(plan, counts, steps, left))
         self._window_progress(plan, counts)
 
-    def _window_progress(self, plan: EpochPlan, counts: Mapping[str, Counts]) -> None:
+    def _window_progress(self, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
         if plan.phase is not Phase.HISTORY:
             return
         window = plan.window or ""
@@ -131,13 +131,13 @@ class Told:
             rows[name] = rows.get(name, 0) + count.rows
         model = self._file.model
         if all(
-            positions.window_done(model, plan.end.get(name, {}), window)
+            positions.is_partition_done(model, plan.end.get(name, {}), window)
             for name, node in model.sources.items()
             if positions.bounded_phases(node)
         ):
             self.tell(PartitionCompleted(window, self._window_rows.pop(window)))
 
-    def result(self, lane: Lane, stop_reason: str, *, caught_up: bool) -> RunResult:
+    def result(self, lane: EpochCoordinator, stop_reason: str, *, caught_up: bool) -> RunResult:
         """What the run did, and why it ended."""
         return RunResult(
             name=self._file.name,

@@ -7,7 +7,7 @@ import logging
 from headrace.pipeline.errors import TransientError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.coordinator import EpochCoordinator
 from headrace.pipeline.protocol.ledger.rollup import BATCH
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class RollingUp:
         self._keep = keep
         self._left = 0
 
-    def after_commit(self, lane: Lane) -> None:
+    def after_commit(self, lane: EpochCoordinator) -> None:
         """Rolls up what is due. An epoch is committed: a ledger that cannot be reached now is asked again later."""
         if self._keep is None or lane.committed <= self._keep:
             return

@@ -62,7 +62,7 @@ def run(
         PipelineFileError: a handler's secret is not in the settings; nothing was begun.
         PluginError: the same for a side output that the settings name and that is not installed.
         LeaseHeldError: another run holds the lane.
-        RecordError: a sink and the ledger disagree.
+        SinkStateError: a sink and the ledger disagree.
         BlockedError: an epoch failed too often in the same way.
         HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
     """
@@ -104,7 +104,7 @@ def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
     known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
     sources = lane_run.assembly.sources
     history = History(model, sources, SplitBook(known, note), model.epoch.history_rows, model.epoch.max_bytes)
-    done = positions.windows_done(model, lane.position)
+    done = positions.completed_partitions(model, lane.position)
     if left := [key for key in windows if key not in done]:
         lane_run.told.enter(Phase.HISTORY, {"windows": len(left)})
         if note_of_order := _out_of_order(lane_run.file, left, done):
@@ -123,7 +123,7 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
     sinks = [
         name
         for name, sink in model.sinks.items()
-        if (key := graph.key_of(model, name)) and not graph.forgetful(sink) and getattr(sink, "version_column", None) is None
+        if (key := graph.key_of(model, name)) and not graph.lacks_commit_record(sink) and getattr(sink, "version_column", None) is None
         if model.partitions is not None and model.partitions.column.lower() not in {column.lower() for column in key}
     ]
     if not late or not sinks:

@@ -5,28 +5,28 @@ from __future__ import annotations
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Phase
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.ledger import PipelineState
 
 
-def history_complete(file: PipelineFile, state: LaneState | None) -> bool:
+def history_complete(file: PipelineFile, state: PipelineState | None) -> bool:
     """Whether all history is in every sink; only the ledger decides that."""
     return bool(state and state.position) and positions.history_complete(file.model, state.position if state else {})
 
 
-def windows_done(file: PipelineFile, state: LaneState | None) -> list[str]:
+def windows_done(file: PipelineFile, state: PipelineState | None) -> list[str]:
     """Keys of the windows that are complete, in order."""
-    return positions.windows_done(file.model, state.position) if state and state.position else []
+    return positions.completed_partitions(file.model, state.position) if state and state.position else []
 
 
 def stream_wanted(file: PipelineFile) -> bool:
     """Whether the pipeline has something left to do once its history is complete."""
-    return not file.model.job_mode and any(positions.has_stream(node) for node in file.model.sources.values())
+    return not file.model.job_mode and any(positions.is_unbounded(node) for node in file.model.sources.values())
 
 
-def phase(file: PipelineFile, state: LaneState | None) -> Phase:
+def phase(file: PipelineFile, state: PipelineState | None) -> Phase:
     """The phase that the lane is in now."""
     if not history_complete(file, state):
         return Phase.HISTORY
     here = state.position if state else {}
-    begun = [here[name] for name, node in file.model.sources.items() if positions.has_stream(node) and "stream" in here.get(name, {})]
-    return Phase.CATCHING_UP if positions.catching_up(begun) else Phase.LIVE
+    begun = [here[name] for name, node in file.model.sources.items() if positions.is_unbounded(node) and "stream" in here.get(name, {})]
+    return Phase.CATCHING_UP if positions.is_catching_up(begun) else Phase.LIVE

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import Window
+from headrace.connectors.base import HistoryPartition
 from headrace.jobs.sources.pipeline_source import LaneSource
-from headrace.pipeline.errors import RecordError
+from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Phase, Position
@@ -62,7 +62,7 @@ class History:
         """The next step through `windows`, None when all of them are complete. Phases of a source keep their order."""
         for window in windows:
             for name, source in self._sources.items():
-                if source.bounded and not positions.window_done(self._model, position[name], window):
+                if source.bounded and not positions.is_partition_done(self._model, position[name], window):
                     return self._step(spark, position, name, window)
         return None
 
@@ -76,18 +76,18 @@ class History:
         mark = positions.fingerprint(splits)
         if done and known != mark:
             msg = f"the splits of window `{window or 'all'}` are not those that its first {done} epochs were cut by"
-            raise RecordError(msg, hint="Start this window again: headrace replay FILE --from the epoch that began it.", node=name)
+            raise SinkStateError(msg, hint="Start this window again: headrace replay FILE --from the epoch that began it.", node=name)
         taken = _take(splits[done:], self._rows, self._size)
         at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
-        here = positions.with_window(self._model, source.node, here, window, at)
+        here = positions.advance_partition(self._model, source.node, here, window, at)
         pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
         return Step(Phase.HISTORY, {**position, name: here}, window or None, pieces)
 
-    def _window(self, key: str) -> Window | None:
+    def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)
         if bounds is None or self._model.partitions is None:
             return None
-        return Window(key, self._model.partitions.column, *bounds)
+        return HistoryPartition(key, self._model.partitions.column, *bounds)
 
 
 def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.connectors.filters import quoted
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.lakehouse import holds_every_value
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import spark_schema
@@ -115,7 +115,7 @@ def cast_column(name: str, have: pa.DataType, want: pa.DataType, node: str) -> C
     """The column of a frame in the type of the stream; a value that would change fails the task."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    column, kind = F.col(quoted(name)), _spark(want)
+    column, kind = F.col(quote_identifier(name)), _spark(want)
     if have == want or cast_of(have, want) is Cast.SAFE:
         return column.cast(kind).alias(name)
     what = F.concat(F.lit(f"column `{name}` of history has "), column.cast("string"), F.lit(f", which is no {spell_type(want)}"))

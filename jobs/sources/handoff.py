@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import BoundedSource, Cut, Snapshot, UnboundedSource
+from headrace.connectors.base import BoundedSource, HandoffFilter, Snapshot, UnboundedSource
 from headrace.pipeline.errors import GuaranteeError, RetentionError, TargetError
-from headrace.pipeline.model.nodes import HybridSource, OffsetTable
+from headrace.pipeline.model.nodes import HybridSourceConfig, OffsetTable
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import Fence, TableOffsets, fence_of
+from headrace.pipeline.protocol.table_offsets import HandoffPosition, TableOffsets, find_handoff_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ _SHOWN = 5  # ranges or partitions in a message
 class Handoff:
     """How one hybrid source finds its fence. `appends` are the sinks that must hold each of its rows once and have no key."""
 
-    def __init__(self, name: str, node: HybridSource, history: Sequence[BoundedSource], stream: UnboundedSource) -> None:
+    def __init__(self, name: str, node: HybridSourceConfig, history: Sequence[BoundedSource], stream: UnboundedSource) -> None:
         self.name = name
         self.node = node
         self._history = history
@@ -38,12 +38,12 @@ class Handoff:
         table, last = self.node.offset_table, self.node.bounded_sources[-1]
         return table if table is not None and table.table_name in (None, last.table_name) else None
 
-    def cut(self, fence: Json | None) -> Cut | None:
+    def cut(self, fence: Json | None) -> HandoffFilter | None:
         """How history ends where the stream starts, if it has its offsets."""
         if (table := self.exact) is None or fence is None:
             return None
         topic = table.topic_name or self.node.unbounded_source.topic
-        return Cut(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
+        return HandoffFilter(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
 
     def before(self) -> tuple[Json | None, str | None]:
         """Return fence and cursor that must be known before history is pinned; no fence where the pinned rows say it themselves."""
@@ -51,17 +51,17 @@ class Handoff:
         if self.exact is not None:
             return None, None
         if node.offset_table is not None:
-            loaded = self._history[-1].fence(node.offset_table, node.unbounded_source.topic)
-            earliest = self._stream.earliest()
+            loaded = self._history[-1].read_end_offsets(node.offset_table, node.unbounded_source.topic)
+            earliest = self._stream.earliest_offsets()
             wanted = {part: loaded.get(part, offset) for part, offset in positions.offsets(earliest).items()}
             return earliest | {"offsets": wanted}, None
         now = datetime.now(UTC)
         since = now - (node.handoff_lag or DEFAULT_LAG)
         if node.cursor is None:
-            return self._stream.fence_at(_millis(since)), None
+            return self._stream.offsets_for_time(_millis(since)), None
         # Between two seconds: a table that keeps whole seconds, or milliseconds, has each row on the side that its message is on.
         settled = (now - node.cursor.allowed_lateness).replace(microsecond=0) - timedelta(microseconds=1)
-        return self._stream.fence_at(_millis(min(since, settled))), settled.isoformat()
+        return self._stream.offsets_for_time(_millis(min(since, settled))), settled.isoformat()
 
     def by_offsets(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
         """Return the fence that the rows of a snapshot say: below it they have every message that the topic can still give.
@@ -69,11 +69,11 @@ class Handoff:
         Raise TargetError where the rows are of another topic, GuaranteeError where sinks without a key would miss rows or get some twice.
         """
         assert self.exact is not None  # noqa: S101
-        earliest = self._stream.earliest()
+        earliest = self._stream.earliest_offsets()
         first = positions.offsets(earliest)
         have = self._history[-1].measure_offsets(spark, snapshot, self.exact, self.node.unbounded_source.topic, first)
         self._check_partitions(have, first)
-        fence = fence_of(have, first, self._stream.first_filled)
+        fence = find_handoff_position(have, first, self._stream.find_filled_gaps)
         if appends:
             self._check_duplicates(have, appends[0])
             self._check_phases(fence, appends[0])
@@ -85,7 +85,7 @@ class Handoff:
         self._check_lost(fence, first)
         return earliest | {"offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}}
 
-    def _check_lost(self, fence: Fence, first: dict[str, int]) -> None:
+    def _check_lost(self, fence: HandoffPosition, first: dict[str, int]) -> None:
         """Messages after the table's last offset that the topic has dropped are in neither. Raise RetentionError unless the file allows it."""
         lost = [f"partition {part}: [{offset}, {first[part]})" for part, offset in fence.offsets.items() if offset < first[part]]
         if not lost:
@@ -130,7 +130,7 @@ class Handoff:
             )
             raise GuaranteeError(msg, hint=hint, node=self.name)
 
-    def _check_phases(self, fence: Fence, sink: str) -> None:
+    def _check_phases(self, fence: HandoffPosition, sink: str) -> None:
         """Rows of a gap may be in an earlier phase, which has no offsets to tell. Rows without an offset are no messages of the topic."""
         if len(self._history) == 1 or not fence.missing:
             return

@@ -9,15 +9,25 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, BoundedSource, Cut, Limits, Snapshot, SplitFetch, UnboundedSource, Window
-from headrace.connectors.filters import quoted
+from headrace.connectors.base import (
+    OP,
+    POS,
+    BoundedSource,
+    HandoffFilter,
+    HistoryPartition,
+    ReadLimits,
+    Snapshot,
+    SplitReader,
+    UnboundedSource,
+)
+from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.sources.casts import Cast, cast_column, cast_of, spell_type
 from headrace.jobs.sources.handoff import Handoff
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, RecordError, RetentionError, SchemaError
-from headrace.pipeline.model.nodes import HybridSource
+from headrace.pipeline.errors import HeadraceError, RetentionError, SchemaError, SinkStateError
+from headrace.pipeline.model.nodes import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
@@ -47,7 +57,7 @@ class LaneSource:
         self.contents: Callable[[str], Any] = lambda _: None
         """Returns what the ledger keeps under a reference, None where it does not."""
         self._pins: dict[str, list[Json]] = {}
-        endless = positions.has_stream(node)
+        endless = positions.is_unbounded(node)
         phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [] if endless else [node]
         self.bounded: list[BoundedSource] = [
             registry.bounded_source(name, part, settings, index * ORDINALS_PER_NODE + rank) for rank, part in enumerate(phases)
@@ -57,7 +67,7 @@ class LaneSource:
             registry.unbounded_source(name, stream, settings, (index + 1) * ORDINALS_PER_NODE - 1) if stream is not None else None
         )
         self.handoff: Handoff | None = None
-        if isinstance(node, HybridSource) and self.unbounded is not None:
+        if isinstance(node, HybridSourceConfig) and self.unbounded is not None:
             self.handoff = Handoff(name, node, self.bounded, self.unbounded)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
@@ -85,7 +95,7 @@ class LaneSource:
             msg = f"history `{told.get('table_name') or told['location']}` lacks the columns {', '.join(missing)} of the stream"
             hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
             raise SchemaError(msg, hint=hint, node=self.name)
-        cursor = self.node.cursor.column if isinstance(self.node, HybridSource) and self.node.cursor else None
+        cursor = self.node.cursor.column if isinstance(self.node, HybridSourceConfig) and self.node.cursor else None
         if cursor is not None and cursor in wanted:
             self._check_cursor(cursor, schema.field(cursor).type, self.unbounded.schema().field(cursor).type)
         lossy = [
@@ -116,12 +126,12 @@ class LaneSource:
         """
         if not self.bounded:
             assert self.unbounded is not None  # noqa: S101  a node has one or the other
-            return {"stream": self.unbounded.initial()}
+            return {"stream": self.unbounded.initial_offsets()}
         fence, cursor = self.handoff.before() if self.handoff else (None, None)
         pins: list[Snapshot] = []
         try:
             for rank, part in enumerate(self.bounded):
-                pins.append(part.pin(spark, f"{token}_{rank}"))
+                pins.append(part.create_snapshot(spark, f"{token}_{rank}"))
             if self.handoff is not None and self.handoff.exact is not None:
                 fence = self.handoff.by_offsets(spark, pins[-1], appends)
             position: Json = {"pins": [pin.handle for pin in pins], "fence": fence, "cursor": cursor, "history": positions.no_history()}
@@ -129,7 +139,7 @@ class LaneSource:
         except HeadraceError:
             with suppress(HeadraceError):  # the next start sweeps what stays
                 for part, pin in zip(self.bounded, pins, strict=False):
-                    part.unpin(pin)
+                    part.release_snapshot(pin)
             raise
 
     def _overlap(self, spark: SparkSession, pins: Sequence[Snapshot]) -> Json:
@@ -138,40 +148,40 @@ class LaneSource:
         And whether history has rows whose cursor is NULL. Nothing where history is not pinned.
         """
         assert self.unbounded is not None  # noqa: S101
-        if not all(pin.pinned for pin in pins):
+        if not all(pin.is_stable for pin in pins):
             return {}
         nulls = any(part.has_nulls(spark, pin, self.node.cursor.column) for part, pin in zip(self.bounded, pins, strict=True))
-        return {"overlap": {"end": self.unbounded.end(), "nulls": nulls}}
+        return {"overlap": {"end": self.unbounded.end_offsets(), "nulls": nulls}}
 
-    def cut(self, position: Json) -> Cut | None:
+    def cut(self, position: Json) -> HandoffFilter | None:
         """How history ends where the stream begins, if it carries its offsets."""
         return self.handoff.cut(position.get("fence")) if self.handoff else None
 
-    def splits(self, spark: SparkSession, position: Json, phase: int, window: Window | None) -> list[Json]:
+    def splits(self, spark: SparkSession, position: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
         """The pieces of one phase inside one window."""
         cut = self.cut(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
 
-    def foresee(self, spark: SparkSession) -> Callable[[int, Window | None], list[Json]]:
+    def preview_splits(self, spark: SparkSession) -> Callable[[int, HistoryPartition | None], list[Json]]:
         """What tells the pieces that history would be cut into if it were opened now, by phase and window. Pins nothing."""
-        seen = [part.look(spark) for part in self.bounded]
+        seen = [part.describe_snapshot(spark) for part in self.bounded]
         exact = self.handoff is not None and self.handoff.exact is not None
         cut = self.handoff.cut(self.handoff.by_offsets(spark, seen[-1])) if exact and self.handoff else None
 
-        def pieces(phase: int, window: Window | None) -> list[Json]:
+        def pieces(phase: int, window: HistoryPartition | None) -> list[Json]:
             return list(self.bounded[phase].splits(spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None))
 
         return pieces
 
     def fetch(
         self, position: Json, phase: int, splits: Sequence[Json], query: str | None, key: Sequence[str] = (), *, last: bool = False
-    ) -> SplitFetch | None:
+    ) -> SplitReader | None:
         """What tasks read these splits with on the direct path. Rows that agree in `key` come in their order, or the `last` one alone."""
-        found: Any = self.bounded[phase].direct(self._snapshot(position, phase), splits, query, key)
+        found: Any = self.bounded[phase].create_split_reader(self._snapshot(position, phase), splits, query, key)
         return replace(found, last_by=tuple(key)) if last and found is not None else found
 
     def pins(self, position: Json) -> list[Json]:
-        """Return the handles of the pinned history. Raise RecordError where the ledger no longer has them."""
+        """Return the handles of the pinned history. Raise SinkStateError where the ledger no longer has them."""
         have = position.get("pins")
         if isinstance(have, list):
             return have
@@ -180,13 +190,13 @@ class LaneSource:
             found = self.contents(ref)
             if found is None:
                 msg = "the handles of the pinned history are lost: the ledger does not keep what the position refers to"
-                raise RecordError(msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name)
+                raise SinkStateError(msg, hint="Start over with a new snapshot: headrace reset FILE.", node=self.name)
             self._pins[ref] = found
         return self._pins[ref]
 
     def _snapshot(self, position: Json, phase: int) -> Snapshot:
         handle = self.pins(position)[phase]
-        return Snapshot(handle, pinned=bool(handle.get("pinned", True)))
+        return Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
 
     def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> Reading:
         """The rows of these splits, cast to the source's columns."""
@@ -197,7 +207,7 @@ class LaneSource:
         return Reading(self._cast(frame, schema), sum(split.get("rows", 0) for split in splits), size)
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
-        have = arrow_schema(cast("StructType", frame.select(*map(quoted, schema.names)).schema))
+        have = arrow_schema(cast("StructType", frame.select(*map(quote_identifier, schema.names)).schema))
         return frame.select(*[cast_column(field.name, have.field(field.name).type, field.type, self.name) for field in schema], OP, POS)
 
     def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> Reading:
@@ -205,10 +215,10 @@ class LaneSource:
         assert self.unbounded is not None  # noqa: S101
         frame = self.unbounded.read(spark, start["stream"], end["stream"])
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
-        if (cursor := start.get("cursor")) and positions.behind(start["stream"], overlap["end"]):
+        if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
-        size = self.unbounded.size(start["stream"], end["stream"], most)
-        return Reading(frame, positions.distance(start["stream"], end["stream"]), size)
+        size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
+        return Reading(frame, positions.offset_lag(start["stream"], end["stream"]), size)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has: at or below the cursor, below the end that the stream had when history was pinned.
@@ -220,7 +230,7 @@ class LaneSource:
         column = self.node.cursor.column
         ends = F.from_json(F.lit(json.dumps(positions.offsets(overlap["end"]))), "map<string,bigint>")
         inside = F.col(f"{POS}.off") < F.coalesce(F.element_at(ends, F.col(f"{POS}.part").cast("string")), F.lit(0))
-        moment = F.col(quoted(column))
+        moment = F.col(quote_identifier(column))
         drops = F.coalesce(moment <= F.lit(cursor).cast("timestamp"), F.lit(False))
         if exact and overlap["nulls"]:
             what = f"cursor column `{column}` is NULL, and history has rows with NULL too: the row may be one of them"
@@ -235,15 +245,15 @@ class LaneSource:
             return dict(position)
         assert self.unbounded is not None  # noqa: S101
         stream = self.unbounded.ordered_start(position["fence"])
-        return dict(position) | {"stream": stream, "began": position["fence"], "catch_up": self.unbounded.end()}
+        return dict(position) | {"stream": stream, "began": position["fence"], "catch_up": self.unbounded.end_offsets()}
 
-    def latest(self, position: Json, limits: Limits) -> Json:
+    def next_end_offsets(self, position: Json, limits: ReadLimits) -> Json:
         """The position that one stream epoch after `position` may reach."""
         assert self.unbounded is not None  # noqa: S101
         start = position["stream"]
-        end = dict(position) | {"stream": self.unbounded.latest(start, limits)}
+        end = dict(position) | {"stream": self.unbounded.next_end_offsets(start, limits)}
         overlap = (position.get("catch_up"), position.get("overlap", {}).get("end"))
-        within = end["stream"] == start or any(positions.behind(start, passed) for passed in overlap)
+        within = end["stream"] == start or any(positions.is_before(start, passed) for passed in overlap)
         return end if within else positions.without_overlap(end)
 
     def check_retention(self, position: Json) -> None:
@@ -251,7 +261,7 @@ class LaneSource:
         fence = position.get("fence")
         if fence is None or self.unbounded is None:
             return
-        earliest = positions.offsets(self.unbounded.earliest())
+        earliest = positions.offsets(self.unbounded.earliest_offsets())
         lost = {part: (offset, earliest[part]) for part, offset in positions.offsets(fence).items() if earliest.get(part, 0) > offset}
         if lost:
             said = ", ".join(f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items())
@@ -259,15 +269,15 @@ class LaneSource:
             hint = "History and stream both lack the rows between. Lengthen retention.ms. `headrace reset FILE` starts over with a new snapshot."
             raise RetentionError(msg, hint=hint, node=self.name)
 
-    def sweep_pins(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
-        """Drop what openings of this pipeline pinned and no position refers to; see `BoundedSource.sweep_pins`."""
+    def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
+        """Drop what openings of this pipeline pinned and no position refers to; see `BoundedSource.drop_stale_snapshots`."""
         for part in self.bounded:
-            part.sweep_pins(owner, generation, keep)
+            part.drop_stale_snapshots(owner, generation, keep)
 
-    def unpin(self, position: Json) -> None:
+    def release_snapshot(self, position: Json) -> None:
         """Drop what `opening` pinned. History cannot be read or replayed afterwards."""
         for phase, part in enumerate(self.bounded):
-            part.unpin(self._snapshot(position, phase))
+            part.release_snapshot(self._snapshot(position, phase))
 
     def close(self) -> None:
         """Lets go of connections."""
@@ -277,7 +287,7 @@ class LaneSource:
 
 def history_by_cursor(column: str, cursor: str) -> str:
     """SQL for the rows that history keeps under a cursor. Rows without a time are history's."""
-    name = quoted(column)
+    name = quote_identifier(column)
     return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
 
 

@@ -37,7 +37,7 @@ class Retained:
             if source is None or source.unbounded is None or stream is None:
                 continue
             if name not in self._first:
-                self._first[name] = source.unbounded.earliest()
+                self._first[name] = source.unbounded.earliest_offsets()
             self._compare(name, stream, self._first[name])
 
     def _compare(self, name: str, stream: Json, now: Json) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from headrace.connectors.plugins.contract_checks import guarded
+from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.jobs.sources.pipeline_source import Reading
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.plugins.api import Kind, Plugin
-from headrace.pipeline.plugins.discovery import Found, of_kind
+from headrace.pipeline.plugins.api import Plugin, PluginType
+from headrace.pipeline.plugins.discovery import InstalledPlugin, load_plugin_of_type
 from headrace.pipeline.plugins.preprocessors import options_of
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.epochs import EpochPlan
@@ -46,8 +46,8 @@ def check_side_outputs(settings: Settings) -> None:
         _named(plugin_id, settings)
 
 
-def _named(plugin_id: str, settings: Settings) -> tuple[Found, Plugin, BaseModel]:
-    found, plugin = of_kind(plugin_id, Kind.SIDE_OUTPUT, "side_output_ids")
+def _named(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin, BaseModel]:
+    found, plugin = load_plugin_of_type(plugin_id, PluginType.SIDE_OUTPUT, "side_output_ids")
     return found, plugin, options_of(found, plugin, settings.plugin.side_output_options, "side_output_options")
 
 
@@ -73,7 +73,7 @@ class SideOutputs:
         found, plugin, options = _named(plugin_id, self._settings)
         context = PluginContext(source, options, found, self._pipeline, self._settings.home, labels=plugin.labels)
         checks = {"epoch": lambda _: "", "close": lambda _: ""}
-        return guarded(lambda: plugin.make(context), SideOutput, found, source, checks)
+        return create_checked(lambda: plugin.make(context), SideOutput, found, source, checks)
 
     def close(self) -> None:
         """Closes them."""

@@ -14,7 +14,7 @@ from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position
 from headrace.pipeline.protocol.ledger import Lease, Ledger
-from headrace.pipeline.protocol.ledger.reader import plain
+from headrace.pipeline.protocol.ledger.reader import normalize_position
 from headrace.pipeline.protocol.source_identity import source_identity
 
 if TYPE_CHECKING:
@@ -46,19 +46,19 @@ def open_sources(sources: Mapping[str, LaneSource], spark: SparkSession, token: 
 
 def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:
     """Return the first position of one source, whose larger parts the ledger keeps once and the position refers to."""
-    opened = plain(opened)
-    refers: Json = {"source": ledger.keep(source_identity(node))}
+    opened = normalize_position(opened)
+    refers: Json = {"source": ledger.store_content(source_identity(node))}
     if "pins" in opened:
-        ledger.keep(opened["pins"])
+        ledger.store_content(opened["pins"])
         refers["pins"] = positions.placed_pins(opened["pins"])
     return opened | refers
 
 
-def sweep_pins(sources: Mapping[str, LaneSource], lease: Lease, position: Position) -> None:
+def drop_stale_snapshots(sources: Mapping[str, LaneSource], lease: Lease, position: Position) -> None:
     """Drop pins of this pipeline that `position` does not refer to, made under this lease or an earlier one."""
     keep = [handle for name, place in position.items() if name in sources and "history" in place for handle in sources[name].pins(place)]
     for source in sources.values():
-        source.sweep_pins(pin_owner(lease.pipeline), lease.generation, keep)
+        source.drop_stale_snapshots(pin_owner(lease.pipeline), lease.generation, keep)
 
 
 def release_pins(sources: Mapping[str, LaneSource], position: Position) -> None:
@@ -68,4 +68,4 @@ def release_pins(sources: Mapping[str, LaneSource], position: Position) -> None:
     """
     for name, place in position.items():
         if name in sources and ("pins" in place or "history" in place):
-            sources[name].unpin(place)
+            sources[name].release_snapshot(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.connectors.base import Limits
+from headrace.connectors.base import ReadLimits
 from headrace.jobs.sources.backfill import Step
 from headrace.jobs.sources.pipeline_source import LaneSource
 from headrace.pipeline.protocol import positions
@@ -34,11 +34,11 @@ class Stream:
         end = dict(position)
         for name, source in self._sources.items():
             limit = min(share, getattr(source.node, "batch_size", None) or share)
-            end[name] = source.latest(position[name], Limits(rows=limit, bytes=size))
+            end[name] = source.next_end_offsets(position[name], ReadLimits(rows=limit, bytes=size))
         if end == position:
             return None
         mine = [position[name] for name in self._sources]
-        return Step(Phase.CATCHING_UP if positions.catching_up(mine) else Phase.LIVE, end)
+        return Step(Phase.CATCHING_UP if positions.is_catching_up(mine) else Phase.LIVE, end)
 
     def backlog(self, position: Position) -> int | None:
         """Offsets that lie between the position and the sources' ends; None where one cannot tell."""
@@ -57,18 +57,22 @@ class Stream:
         return {
             **position,
             **{
-                name: {**position[name], "stream": source.unbounded.arrived()} for name, source in self._sources.items() if source.unbounded
+                name: {**position[name], "stream": source.unbounded.high_watermarks()}
+                for name, source in self._sources.items()
+                if source.unbounded
             },
         }
 
     def passed(self, position: Position, target: Position) -> bool:
         """Whether every stream has reached `target`."""
-        return not any(positions.behind(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
+        return not any(positions.is_before(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
 
     def full(self, step: Step) -> bool:
         """Whether more can be read after a step. Rows that wait for an open transaction cannot."""
         return any(
-            positions.behind(step.end[name]["stream"], source.unbounded.end()) for name, source in self._sources.items() if source.unbounded
+            positions.is_before(step.end[name]["stream"], source.unbounded.end_offsets())
+            for name, source in self._sources.items()
+            if source.unbounded
         )
 
     def commit(self, position: Position) -> None:

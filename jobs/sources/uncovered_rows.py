@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import Snapshot, Window
+from headrace.connectors.base import HistoryPartition, Snapshot
 from headrace.jobs.sources.handoff import DEFAULT_LAG
 from headrace.pipeline.errors import GuaranteeError
-from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import history_end
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.jobs.sources.pipeline_source import LaneSource
 
 
-def check_windows(source: LaneSource, spark: SparkSession, position: Json, partitions: Partitions) -> None:
+def check_windows(source: LaneSource, spark: SparkSession, position: Json, partitions: PartitionsConfig) -> None:
     """Raise GuaranteeError for pinned rows that would be lost. `position` is the one before the first epoch.
 
     Rows with NULL in the column of `partitions` are in no window. Rows after the last window are the stream's; where the stream begins
@@ -28,10 +28,10 @@ def check_windows(source: LaneSource, spark: SparkSession, position: Json, parti
     until = _stream_time(source)
     for rank, part in enumerate(source.bounded):
         handle = source.pins(position)[rank]
-        pin = Snapshot(handle, pinned=bool(handle.get("pinned", True)))
+        pin = Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
         cut = source.cut(position) if rank == len(source.bounded) - 1 else None
-        window = Window("", partitions.column, end.isoformat(), until.isoformat() if until else "")
-        found = part.outside(spark, pin, window, cut)
+        window = HistoryPartition("", partitions.column, end.isoformat(), until.isoformat() if until else "")
+        found = part.count_unpartitioned_rows(spark, pin, window, cut)
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
         if found.nulls:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import HIDDEN
-from headrace.pipeline.functions import offered
+from headrace.pipeline.functions import suggestable_names
 from headrace.pipeline.plugins.discovery import function_names
 from headrace.pipeline.sql.unsupported import AGGREGATE
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -42,13 +42,16 @@ def explained(error: PySparkException, text: str) -> tuple[str, str]:
     name = wrong.split(".")[-1]
     if kind == "function":
         written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
-        return f"there is no function `{written[0] if written else wrong}`{meant(name.lower(), [*offered(), *function_names()])}", _where(
-            text, name
+        return (
+            f"there is no function `{written[0] if written else wrong}`{suggest_closest(name.lower(), [*suggestable_names(), *function_names()])}",
+            _where(text, name),
         )
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
     near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
     there = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
-    return f"there is no {kind} `{wrong}`{meant(name, near)}", _where(text, name) + (f"\n{there}: {', '.join(near)}." if near else "")
+    return f"there is no {kind} `{wrong}`{suggest_closest(name, near)}", _where(text, name) + (
+        f"\n{there}: {', '.join(near)}." if near else ""
+    )
 
 
 def _of_rows(condition: str, found: Mapping[str, str]) -> tuple[str, str]:

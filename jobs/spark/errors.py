@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from headrace.connectors.row_errors import explain_failure
-from headrace.pipeline.errors import DataError, EngineError, HeadraceError, InternalError, TransientError, UserError, WorkerError
+from headrace.pipeline.errors import DataError, HeadraceError, InternalError, SparkJvmError, TransientError, UserError, WorkerError
 
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
@@ -66,11 +66,13 @@ def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceErr
     first, crashed = text.split("\n", maxsplit=1)[0][:500], [word in text for word in _CRASHED]
     found: HeadraceError | None = None
     if any(word in text for word in _OUT_OF_MEMORY):
-        found = EngineError("Spark ran out of memory", hint=MORE_MEMORY)
+        found = SparkJvmError("Spark ran out of memory", hint=MORE_MEMORY)
     elif any(word in text for word in _STOPPED):
-        found = EngineError("Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why.")
+        found = SparkJvmError("Spark's session ended", hint="Run the pipeline again; spark.log in the home's logs may say why.")
     elif type(error).__name__ in _GATEWAY:
-        found = EngineError("the connection to Spark's JVM broke", hint="Run the pipeline again; spark.log in the home's logs may say why.")
+        found = SparkJvmError(
+            "the connection to Spark's JVM broke", hint="Run the pipeline again; spark.log in the home's logs may say why."
+        )
     elif any(word in text for word in _LOST) and not any(crashed[:2]):
         found = TransientError(first, node=node)
     elif any(crashed):

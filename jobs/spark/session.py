@@ -20,7 +20,7 @@ from headrace.jobs.spark.errors import MORE_MEMORY
 from headrace.jobs.spark.jars import ensure_jars
 from headrace.jobs.spark.java import find_java
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import EngineError, SettingsError
+from headrace.pipeline.errors import SettingsError, SparkJvmError
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def jvm_alive(spark: SparkSession) -> bool:
     return process is None or process.poll() is None
 
 
-def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0) -> EngineError | None:
+def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0) -> SparkJvmError | None:
     """Return why the JVM of a session ended; None while it runs. `patience`: seconds that it gets to end.
 
     The text is the same for the same cause, so that failures can be counted.
@@ -169,7 +169,7 @@ def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     why = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
     why = f": it ran out of memory; {memory}" if code in _OUT_OF_MEMORY else why
-    return EngineError(f"Spark's JVM {ended}{why}", hint=f"{MORE_MEMORY} The JVM's last words are in {settings.home}/logs/spark.log.")
+    return SparkJvmError(f"Spark's JVM {ended}{why}", hint=f"{MORE_MEMORY} The JVM's last words are in {settings.home}/logs/spark.log.")
 
 
 def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:

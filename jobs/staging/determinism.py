@@ -7,7 +7,7 @@ from typing import Any
 from headrace.jobs.functions.plugins import called
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.plugins import PluginTransform
+from headrace.pipeline.model.plugins import PluginTransformConfig
 from headrace.pipeline.plugins.discovery import load
 from headrace.pipeline.sql import statements
 
@@ -37,12 +37,16 @@ def why_impure(model: PipelineModel, name: str) -> str:
         return "its code may give other rows the next time (it is not marked `deterministic: true`)"
     if node.type == "script" and marked is False:
         return "it is marked `deterministic: false`"
-    tables = graph.tables(model)
-    if outside := [table for table in graph.asks(model, name) if table in tables and not tables[table].in_memory]:
+    tables = graph.dynamic_tables(model)
+    if outside := [table for table in graph.looked_up_tables(model, name) if table in tables and not tables[table].in_memory]:
         return f"it asks the dynamic table `{outside[0]}`, which others may change"
-    if isinstance(node, PluginTransform):
+    if isinstance(node, PluginTransformConfig):
         return "" if node.plugin.deterministic else f"the plugin `{node.type}` says that it may give other rows the next time"
-    calls = [*statements.impure(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))] if node.type == "sql" else []
+    calls = (
+        [*statements.nondeterministic_calls(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))]
+        if node.type == "sql"
+        else []
+    )
     return f"`{calls[0]}` gives another value each time" if calls else ""
 
 

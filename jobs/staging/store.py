@@ -31,7 +31,7 @@ from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.paths import spelled, staging_root
 from headrace.jobs.staging.task import TOLD, StageTask, durable, no_storage
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import HeadraceError, LaneError, RecordError, UserError
+from headrace.pipeline.errors import HeadraceError, PipelineStateError, SinkStateError, UserError
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol.epochs import EpochPlan, Json
@@ -118,7 +118,7 @@ class EpochStages:
         self._digest = digest
 
     def held(self, node: str) -> Manifest | None:
-        """The manifest of a node that is staged, None where there is none. Raises LaneError for one that cannot be taken at its word."""
+        """The manifest of a node that is staged, None where there is none. Raises PipelineStateError for one that cannot be taken at its word."""
         path = self._of(node) / _MANIFEST
         try:
             text = path.read_text(encoding="utf-8")
@@ -130,7 +130,9 @@ class EpochStages:
             found = Manifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
             msg = f"the manifest of the staged rows cannot be read: {path}: {error}"
-            raise LaneError(msg, hint="Somebody has changed it. Bring it back from a backup of `staging.path`.", node=node) from None
+            raise PipelineStateError(
+                msg, hint="Somebody has changed it. Bring it back from a backup of `staging.path`.", node=node
+            ) from None
         self._whole(node, found)
         return found
 
@@ -229,13 +231,13 @@ class EpochStages:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
         if (held.pipeline, held.lane, held.epoch, held.node, held.digest) != wanted:
             msg = f"the staged rows in {self._of(node)} are of another epoch or node than their folder says"
-            raise LaneError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
+            raise PipelineStateError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
         for name, size in held.files:
             path = self._of(node) / held.attempt / name
             if (found := _size(path)) != size:
                 msg = f"staged rows are damaged: {path} has {'no' if found is None else found} bytes, the manifest says {size}"
                 hint = f"Bring it back from a backup; or remove the folder {self._of(node)}, and they count as gone."
-                raise LaneError(msg, hint=hint, node=node)
+                raise PipelineStateError(msg, hint=hint, node=node)
 
     def _of(self, node: str) -> Path:
         return self.folder / spelled(node)
@@ -251,7 +253,7 @@ class Graph:
     @classmethod
     def of(cls, model: PipelineModel) -> Graph:
         """That of a pipeline."""
-        return cls(partial(graph.inputs_of, model), partial(graph.asks, model))
+        return cls(partial(graph.inputs_of, model), partial(graph.looked_up_tables, model))
 
 
 class Staging:
@@ -290,7 +292,7 @@ class Staging:
         return found
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
-        """Raises RecordError where rows would have to be computed anew that somebody holds from an earlier time."""
+        """Raises SinkStateError where rows would have to be computed anew that somebody holds from an earlier time."""
         missing = [] if recompute else [name for name in sorted(self.wanted(sinks)) if self._stages.held(name) is None]
         if not missing:
             return
@@ -305,14 +307,14 @@ class Staging:
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
         return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
 
-    def _gone(self, node: str, who: str, anew: str) -> RecordError:
+    def _gone(self, node: str, who: str, anew: str) -> SinkStateError:
         number = self._stages.plan.number
         msg = f"the staged rows of epoch {number} are gone, and {who} with the rows that were staged: {self._stages.folder}"
         hint = (
             "Bring the folder back; on several hosts `staging.path` must be a folder that all of them share."
             f" To compute them anew, with rows that may differ from what is held already: {anew}."
         )
-        return RecordError(msg, hint=hint, node=node)
+        return SinkStateError(msg, hint=hint, node=node)
 
     def staged(self, name: str, frame: DataFrame) -> Reading:
         """A node's rows from its stage, which is made first where there is none."""

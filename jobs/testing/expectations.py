@@ -11,7 +11,7 @@ from headrace.connectors.base import OP
 from headrace.jobs.testing.inputs import cast_rows, check_columns, check_operations
 from headrace.jobs.testing.sink_state import Row, keeps_operations
 from headrace.pipeline.errors import PipelineFileError, UserError
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows
 from headrace.pipeline.testcases.values import fit
@@ -78,7 +78,9 @@ def _check_said(case: Case, node: str, rows: Rows, schema: pa.Schema, known: lis
     place = case.place("expect", node, "columns")
     problems = [
         UserError(
-            f"test `{case.name}`: `{node}` has no column `{name}`{meant(name, known)}", hint=f"Columns: {', '.join(known)}.", place=place
+            f"test `{case.name}`: `{node}` has no column `{name}`{suggest_closest(name, known)}",
+            hint=f"Columns: {', '.join(known)}.",
+            place=place,
         )
         for name in said
         if name not in known

@@ -17,7 +17,7 @@ from headrace.jobs.testing.formatting import plain
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows
 from headrace.pipeline.testcases.values import fit, infer
@@ -172,7 +172,7 @@ def check_columns(case: Case, name: str, rows: Rows, known: list[str]) -> None:
     for column in rows.columns:
         if column not in known:
             first = next((index for index, record in enumerate(rows.records) if column in record), 0)
-            msg = f"test `{case.name}`: `{name}` has no column `{shorten(column)}`{meant(column, known)}"
+            msg = f"test `{case.name}`: `{name}` has no column `{shorten(column)}`{suggest_closest(column, known)}"
             problems.append(UserError(msg, hint=f"Columns: {', '.join(known)}.", place=rows.place(first, column)))
     if problems:
         raise PipelineFileError(problems)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import OP, POS
-from headrace.connectors.filter_marks import kept_or_marked
+from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.sources.pipeline_source import Reading
 from headrace.jobs.spark.errors import as_headrace_error
@@ -109,10 +109,12 @@ class Bench:
         given = {name: case.given(name) for name in case.node.given}
         planner, schemas = self._stages.stage(case, given)
         model = case.file.model
-        filled = {name for name, node in graph.tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)}
+        filled = {
+            name for name, node in graph.dynamic_tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)
+        }
         check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
         tables = {name: given_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
-        sets = {name: GivenTable(_values(tables.get(name), case, name)) for name in graph.tables(model)}
+        sets = {name: GivenTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)}
         planner.tables = sets
         views = _views(planner, case, tables)
         boundary = Boundary(planner.file.model, planner.retractions, planner.keys)
@@ -178,7 +180,7 @@ def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFr
     source = case.file.model.sources.get(name)
     condition = getattr(stream_of(source) or (source if source.type in ("iceberg", "file") else None), "filter", None) if source else None
     try:
-        return (kept_or_marked(frame, condition) if marks else frame.where(condition)) if condition else frame
+        return (mark_filtered_rows(frame, condition) if marks else frame.where(condition)) if condition else frame
     except (AnalysisException, ParseException) as error:
         said = (error.getMessage() or str(error)).strip().splitlines()[0]
         msg = f"the filter `{condition}` is wrong: {said}"

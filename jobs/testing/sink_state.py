@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.connectors.base import OP
 from headrace.pipeline.errors import DataError, GuaranteeError
-from headrace.pipeline.model.graph import forgetful
+from headrace.pipeline.model.graph import lacks_commit_record
 
 Row = dict[str, Any]
 
@@ -29,7 +29,7 @@ _COMPARES: Mapping[str, Callable[[Any, Any], bool]] = {
 
 def keeps_operations(sink: Any) -> bool:
     """Whether a sink passes rows on as they are, operations included."""
-    return forgetful(sink)
+    return lacks_commit_record(sink)
 
 
 def held(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row]) -> list[Row]:

@@ -75,7 +75,7 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
     for name in graph.in_order(model):
         if all(upstream in found for upstream in graph.inputs_of(model, name)):
             found.add(name)
-    filled = {name for name, node in graph.tables(model).items() if all(upstream in found for upstream in node.inputs(name))}
+    filled = {name for name, node in graph.dynamic_tables(model).items() if all(upstream in found for upstream in node.inputs(name))}
     return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
 
 
@@ -85,9 +85,11 @@ def cut(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineM
     Dynamic tables all stay; what would fill one and is not there does not.
     """
     there = computable(model, roots)
-    tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.tables(model).items()}
+    tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}
     stands = {
-        name: nodes.ClickHouseSource(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
+        name: nodes.ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name))
+        for name in model.transforms
+        if name in roots
     }
     return model.model_copy(
         update={

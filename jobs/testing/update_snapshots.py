@@ -27,7 +27,7 @@ from headrace.jobs.testing.inputs import carried
 from headrace.jobs.testing.runner import Outcome
 from headrace.jobs.testing.sink_state import Row
 from headrace.pipeline.errors import HeadraceError, UserError
-from headrace.pipeline.model.testcases import CaseNode
+from headrace.pipeline.model.testcases import CaseConfig
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.types.int256 import stored
 from headrace.pipeline.yaml.reader import read_tree
@@ -78,7 +78,7 @@ def _check(text: str, case: Case, expectation: Expectation) -> None:
     """Raises UserError unless the test, read from the new text, expects what came."""
     tree = read_tree(text, str(case.path))
     try:
-        node = CaseNode.model_validate(tree.value["tests"][case.name])
+        node = CaseConfig.model_validate(tree.value["tests"][case.name])
         again = replace(case, node=node, places=tree.places, texts=tree.texts)
         payload = pa.schema([field for field in expectation.schema if field.name != OP])
         both = expected_of(again, expectation.node, payload, expectation.key, expectation.found)

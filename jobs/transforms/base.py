@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import Place
+from headrace.pipeline.errors import FileLocation
 from headrace.pipeline.protocol.epochs import EpochPlan
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class TransformContext:
     spark: SparkSession
     key: tuple[str, ...] = ()
     pipeline: Callable[[], str] = str
-    text_at: Place | None = None
+    text_at: FileLocation | None = None
     """Where the first line of the node's program stands in the file, if it stands there line by line."""
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
-from headrace.connectors.plugins.contract_checks import guarded
-from headrace.connectors.plugins.pickling import Shipped, broken
+from headrace.connectors.plugins.contract_checks import create_checked
+from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
 from headrace.connectors.registry import plugin_context
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
@@ -58,24 +58,24 @@ class ArrowTransform(RowTransform):
         payload = self.columns(self._context.schema)
         if not isinstance(payload, pa.Schema):
             what = f"`columns` returned {type(payload).__name__}, and not pyarrow.Schema"
-            raise broken(found, what, self.context.name)
+            raise contract_error(found, what, self.context.name)
         if hidden := [name for name in HIDDEN if name in payload.names]:
-            raise broken(found, f"`columns` names the hidden column {hidden[0]}", self.context.name, "Say the payload alone.")
+            raise contract_error(found, f"`columns` names the hidden column {hidden[0]}", self.context.name, "Say the payload alone.")
         from pyspark.sql.types import StructType
 
         try:
             wanted = spark_schema(payload)
         except Exception as error:
-            raise broken(found, f"`columns` has a type that Spark cannot carry: {error}", self.context.name) from error
+            raise contract_error(found, f"`columns` has a type that Spark cannot carry: {error}", self.context.name) from error
         whole = StructType([*wanted.fields, *StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}").fields])  # pyright: ignore[reportAttributeAccessIssue]
-        return rows.mapInArrow(_work(Shipped(self, found, self.context.name), payload, arrow_schema(wanted)), whole)
+        return rows.mapInArrow(_work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole)
 
 
-def _work(shipped: Shipped, payload: pa.Schema, wire: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _work(shipped: PickledPlugin, payload: pa.Schema, wire: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         worker: ArrowTransform = shipped.open()
         for batch in batches:
-            for made in shipped.guarded("`process`", lambda batch=batch: [worker.process(batch)]):
+            for made in shipped.checked_batches("`process`", lambda batch=batch: [worker.process(batch)]):
                 _check_hidden(shipped, batch, made)
                 rows = shipped.fitted("`process`", made.drop_columns(list(HIDDEN)), payload).cast(wire)
                 hidden = [made.column(name).cast(batch.schema.field(name).type) for name in HIDDEN]
@@ -85,7 +85,7 @@ def _work(shipped: Shipped, payload: pa.Schema, wire: pa.Schema) -> Callable[[It
     return run
 
 
-def _check_hidden(shipped: Shipped, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
+def _check_hidden(shipped: PickledPlugin, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
     for name in HIDDEN:
         if name not in after.schema.names:
             shipped.refuse(f"`process` lost the hidden column `{name}`", "Pass `_gs_op` and `_gs_pos` on with each row.")
@@ -135,7 +135,7 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
 def open_plugin(context: TransformContext) -> RowTransform:
     """The transform of a plugin's node, watched."""
     node = context.node
-    return guarded(lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame})
+    return create_checked(lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame})
 
 
 def _frame(found: Any) -> str:

@@ -10,10 +10,10 @@ from headrace.jobs.transforms.output_schema import final_schema
 from headrace.jobs.transforms.python.transform import check_function
 from headrace.jobs.transforms.script.transform import script_of
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.errors import FileLocation, UserError
 
 
-def loads(name: str, node: Any, settings: Settings, text_at: Place | None) -> None:
+def loads(name: str, node: Any, settings: Settings, text_at: FileLocation | None) -> None:
     """Raises UserError, with its place where that is known, for a script or a function that does not load. Other types have none."""
     if node.type == "python":
         check_function(node, settings, name)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.model.plugins import PluginTransform
+from headrace.pipeline.model.plugins import PluginTransformConfig
 
 _TRANSFORMS: dict[str, str] = {
     "handler": "http.transform:HandlerRows",
@@ -20,7 +20,7 @@ _NEEDS = "pip install 'headrace[transforms]'"
 
 def open_transform(context: TransformContext) -> RowTransform:
     """The transform of a node. Raises UserError where a package is missing, or where the node does not fit the columns."""
-    if isinstance(context.node, PluginTransform):
+    if isinstance(context.node, PluginTransformConfig):
         from headrace.jobs.transforms.plugin import open_plugin
 
         return open_plugin(context)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS
-from headrace.connectors.filters import quoted
+from headrace.connectors.filters import quote_identifier
 from headrace.pipeline.errors import GuaranteeError, SchemaError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.retractions import Retractions, kept_columns, retractions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.jobs.transforms.base import RowTransform
-    from headrace.pipeline.model.nodes import SinkNode
+    from headrace.pipeline.model.nodes import SinkConfig
     from headrace.pipeline.protocol.epochs import EpochPlan
 
 
@@ -32,7 +32,7 @@ def retractions_of(model: PipelineModel) -> Retractions:
 def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[GuaranteeError]:
     """Yield the sinks that share a target and would delete keys of another pipeline by a filter."""
     for sink in found.sinks:
-        nodes = found.behind(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
+        nodes = found.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
         if nodes:
             said = "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
             msg = f"it shares its target, and a row that {said} leaves out is a delete of its key, which may be a row of another pipeline"
@@ -50,7 +50,7 @@ def without_marked(frame: DataFrame) -> DataFrame:
     return frame.where(F.col(f"{POS}.sub") >= 0)
 
 
-def follows_updates(node: SinkNode) -> bool:
+def follows_updates(node: SinkConfig) -> bool:
     """Whether an update that a filter leaves out deletes the row: not where the sink would not take every update either."""
     return getattr(node, "on_conflict", "update") == "update" and not getattr(node, "update_where", {})
 
@@ -78,13 +78,13 @@ class Boundary:
             return self.rows(node, frame)
         return without_marked(frame) if node in self._found.marked else frame
 
-    def _deletes(self, node: SinkNode, frame: DataFrame, key: tuple[str, ...], others: Collection[str]) -> DataFrame:
+    def _deletes(self, node: SinkConfig, frame: DataFrame, key: tuple[str, ...], others: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         sub, source = F.col(f"{POS}.sub"), F.col(f"{POS}.source")
         keyed = F.lit(True)
         for name in key:
-            keyed = keyed & F.col(quoted(name)).isNotNull()
+            keyed = keyed & F.col(quote_identifier(name)).isNotNull()
         # A delete without its key is an error like any other; an update that was left out and has none was never in the target.
         meant = keyed | ((F.col(OP) == "d") & (sub > EMPTIED))
         if not follows_updates(node):
@@ -94,9 +94,9 @@ class Boundary:
             meant = meant & ~F.floor(source / ORDINALS_PER_NODE).isin(places)
         kept = {name.lower() for name in (*key, *kept_columns(node))}
         columns = [
-            F.col(quoted(field.name))
+            F.col(quote_identifier(field.name))
             if field.name.lower() in kept
-            else F.when(sub >= 0, F.col(quoted(field.name))).alias(field.name, metadata=field.metadata or {})
+            else F.when(sub >= 0, F.col(quote_identifier(field.name))).alias(field.name, metadata=field.metadata or {})
             for field in frame.schema.fields
             if field.name not in (OP, POS)
         ]
@@ -126,6 +126,10 @@ def passed_by(transform: RowTransform, name: str, upstream: str, frame: DataFram
             was = before.dataType.simpleString() if before is not None else "missing"
             msg = f"key column `{field.name}` is {was} in `{upstream}` and {field.dataType.simpleString()} here, so filters before it cannot delete"
             raise SchemaError(msg, hint="Put the filter into a sql transform after this node.", node=name)
-        value = F.col(quoted(before.name)) if before is not None and field.name.lower() in wanted else F.lit(None).cast(field.dataType)
+        value = (
+            F.col(quote_identifier(before.name))
+            if before is not None and field.name.lower() in wanted
+            else F.lit(None).cast(field.dataType)
+        )
         columns.append(value.alias(field.name, metadata=field.metadata or {}))
     return made.unionByName(frame.where(F.col(f"{POS}.sub") < 0).select(*columns, OP, POS))

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from headrace.pipeline.compat.streamling_settings import IGNORED
-from headrace.pipeline.config.sources import Layer, Loc, is_secret, looked_at, paragraph, type_at
-from headrace.pipeline.suggestions import WANTED, meant
+from headrace.pipeline.config.sources import Layer, Loc, describe_lookup, is_secret, paragraph, type_at
+from headrace.pipeline.suggestions import WANTED, suggest_closest
 from headrace.pipeline.yaml.reader import shorten
 
 _WANTED = WANTED | {
@@ -36,7 +36,7 @@ _SHOWN = frozenset(
 """Errors of values that are no text by nature, and so no secret."""
 
 
-def in_words(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()) -> list[str]:
+def describe_settings_errors(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()) -> list[str]:
     """A paragraph per wrong setting. `above` is what the error's own names stand under."""
     found = [((*above, *(str(part) for part in item["loc"])), item) for item in error.errors()]
     return [_unknown(loc, model, layers) if item["type"] == "extra_forbidden" else _wrong(loc, item, model, layers) for loc, item in found]
@@ -47,7 +47,7 @@ def _unknown(loc: Loc, model: type[BaseModel], layers: Sequence[Layer]) -> str:
     known = sorted(kind.model_fields)
     place = next((f" ({layer.where(loc)})" for layer in layers if layer.has(loc)), "")
     theirs = [name.rpartition(".")[2] for name in IGNORED if name.rpartition(".")[0] == ".".join(loc[:-1])]
-    near = meant(loc[-1], [*known, *theirs]) or "."
+    near = suggest_closest(loc[-1], [*known, *theirs]) or "."
     return f"{'.'.join(loc)}: unknown setting{place}{near}\n" + paragraph(f"There are: {', '.join(known)}.")
 
 
@@ -61,4 +61,4 @@ def _wrong(loc: Loc, item: ErrorDetails, model: type[BaseModel], layers: Sequenc
         said = f"must be {wanted}" if wanted else item["msg"].removeprefix("Value error, ")
     if item["type"] in _SHOWN and not is_secret(loc, model) and get_origin(type_at(loc, model)) is not dict:
         said += f", and is `{shorten(item['input'])}`"
-    return f"{'.'.join(loc)}: {said}\n" + paragraph(looked_at(loc, layers))
+    return f"{'.'.join(loc)}: {said}\n" + paragraph(describe_lookup(loc, layers))

@@ -56,7 +56,7 @@ def _file(path: Path) -> str:
     return found
 
 
-def hidden(value: Any) -> Any:
+def mask_secret(value: Any) -> Any:
     """What stands at a secret setting, safe to show: a reference (a map, or in a variable JSON text of one), or a masked text."""
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
@@ -70,7 +70,7 @@ def hidden(value: Any) -> Any:
 
 
 def _looked_up(value: Any) -> Any:
-    found = hidden(value)
+    found = mask_secret(value)
     return found.secret() if isinstance(found, Reference) else found
 
 

@@ -16,15 +16,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from headrace.pipeline.config.errors import in_words
+from headrace.pipeline.config.errors import describe_settings_errors
 from headrace.pipeline.config.metric_labels import RESERVED
 from headrace.pipeline.config.plugins import PluginSettings
 from headrace.pipeline.config.secrets import Secret
 from headrace.pipeline.config.sources import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
-from headrace.pipeline.config.sources import looked_at as _looked_at
+from headrace.pipeline.config.sources import describe_lookup as _looked_at
 from headrace.pipeline.errors import SettingsError
 
-__all__ = ["CONFIG_NAMES", "Settings", "load_settings", "looked_at"]
+__all__ = ["CONFIG_NAMES", "Settings", "describe_setting_lookup", "load_settings"]
 
 log = logging.getLogger(__name__)
 
@@ -367,7 +367,7 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
-        raise _wrong(in_words(error, Settings, layers)) from None
+        raise _wrong(describe_settings_errors(error, Settings, layers)) from None
     if lines := _sink_connections(settings, layers):
         raise _wrong(lines)
     for name, place, instead in ignored(layers):
@@ -377,7 +377,7 @@ def load_settings(**overrides: Any) -> Settings:
     return settings
 
 
-def looked_at(name: str) -> str:
+def describe_setting_lookup(name: str) -> str:
     """The places where a setting may be, in order, for whoever misses one: `iceberg.warehouse`."""
     return _looked_at(tuple(name.split(".")), read_layers(Settings))
 
@@ -393,9 +393,9 @@ def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
         try:
             settings.postgres_for(name)
         except ValidationError as error:
-            lines += in_words(error, Settings, layers, ("postgres_sink_connections", name))
+            lines += describe_settings_errors(error, Settings, layers, ("postgres_sink_connections", name))
     try:
         settings.postgres_for_tables()
     except ValidationError as error:
-        lines += in_words(error, Settings, layers, ("dynamic_table_backend", "postgres"))
+        lines += describe_settings_errors(error, Settings, layers, ("dynamic_table_backend", "postgres"))
     return lines

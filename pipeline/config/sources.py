@@ -18,9 +18,9 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 
 from headrace.pipeline.compat.streamling_settings import IGNORED, MOVED, RENAMED
-from headrace.pipeline.config.secrets import hidden
+from headrace.pipeline.config.secrets import mask_secret
 from headrace.pipeline.errors import PipelineFileError, SettingsError
-from headrace.pipeline.yaml.reader import Tree, read_tree
+from headrace.pipeline.yaml.reader import YamlDocument, read_tree
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
 OURS, THEIRS = "HEADRACE__", "STREAMLING__"
@@ -133,7 +133,7 @@ def _put_below(found: dict[str, Any], weaker: Mapping[str, Any]) -> None:
             _put_below(found[key], value)
 
 
-def looked_at(loc: Loc, layers: Sequence[Layer]) -> str:
+def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
     """Every place where a setting may be, in order, and which of them was taken."""
     taken = next((layer for layer in layers if layer.has(loc)), None)
     said = []
@@ -201,7 +201,7 @@ def _config_file() -> Layer:
     return Layer(str(path), tree.value, {tuple(map(str, loc)): str(place) for loc, place in tree.places.items() if loc})
 
 
-def _config_tree(path: Path, hint: str) -> Tree:
+def _config_tree(path: Path, hint: str) -> YamlDocument:
     try:
         tree = read_tree(path.read_text(encoding="utf-8"), str(path), fill=False)
     except (OSError, UnicodeDecodeError) as error:
@@ -261,7 +261,7 @@ def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: 
         elif found is None and layer.name == THEIRS:
             del values[key]
         elif found is SecretStr:
-            values[key] = hidden(value)
+            values[key] = mask_secret(value)
         elif isinstance(value, dict):
             _adapt(layer, model, value, loc)
             if not value and layer.name == THEIRS:

@@ -22,7 +22,7 @@ from headrace.pipeline.yaml.reader import WRAPPER
 _WIDEST = 10_000
 
 
-def fixed(text: str, shown: str) -> tuple[str, list[str]]:
+def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
     """The text in today's spelling, and what was changed in words; the same text and nothing where it is so already.
 
     SQL that only another dialect can read gets its `dialect:`, where all that can read it mean the same by it. Else what the

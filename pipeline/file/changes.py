@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.pipeline.errors import LaneError
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile, hash_of
 from headrace.pipeline.model.graph import key_of
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.source_identity import identity_changes, source_identity
@@ -28,10 +28,10 @@ TARGETS = {"postgres": ("schema", "table"), "delta": ("path",), "iceberg": ("tab
 class FileChanges:
     """`refused` are changes that the lane cannot follow, each with its line. `notes` are effects of changes that it follows."""
 
-    refused: list[LaneError] = field(default_factory=list)
+    refused: list[PipelineStateError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, *found: LaneError | str) -> None:
+    def add(self, *found: PipelineStateError | str) -> None:
         """Add what a check brought."""
         for one in found:
             if isinstance(one, str):
@@ -62,7 +62,7 @@ def file_changes(
 # --- sources
 
 
-def _sources(file: PipelineFile, position: Position, identity: Callable[[str], Json | None]) -> Iterator[LaneError | str]:
+def _sources(file: PipelineFile, position: Position, identity: Callable[[str], Json | None]) -> Iterator[PipelineStateError | str]:
     identities = {name: source_identity(node) for name, node in file.model.sources.items()}
     for name, now in identities.items():
         here = position.get(name)
@@ -78,7 +78,7 @@ def _sources(file: PipelineFile, position: Position, identity: Callable[[str], J
                 yield _fixed(file, name, path, had, has)
 
 
-def _added(file: PipelineFile, name: str, position: Position, identity: Callable[[str], Json | None]) -> LaneError:
+def _added(file: PipelineFile, name: str, position: Position, identity: Callable[[str], Json | None]) -> PipelineStateError:
     now = source_identity(file.model.sources[name])
     rest = {other: here.get("source") for other, here in position.items() if other not in file.model.sources}
     alike = next((other for other, ref in rest.items() if ref and identity(ref) == now), None)
@@ -88,14 +88,14 @@ def _added(file: PipelineFile, name: str, position: Position, identity: Callable
     return _refused(file, (name,), msg, "Give it a pipeline and a target of its own.")
 
 
-def _unlike(file: PipelineFile, name: str, here: Json, identity: Callable[[str], Json | None]) -> LaneError:
+def _unlike(file: PipelineFile, name: str, here: Json, identity: Callable[[str], Json | None]) -> PipelineStateError:
     former = identity(here["source"]) if "source" in here else None
     if former is None:
         return _refused(file, (name,), "has a position in the ledger that this release does not read", "")
     return _fixed(file, name, ("type",), former["type"], file.model.sources[name].type)
 
 
-def _fixed(file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any, has: Any) -> LaneError:
+def _fixed(file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any, has: Any) -> PipelineStateError:
     key = next(str(part) for part in reversed(path) if isinstance(part, str))
     if key == "bounded_sources":
         had, has = ([_called(part) for part in parts] for parts in (had, has))
@@ -129,10 +129,10 @@ def _bare(value: Any) -> str:
     return f"[{', '.join(_bare(one) for one in value)}]" if isinstance(value, list) else str(value)
 
 
-def _refused(file: PipelineFile, path: tuple[str | int, ...], msg: str, hint: str) -> LaneError:
+def _refused(file: PipelineFile, path: tuple[str | int, ...], msg: str, hint: str) -> PipelineStateError:
     name = str(path[0])
     reset = _reset(file, "follow the change" if hint else "go on")
-    return LaneError(f"source `{name}`: {msg}", hint=f"{hint} {reset}".strip(), place=file.place("sources", *path))
+    return PipelineStateError(f"source `{name}`: {msg}", hint=f"{hint} {reset}".strip(), place=file.place("sources", *path))
 
 
 def _former(file: PipelineFile) -> str:
@@ -142,7 +142,7 @@ def _former(file: PipelineFile) -> str:
 # --- sinks
 
 
-def _sinks(file: PipelineFile, former: Json) -> Iterator[LaneError]:
+def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
     """A sink of the last epoch keeps its target and its key: rows of earlier epochs are there, under that key."""
     try:
         model = PipelineModel.model_validate(former)
@@ -157,7 +157,9 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[LaneError]:
                 change = f"`{key}` cannot change from {_shown(had.get(key))} to {_shown(has.get(key))}"
                 msg = f"sink `{name}`: {change}: earlier rows are in the former target"
                 hint = f"Give the new target another sink name; `headrace replay {file.path} --sink NAME --from 1` then brings the earlier epochs."
-                yield LaneError(msg, hint=f"{hint} {_reset(file, 'fill the new target instead')}", place=file.place("sinks", name, key))
+                yield PipelineStateError(
+                    msg, hint=f"{hint} {_reset(file, 'fill the new target instead')}", place=file.place("sinks", name, key)
+                )
                 break
         else:
             if model is not None and (keys := (key_of(model, name), key_of(file.model, name))) and keys[0] != keys[1]:
@@ -165,7 +167,7 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[LaneError]:
                 change = f"the primary key cannot change from `{spelled[0]}` to `{spelled[1]}`"
                 msg = f"sink `{name}`: {change}: earlier rows were written by the former one"
                 hint = f"Restore the former primary_key. {_reset(file, 'follow the change')}"
-                yield LaneError(msg, hint=hint, place=file.place("sinks", name))
+                yield PipelineStateError(msg, hint=hint, place=file.place("sinks", name))
 
 
 # --- what takes effect
@@ -189,7 +191,7 @@ def _effects(file: PipelineFile, former: Json) -> Iterator[str]:
 # --- partitions
 
 
-def _partitions(file: PipelineFile, position: Position) -> Iterator[LaneError | str]:
+def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStateError | str]:
     """A window is known by its first day, so column, length and first day are fixed once a window has begun."""
     begun = {name: here for name, here in position.items() if name in file.model.sources and positions.has_begun(here)}
     for name, here in begun.items():
@@ -200,15 +202,15 @@ def _partitions(file: PipelineFile, position: Position) -> Iterator[LaneError | 
             yield from _end_changed(file, name, here, position)
 
 
-def _cut_changed(file: PipelineFile, name: str, here: Json) -> LaneError:
+def _cut_changed(file: PipelineFile, name: str, here: Json) -> PipelineStateError:
     former = here["history"]["by"]
     where = f"by `{spell_partitions(former)}`" if former else "without partitions"
     msg = f"`partitions` cannot change any more: the history of source `{name}` was begun {where}, and would be read twice or left out"
     restore = f"Restore the former value: `partitions: {spell_partitions(former)}`" if former else "Remove `partitions` again"
-    return LaneError(msg, hint=f"{restore}. {_reset(file, 'cut the history in another way')}", place=file.place("partitions"))
+    return PipelineStateError(msg, hint=f"{restore}. {_reset(file, 'cut the history in another way')}", place=file.place("partitions"))
 
 
-def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) -> Iterator[LaneError | str]:
+def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) -> Iterator[PipelineStateError | str]:
     former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
     assert now is not None  # noqa: S101  the caller compared it
     place = file.place("partitions", "history_end" if "history_end" in now else "end")
@@ -219,27 +221,27 @@ def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) 
                 f" and history rows of source `{name}` would be written over newer rows of the stream"
             )
             hint = f"Set `history_end: {_last(former)}` in `partitions`: later partitions are the stream's. {_reset(file, 'read more history')}"
-            yield LaneError(msg, hint=hint, place=place)
+            yield PipelineStateError(msg, hint=hint, place=place)
         else:
             yield f"history now ends at {_last(now)}: later windows of source `{name}` are read from the snapshot of the pipeline's first start"
-    elif positions.has_stream(file.model.sources[name]):
+    elif positions.is_unbounded(file.model.sources[name]):
         msg = (
             f"history cannot end at {_last(now)} instead of {_last(former)}: the stream begins where the history of source `{name}`"
             " ended at its first start, so rows of the days between would be in neither"
         )
         hint = f"Restore the former value: `partitions: {spell_partitions(former)}`. {_reset(file, 'read less history')}"
-        yield LaneError(msg, hint=hint, place=place)
+        yield PipelineStateError(msg, hint=hint, place=place)
     elif cut := sorted(key for key in here["history"].get("open", {}) if key >= _last(now)):
         msg = f"history cannot end at {_last(now)}: window {cut[0]} of source `{name}` is partly read"
         hint = f"Restore the former value: `partitions: {spell_partitions(former)}`. {_reset(file, 'read less history')}"
-        yield LaneError(msg, hint=hint, place=place)
+        yield PipelineStateError(msg, hint=hint, place=place)
     else:
         yield f"history now ends at {_last(now)}: later windows of source `{name}` are not read; rows that are in the sinks stay"
 
 
 def spell_partitions(partitions: Mapping[str, Any]) -> str:
     """Return partitions as a line of YAML, in the order that people write them."""
-    return f"{{{', '.join(f'{key}: {partitions[key]}' for key in Partitions.model_fields if key in partitions)}}}"
+    return f"{{{', '.join(f'{key}: {partitions[key]}' for key in PartitionsConfig.model_fields if key in partitions)}}}"
 
 
 def _last(partitions: Json) -> str:

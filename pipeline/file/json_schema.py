@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 from headrace.pipeline.errors import PluginError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.plugins import NODES, TAG, model_of
-from headrace.pipeline.plugins.api import Kind
+from headrace.pipeline.plugins.api import PluginType
 from headrace.pipeline.plugins.discovery import installed, load
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.durations import spell_duration
@@ -93,7 +93,7 @@ def _add_plugins(found: Json) -> None:
     parts = {model.KIND: part for part, model in NODES.items()}
     for plugin in installed():
         try:
-            part = parts.get(Kind(load(plugin).kind))
+            part = parts.get(PluginType(load(plugin).kind))
         except PluginError:
             continue
         if part is None:

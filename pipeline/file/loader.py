@@ -13,21 +13,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from headrace.pipeline.errors import HeadraceError, LaneError, PipelineFileError, Place, PluginError, UserError
+from headrace.pipeline.errors import FileLocation, HeadraceError, PipelineFileError, PipelineStateError, PluginError, UserError
 from headrace.pipeline.file.typescript import javascript
 from headrace.pipeline.model import nodes
-from headrace.pipeline.model.plugins import SECRETS, TAG, PluginNode
+from headrace.pipeline.model.plugins import SECRETS, TAG, PluginNodeConfig
 from headrace.pipeline.plugins.options import secret_keys
-from headrace.pipeline.plugins.preprocessors import Rewritten, preprocessed
+from headrace.pipeline.plugins.preprocessors import PreprocessedText, preprocess
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.validation.dynamic_tables import check_tables
 from headrace.pipeline.validation.guarantees import check_model
-from headrace.pipeline.validation.messages import all_in_words, as_written
+from headrace.pipeline.validation.messages import as_written, describe_file_errors
 from headrace.pipeline.validation.structure import check_shape
 from headrace.pipeline.validation.testcases import check_cases
 from headrace.pipeline.validation.warnings import warnings_of
 from headrace.pipeline.yaml.interpolation import keep_late
-from headrace.pipeline.yaml.reader import PARTS, Tree, nearest, read_tree, unwrap
+from headrace.pipeline.yaml.reader import PARTS, YamlDocument, nearest_location, read_tree, unwrap
 
 _COMMAND = re.compile(r"(headrace (?:run|replay|accept-target|recover|rewind|reset|audit)) FILE\b")
 
@@ -38,7 +38,7 @@ class PipelineFile:
 
     model: nodes.PipelineModel
     path: str
-    places: Mapping[tuple[str | int, ...], Place]
+    places: Mapping[tuple[str | int, ...], FileLocation]
     texts: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     """Numbers and times as the file spells them, which the tests in it need."""
     warnings: tuple[UserError, ...] = ()
@@ -49,15 +49,15 @@ class PipelineFile:
         """The pipeline's name, for people."""
         return self.model.name
 
-    def place(self, *path: str | int) -> Place:
+    def place(self, *path: str | int) -> FileLocation:
         """Where `path` stands in the file; the nearest thing above it if it is not written there."""
-        return nearest(self.places, path) or Place(self.path)
+        return nearest_location(self.places, path) or FileLocation(self.path)
 
-    def place_of(self, name: str, *path: str | int) -> Place:
+    def place_of(self, name: str, *path: str | int) -> FileLocation:
         """Where a node stands, or what is at `path` in it."""
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
-    def lines_of(self, name: str, key: str) -> Place | None:
+    def lines_of(self, name: str, key: str) -> FileLocation | None:
         """Where the first line of a node's text of several lines stands, if it stands in the file line by line; else None."""
         node = self.model.nodes()[name]
         place, text = self.place_of(name, key), getattr(node, key, None)
@@ -71,14 +71,19 @@ class PipelineFile:
         if [line.strip() for line in lines[: len(wanted)]] != [line.strip() for line in wanted]:
             return None
         first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
-        return Place(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
+        return FileLocation(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
-    def placed(self, error: Exception) -> Exception:
+    def add_location(self, error: Exception) -> Exception:
         """The same error, with the line of its node if that is what is to be mended, and not where the lane stands.
 
         Commands in its hint name this file.
         """
-        if isinstance(error, UserError) and not isinstance(error, LaneError) and error.place is None and error.node in self.model.nodes():
+        if (
+            isinstance(error, UserError)
+            and not isinstance(error, PipelineStateError)
+            and error.place is None
+            and error.node in self.model.nodes()
+        ):
             error.place = self.place_of(error.node)
         if isinstance(error, HeadraceError):
             error.hint = _COMMAND.sub(lambda found: f"{found[1]} {self.path}", error.hint)
@@ -118,7 +123,7 @@ def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None =
     """
     secrets: dict[str, dict[str, Any]] = {}
     for node in now.model.nodes().values() if now else ():
-        if isinstance(node, PluginNode):
+        if isinstance(node, PluginNodeConfig):
             secrets[node.type] = {key: node.options[key] for key in secret_keys(node.plugin.options) & node.options.keys()}
     try:
         return PipelineFile(nodes.PipelineModel.model_validate(body, context={SECRETS: secrets}), path, {})
@@ -135,11 +140,11 @@ def load_pipeline(path: str | Path) -> PipelineFile:
 
     Raises PipelineFileError with every mistake that was found, each with its line and column. Opens no connection.
     """
-    text = preprocessed(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
+    text = preprocess(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
     return parse_pipeline(text.text, str(path)) if not text.lines else _rewritten(text, str(path))
 
 
-def _rewritten(text: Rewritten, shown: str) -> PipelineFile:
+def _rewritten(text: PreprocessedText, shown: str) -> PipelineFile:
     """The pipeline of a text that preprocessors changed, with the places of the file itself."""
     try:
         found = parse_pipeline(text.text, shown)
@@ -149,7 +154,7 @@ def _rewritten(text: Rewritten, shown: str) -> PipelineFile:
     return replace(found, places=places, warnings=tuple(text.problem(warning) for warning in found.warnings))
 
 
-def read_text(path: str | Path, hint: str, place: Place | None = None) -> str:
+def read_text(path: str | Path, hint: str, place: FileLocation | None = None) -> str:
     """What a file says. Raises PipelineFileError where it cannot be read; `place` is where the path is written."""
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -166,7 +171,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     if not isinstance(tree.value, dict):
         msg = "a pipeline file is a map with `name`, `sources` and `sinks`"
         hint = "docs/guides/clickhouse-kafka-postgres.md shows one from top to bottom."
-        raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=Place(shown, 1, 1))])
+        raise PipelineFileError([*tree.problems, UserError(msg, hint=hint, place=FileLocation(shown, 1, 1))])
     problems = tree.problems
     unwrap(tree)
     tree.value.setdefault("name", name_of(shown))
@@ -179,7 +184,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     try:
         model = nodes.PipelineModel.model_validate(tree.value)
     except ValidationError as error:
-        problems += all_in_words(error, tree)
+        problems += describe_file_errors(error, tree)
         raise PipelineFileError(in_order(problems, tree)) from None
     found = PipelineFile(model, shown, tree.places, texts=tree.texts)
     if not problems:
@@ -206,7 +211,7 @@ def name_of(shown: str) -> str:
     return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")
 
 
-def in_order(problems: list[UserError], tree: Tree) -> list[UserError]:
+def in_order(problems: list[UserError], tree: YamlDocument) -> list[UserError]:
     """Mistakes as they stand in the file, without what variables brought."""
     told = [as_written(problem, tree) for problem in problems]
     return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))

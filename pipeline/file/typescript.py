@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.errors import FileLocation, UserError
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -66,7 +66,7 @@ _CALLS = frozenset({"call_expression", "subscript_expression", "member_expressio
 _NEEDS = "pip install 'headrace[transforms]'"
 
 
-def javascript(text: str, *, node: str = "", at: Place | None = None) -> str:
+def javascript(text: str, *, node: str = "", at: FileLocation | None = None) -> str:
     """The same program without its types. `at` is where its first line stands.
 
     Raises UserError, with line and column, for what is more than types and for what cannot be parsed; and where the parser's package is
@@ -94,7 +94,7 @@ class _Strip:
 
     source: bytes
     node: str
-    at: Place | None
+    at: FileLocation | None
     blanks: list[tuple[int, int, str]] = field(default_factory=list)
 
     def text(self) -> str:
@@ -242,13 +242,13 @@ class _Strip:
             hint = "Correct the script; brackets and quotes that are opened must be closed."
         return UserError(msg, hint=hint, node=self.node, place=place)
 
-    def _where(self, at: Node) -> tuple[str, Place | None]:
+    def _where(self, at: Node) -> tuple[str, FileLocation | None]:
         row = at.start_point.row
         column = len(self.source[: at.start_byte].decode().rpartition("\n")[2])
         line = f"line {row + 1}, column {column + 1} of the script"
         if self.at is None or self.at.line is None:
             return line, self.at
-        return line, Place(self.at.file, self.at.line + row, (self.at.column or 1) + column)
+        return line, FileLocation(self.at.file, self.at.line + row, (self.at.column or 1) + column)
 
 
 def _first_wrong(root: Node) -> Node:

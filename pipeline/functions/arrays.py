@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from headrace.pipeline.functions.registry import Call, Function, Group
+from headrace.pipeline.functions.registry import Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import field_of, fill, literal_text, with_failures
 
 _LIST = "array(named_struct('k', 'a', 'n', 1), named_struct('k', 'b', 'n', 2), named_struct('k', 'a', 'n', 3))"
 
 
-def _field(call: Call) -> exp.Expr:
+def _field(call: FunctionCall) -> exp.Expr:
     return field_of("hr_x", literal_text(call, 1, "the field"))
 
 
-def _filter(call: Call) -> exp.Expr:
+def _filter(call: FunctionCall) -> exp.Expr:
     return fill("filter(_1, hr_x -> _field = _2)", [call.args[0], call.args[2]], field=_field(call))
 
 
-def _first(call: Call) -> exp.Expr:
+def _first(call: FunctionCall) -> exp.Expr:
     return fill("get(_1, 0)", [_filter(call)])
 
 
-def _among(call: Call) -> exp.Expr:
+def _among(call: FunctionCall) -> exp.Expr:
     return fill("filter(_1, hr_x -> array_contains(_2, _field))", [call.args[0], call.args[2]], field=_field(call))
 
 
-def _one_field(call: Call) -> exp.Expr:
+def _one_field(call: FunctionCall) -> exp.Expr:
     """Of the whole list at once: nothing is done item by item outside of what Spark compiles."""
     of = exp.Dot(this=exp.Paren(this=call.args[0].copy()), expression=exp.to_identifier(literal_text(call, 1, "the field"), quoted=True))
     return fill("CAST(_1 AS ARRAY<STRING>)", [of])
 
 
-def _zip(call: Call) -> exp.Expr:
+def _zip(call: FunctionCall) -> exp.Expr:
     """By the place of each item: the names of the fields are ours."""
     others = range(2, len(call.args) + 1)
     fields = "".join(f", 'f{place - 1}', get(_{place}, hr_i)" for place in others)
@@ -46,7 +46,7 @@ def _zip(call: Call) -> exp.Expr:
     return with_failures(whole, call.node)
 
 
-def _series(call: Call) -> exp.Expr:
+def _series(call: FunctionCall) -> exp.Expr:
     step = call.args[2] if len(call.args) > 2 else exp.Literal.number(1)
     run = "sequence(CAST(_1 AS BIGINT), CAST(_2 AS BIGINT), CAST(_3 AS BIGINT))"
     whole = fill(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.functions.registry import Function, Group, Where
+from headrace.pipeline.functions.registry import DialectScope, Function, Group
 
 _BASES = "headrace.jobs.functions.base_encoding"
 _TURNED = ", ".join(f"substring(_1, {place}, 1)" for place in range(32, 0, -1))
@@ -145,7 +145,7 @@ FUNCTIONS = (
         group=Group.BYTES,
         result="text",
         sql="lower(hex(_1))",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         meaning="The same as `to_hex`. Spark's writes capitals.",
         examples=(("hex(255)", "ff"),),
     ),
@@ -155,7 +155,7 @@ FUNCTIONS = (
         group=Group.BYTES,
         result="bytes",
         sql="unhex(_1)",
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         meaning=(
             "The bytes that hexadecimal digits stand for; an odd number of them begins with a 0, where Streamling has a 0 instead of the "
             "first digit. NULL for anything else."
@@ -168,7 +168,7 @@ FUNCTIONS = (
         group=Group.BYTES,
         result="text",
         sql="CASE WHEN _1 < 0 THEN concat('-', bin(CASE WHEN _1 < -9223372036854775807 THEN _1 ELSE -CAST(_1 AS BIGINT) END)) ELSE bin(_1) END",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         meaning="A whole number in binary, with its sign. Spark's writes negative ones in two's complement of 64 bits.",
         examples=(
             ("bin(13)", "1101"),

@@ -6,18 +6,18 @@ from datetime import UTC, datetime
 
 from sqlglot import exp
 
-from headrace.pipeline.functions.registry import Call, Function, Group, Where
+from headrace.pipeline.functions.registry import DialectScope, Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import fill
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 _EPOCH = "They all mean the epoch's planned time, so that a replay computes the same rows."
 
 
-def _time(call: Call) -> exp.Expr:
+def _time(call: FunctionCall) -> exp.Expr:
     return exp.Literal.string((call.now or _START).astimezone(UTC).strftime("%H:%M:%S.%f"))
 
 
-def _today(call: Call) -> exp.Expr:
+def _today(call: FunctionCall) -> exp.Expr:
     return exp.cast(exp.Literal.string((call.now or _START).astimezone(UTC).strftime("%Y-%m-%d")), "date", dialect="spark")
 
 
@@ -25,7 +25,7 @@ NUMBERS = "headrace_numbers"
 """Marks the literal that stands for the numbers of rows made of one row."""
 
 
-def _uuid7(call: Call) -> exp.Expr:
+def _uuid7(call: FunctionCall) -> exp.Expr:
     """48 bits of the epoch's milliseconds, then 74 bits that follow from the row's place, the node and the call."""
     numbers = exp.Literal.string("")
     numbers.meta[NUMBERS] = True
@@ -53,7 +53,7 @@ FUNCTIONS = (
         result="timestamp",
         least=0,
         most=0,
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         sql="now()",
         aliases=("current_timestamp",),
         meaning=f"The moment, in UTC. {_EPOCH}",
@@ -66,7 +66,7 @@ FUNCTIONS = (
         result="date",
         least=0,
         most=0,
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         sql="current_date()",
         meaning="The day of `now()`.",
         examples=(("current_date()", "2025-03-04"), ("current_date", "2025-03-04")),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sqlglot import exp
 
-from headrace.pipeline.functions.registry import Call, Function, Group
+from headrace.pipeline.functions.registry import Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import failing, fill
 
 _MODULE = "headrace.jobs.functions.int256"
@@ -133,7 +133,7 @@ _SHORT = (
 """Of digits as all functions write them: nothing has to be cut off."""
 
 
-def _compare(call: Call) -> exp.Expr:
+def _compare(call: FunctionCall) -> exp.Expr:
     """Digits are compared by their number, then as text: no Python is needed, and a filter stays one."""
     signed = call.name.lower().startswith("i")
     digits, minus = "^-?[0-9]+$" if signed else "^[0-9]+$", "startswith(CAST({} AS STRING), '-')"
@@ -162,7 +162,7 @@ def _compare(call: Call) -> exp.Expr:
     )
 
 
-def _to_string(call: Call) -> exp.Expr:
+def _to_string(call: FunctionCall) -> exp.Expr:
     said = exp.Literal.string(f"{call.name}: bytes are no number, say to_{call.name.partition('_')[0]}(…) first")
     wrong = "CASE WHEN typeof(_1) = 'binary' AND _1 IS NOT NULL THEN CAST(_raise AS STRING) ELSE CAST(_1 AS STRING) END"
     return fill(wrong, call.args, **{"raise": failing(said, call.node)})

@@ -12,7 +12,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions.registry import Builder, Call, Function, Group, Where
+from headrace.pipeline.functions.registry import Builder, DialectScope, Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import fill, literal_text, text_of, with_failures
 
 _PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
@@ -38,7 +38,7 @@ _LOOKS = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
 _LIKE_SCALAR, _LIKE_CONTAINER = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'"
 
 
-def _path(call: Call) -> exp.Expr:
+def _path(call: FunctionCall) -> exp.Expr:
     """The path, checked; keys in double quotes are said in Spark's way."""
     path = _QUOTED.sub(r"['\1']", literal_text(call, 1, "the path"))
     if not _PATH.fullmatch(path):
@@ -56,7 +56,7 @@ def _unsure(path: exp.Expr) -> str:
     return f"({_UNSURE} OR contains(_1, '\"null\"'))" if _may_be_null(path) else _UNSURE
 
 
-def _scalar(call: Call) -> exp.Expr:
+def _scalar(call: FunctionCall) -> exp.Expr:
     """What is neither an object, nor an array, nor null."""
     path = _path(call)
     doubtful = f"CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END"
@@ -67,7 +67,7 @@ def _scalar(call: Call) -> exp.Expr:
     return fill(f"coalesce({_LOOKS.format(pattern)}, {doubtful})", [call.args[0], path], **_QUOTE)
 
 
-def _container(call: Call) -> exp.Expr:
+def _container(call: FunctionCall) -> exp.Expr:
     if call.shared:
         container = f"CASE WHEN {_BRACKET} AND (NOT {_UNSURE} OR NOT {_IS_TEXT}) THEN {_FOUND} END"
         found = f"CASE WHEN {_SURE} THEN {_FOUND} ELSE {container} END"
@@ -76,7 +76,7 @@ def _container(call: Call) -> exp.Expr:
     return fill(found, [call.args[0], _path(call)], **_QUOTE)
 
 
-def _json_exists(call: Call) -> exp.Expr:
+def _json_exists(call: FunctionCall) -> exp.Expr:
     """NULL for NULL; what cannot be read is false, unless a clause says otherwise. JSON's null is nothing."""
     call = _by_clauses(call)
     path = _path(call)
@@ -100,7 +100,7 @@ def _json_exists(call: Call) -> exp.Expr:
     return with_failures(whole, call.node)
 
 
-def _json_value(call: Call) -> exp.Expr:
+def _json_value(call: FunctionCall) -> exp.Expr:
     """The scalar; RETURNING casts it, and the clauses say what stands for a missing one and for one that cannot be had."""
     call = _by_clauses(call)
     scalar = found = _scalar(call)
@@ -112,7 +112,7 @@ def _json_value(call: Call) -> exp.Expr:
     return _with_clauses(call, found, scalar if returning is not None else None)
 
 
-def _with_clauses(call: Call, found: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
+def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
     """Nothing, null, and what is of the other kind are empty; what is no JSON, or `uncast` and no more once it is cast, is an error.
 
     What is found comes first and alone: only where it is NULL the document is looked at for the reason.
@@ -127,7 +127,7 @@ def _with_clauses(call: Call, found: exp.Expr, uncast: exp.Expr | None = None) -
     return with_failures(whole, call.node)
 
 
-def _instead(call: Call, clause: str, what: str) -> exp.Expr:
+def _instead(call: FunctionCall, clause: str, what: str) -> exp.Expr:
     said = call.options.get(clause)
     if isinstance(said, exp.Tuple):
         default = said.expressions[0]
@@ -141,7 +141,7 @@ def _instead(call: Call, clause: str, what: str) -> exp.Expr:
     return exp.Null()
 
 
-def _json_query(call: Call) -> exp.Expr:
+def _json_query(call: FunctionCall) -> exp.Expr:
     """Objects and arrays; a wrapper puts brackets round everything, or round all but arrays."""
     call = _by_clauses(call)
     wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
@@ -162,7 +162,7 @@ _WRAPPERS = {
 _PLACES = {"json_value": 7, "json_query": 6, "json_exists": 3}
 
 
-def _by_clauses(call: Call) -> Call:
+def _by_clauses(call: FunctionCall) -> FunctionCall:
     """What stands behind the path, where Streamling has the clauses, as clauses. Raises UserError for what is none of its words."""
     behind = call.args[2:]
     if not behind:
@@ -173,7 +173,7 @@ def _by_clauses(call: Call) -> Call:
     return replace(call, args=call.args[:2], options={**call.options, **dict(_clauses(call, behind))})
 
 
-def _clauses(call: Call, behind: Sequence[exp.Expr]) -> Iterator[tuple[str, exp.Expr]]:
+def _clauses(call: FunctionCall, behind: Sequence[exp.Expr]) -> Iterator[tuple[str, exp.Expr]]:
     if call.name == "json_exists":
         yield "on_error", exp.Literal.string(_word(call, behind[0], ("TRUE", "FALSE", "ERROR", "UNKNOWN")))
         return
@@ -190,7 +190,7 @@ def _clauses(call: Call, behind: Sequence[exp.Expr]) -> Iterator[tuple[str, exp.
         yield clause, exp.Tuple(expressions=[default.copy()]) if word == "DEFAULT" else exp.Literal.string(word)
 
 
-def _word(call: Call, said: exp.Expr, allowed: Sequence[str]) -> str:
+def _word(call: FunctionCall, said: exp.Expr, allowed: Sequence[str]) -> str:
     word = " ".join((text_of(said) or "").upper().split())
     if word not in allowed:
         msg = f"`{call.name}`: `{said.sql('spark')}` cannot stand there"
@@ -198,7 +198,7 @@ def _word(call: Call, said: exp.Expr, allowed: Sequence[str]) -> str:
     return word
 
 
-def _is_json(call: Call) -> exp.Expr:
+def _is_json(call: FunctionCall) -> exp.Expr:
     kind = call.args[1].name.upper() if len(call.args) > 1 else "VALUE"
     if kind not in _KINDS:
         msg = f"`is_json`: `{kind}` is no kind of JSON"
@@ -378,7 +378,7 @@ FUNCTIONS = (
         signature="parse_json(text)",
         group=Group.JSON,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         sql=checked(OR_FAIL),
         meaning="The text, checked to be JSON. Spark's gives a VARIANT.",
         examples=(("parse_json('[1]')", "[1]"), ("parse_json(NULL)", "NULL")),
@@ -389,7 +389,7 @@ FUNCTIONS = (
         signature="try_parse_json(text)",
         group=Group.JSON,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         sql=f"CASE WHEN {VALID.format('_1')} THEN _1 END",
         meaning="The text if it is JSON, else NULL. Spark's gives a VARIANT.",
         examples=(("try_parse_json('[1]')", "[1]"), ("try_parse_json('[1')", "NULL"), ("try_parse_json(NULL)", "NULL")),

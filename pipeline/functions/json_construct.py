@@ -8,7 +8,7 @@ from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions.json import OR_FAIL, VALID, checked
-from headrace.pipeline.functions.registry import Call, Function, Group
+from headrace.pipeline.functions.registry import Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import NAME, fill, quoted, text_of, with_failures
 
 _WRITTEN = (
@@ -37,7 +37,7 @@ def _written(value: exp.Expr) -> exp.Expr:
     return value.copy() if value.meta.get(NAME) in _RAW else fill(_WRITTEN.format("_1"), [value])
 
 
-def _object(call: Call, *, absent: bool) -> exp.Expr:
+def _object(call: FunctionCall, *, absent: bool) -> exp.Expr:
     if len(call.args) % 2:
         msg = f"`{call.name}` takes keys and values in turn, found {len(call.args)} arguments"
         raise UserError(msg, hint="It is called as json_object('key', value, ...), or json_object('key' VALUE value, ...).", node=call.node)
@@ -51,7 +51,7 @@ def _object(call: Call, *, absent: bool) -> exp.Expr:
     return _joined("{", [_pair(call, key, value, absent=absent) for key, value in zip(keys, values, strict=True)], "}")
 
 
-def _pair(call: Call, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Expr:
+def _pair(call: FunctionCall, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Expr:
     said = text_of(key)
     name = (
         exp.Literal.string(quoted(said))
@@ -63,7 +63,7 @@ def _pair(call: Call, key: exp.Expr, value: exp.Expr, *, absent: bool) -> exp.Ex
     )
 
 
-def _array(call: Call, *, absent: bool) -> exp.Expr:
+def _array(call: FunctionCall, *, absent: bool) -> exp.Expr:
     return _joined("[", [_written(value) if absent else fill("coalesce(_1, 'null')", [_written(value)]) for value in call.args], "]")
 
 

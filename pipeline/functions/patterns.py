@@ -8,7 +8,7 @@ import warnings
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions.registry import Builder, Call, Function, Group, Where
+from headrace.pipeline.functions.registry import Builder, DialectScope, Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import fill, literal_text, text_of
 
 _PLAIN = re.compile(
@@ -40,7 +40,7 @@ def _guarded(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
 
 
 def _pattern(template: str, *defaults: str) -> Builder:
-    def build(call: Call) -> exp.Expr:
+    def build(call: FunctionCall) -> exp.Expr:
         extra = [exp.Literal.number(one) for one in defaults[len(call.args) - 2 :]] if len(call.args) - 2 < len(defaults) else []
         return _guarded(call.args[1], fill(template, [*call.args, *extra]))
 
@@ -50,7 +50,7 @@ def _pattern(template: str, *defaults: str) -> Builder:
 def _extract(template: str, otherwise: int, kind: str) -> Builder:
     """With a group: NULL where there is no such group."""
 
-    def build(call: Call) -> exp.Expr:
+    def build(call: FunctionCall) -> exp.Expr:
         group = call.args[2] if len(call.args) > 2 else exp.Literal.number(otherwise)
         count = _groups(call.args[1])
         if count is not None and isinstance(group, exp.Literal) and group.name.isdecimal():
@@ -62,7 +62,7 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
     return build
 
 
-def _like(call: Call) -> exp.Expr:
+def _like(call: FunctionCall) -> exp.Expr:
     """With flags, they stand in front of the pattern, as Java reads them."""
     text, pattern, *flags = call.args
     if flags and (said := literal_text(call, 2, "the flags")):
@@ -75,7 +75,7 @@ def _like(call: Call) -> exp.Expr:
     return _guarded(pattern, fill("_1 RLIKE _2", [text, pattern]))
 
 
-def _replace(call: Call) -> exp.Expr:
+def _replace(call: FunctionCall) -> exp.Expr:
     """The replacement as it is: backslashes and dollars in it mean themselves."""
     said = text_of(call.args[2])
     if said is not None:
@@ -90,7 +90,7 @@ def _place(text: str) -> str:
     return f"(CASE WHEN regexp_instr({text}, _2) > 1 THEN length(get(split({text}, _2, 2), 0)) + 1 ELSE regexp_instr({text}, _2) END)"
 
 
-def _regexp_instr(call: Call) -> exp.Expr:
+def _regexp_instr(call: FunctionCall) -> exp.Expr:
     """Spark's tells the first match alone: what comes before a later one is cut off first."""
     args = [*call.args, *(exp.Literal.number(1) for _ in range(4 - len(call.args)))]
     plain = all(isinstance(arg, exp.Literal) and arg.name == "1" for arg in args[2:])
@@ -126,7 +126,7 @@ FUNCTIONS = (
         signature="regexp_extract(text, pattern[, group = 0])",
         group=Group.STRINGS,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=3,
         sql=_extract("CASE WHEN _1 RLIKE _2 THEN regexp_extract(_1, _2, _3) END", 0, "STRING"),
@@ -152,7 +152,7 @@ FUNCTIONS = (
         signature="regexp_extract_all(text, pattern[, group = 1])",
         group=Group.STRINGS,
         result="list of text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=3,
         sql=_extract("regexp_extract_all(_1, _2, _3)", 1, "ARRAY<STRING>"),
@@ -172,7 +172,7 @@ FUNCTIONS = (
         signature="regexp_substr(text, pattern)",
         group=Group.STRINGS,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=2,
         sql=_pattern("regexp_substr(_1, _2)"),
@@ -188,7 +188,7 @@ FUNCTIONS = (
         signature="regexp_count(text, pattern)",
         group=Group.STRINGS,
         result="int",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=2,
         sql=_pattern("regexp_count(_1, _2)"),
@@ -205,7 +205,7 @@ FUNCTIONS = (
         signature="regexp_instr(text, pattern[, start = 1[, occurrence = 1]])",
         group=Group.STRINGS,
         result="int",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=4,
         sql=_regexp_instr,
@@ -229,7 +229,7 @@ FUNCTIONS = (
         signature="regexp_replace(text, pattern, replacement)",
         group=Group.STRINGS,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=3,
         most=3,
         sql=_replace,
@@ -248,7 +248,7 @@ FUNCTIONS = (
         aliases=("regexp",),
         group=Group.STRINGS,
         result="boolean",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=3,
         sql=_like,

@@ -26,7 +26,7 @@ class Group(StrEnum):
     PLUGIN = "plugins"
 
 
-class Where(StrEnum):
+class DialectScope(StrEnum):
     """In which dialects of `sql` transforms a name has the meaning that is written here."""
 
     EVERYWHERE = "every dialect"
@@ -35,7 +35,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """One call in a statement. `args` are the arguments, expanded already; `options` are clauses such as `on_empty`.
 
     `node` names the transform, `place` counts the calls of the statement from 0, `now` is the epoch's planned time.
@@ -51,7 +51,7 @@ class Call:
     shared: bool = False
 
 
-Builder = Callable[[Call], exp.Expr]
+Builder = Callable[[FunctionCall], exp.Expr]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Function:
     defaults: Sequence[str] = ()
     """What stands for the last arguments of a template where they are left out."""
     aliases: Sequence[str] = ()
-    where: Where = Where.EVERYWHERE
+    where: DialectScope = DialectScope.EVERYWHERE
     only_from: int = 0
     """The number of arguments from which on the call is this function and not Spark's own of that name."""
 
@@ -120,7 +120,7 @@ def register(function: Function) -> None:
     """
     for name in (function.name, *function.aliases):
         key = name.lower()
-        _found[_PREFIX + key if function.where is Where.DATAFUSION else key] = function
+        _found[_PREFIX + key if function.where is DialectScope.DATAFUSION else key] = function
 
 
 def _load() -> None:
@@ -146,12 +146,12 @@ def distinct() -> Iterable[Function]:
     return {id(one): one for one in functions().values()}.values()
 
 
-def named(name: str, arguments: int = 0) -> Function | None:
+def find_function(name: str, arguments: int = 0) -> Function | None:
     """The function that a name means once a statement is parsed, None where it is Spark's own or there is none."""
     found = functions().get(name.lower())
     if found is None and (found := functions().get(_PREFIX + name.lower())) is not None:
         return found if found.only_from and arguments >= found.only_from else None
-    return None if found is None or found.where is Where.SPARK else found
+    return None if found is None or found.where is DialectScope.SPARK else found
 
 
 def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
@@ -159,7 +159,7 @@ def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
     found = {}
     for key, function in functions().items():
         name = key.removeprefix(_PREFIX)
-        if function.where is Where.EVERYWHERE or (function.where is Where.DATAFUSION and dialect == OTHERS):
+        if function.where is DialectScope.EVERYWHERE or (function.where is DialectScope.DATAFUSION and dialect == OTHERS):
             found[name.upper()] = _builder(key if dialect == OTHERS else name)
         elif function.only_from and dialect == "spark":
             found[name.upper()] = _builder(name)
@@ -170,14 +170,14 @@ def _builder(name: str) -> Callable[[list[Any]], exp.Expr]:
     return lambda args: exp.Anonymous(this=name, expressions=args)
 
 
-def shown(name: str) -> str:
+def display_name(name: str) -> str:
     """A function's name as the user writes it."""
     return name.lower().removeprefix(_PREFIX)
 
 
-def offered() -> tuple[str, ...]:
+def suggestable_names() -> tuple[str, ...]:
     """The names of all functions, and of those of Spark's that are called most."""
-    return (*dict.fromkeys(map(shown, functions())), "dynamic_table_check", *_SPARKS)
+    return (*dict.fromkeys(map(display_name, functions())), "dynamic_table_check", *_SPARKS)
 
 
 _SPARKS = (
@@ -190,11 +190,11 @@ _SPARKS = (
 )  # fmt: skip
 
 
-def check_count(function: Function, call: Call) -> None:
+def check_count(function: Function, call: FunctionCall) -> None:
     """Raises UserError where a call has too few or too many arguments."""
     count = len(call.args)
     if count < function.least or (function.most is not None and count > function.most):
         most = "or more" if function.most is None else f"to {function.most}"
         wanted = f"{function.least}" if function.least == function.most else f"{function.least} {most}"
-        msg = f"`{shown(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
+        msg = f"`{display_name(call.name)}` takes {wanted} argument{'' if wanted == '1' else 's'}, found {count}"
         raise UserError(msg, hint=f"It is called as {function.signature}.", node=call.node)

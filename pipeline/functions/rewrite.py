@@ -9,7 +9,7 @@ from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions.clocks import NUMBERS
-from headrace.pipeline.functions.registry import Call, Function, check_count, named, shown
+from headrace.pipeline.functions.registry import Function, FunctionCall, check_count, display_name, find_function
 from headrace.pipeline.functions.templates import expand_call
 
 _BARE = ("current_time",)
@@ -32,11 +32,11 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
         function = function_of(part)
         assert function is not None  # noqa: S101  it was just asked
         name, args, options = _call(part)
-        call = Call(shown(name), tuple(args), options, node, place, now, _is_column(part))
+        call = FunctionCall(display_name(name), tuple(args), options, node, place, now, _is_column(part))
         check_count(function, call)
         made = expand_call(function, call)
         if function.arrow and not isinstance(made, exp.Literal) and part.find_ancestor(exp.Lambda) is not None:
-            msg = f"`{part.sql(dialect='spark')}` stands in a lambda, and `{shown(name)}` takes whole columns: Spark cannot call it there"
+            msg = f"`{part.sql(dialect='spark')}` stands in a lambda, and `{display_name(name)}` takes whole columns: Spark cannot call it there"
             raise UserError(msg, hint=_OUTSIDE, node=node)
         part.replace(made)
 
@@ -44,7 +44,7 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
 def function_of(node: exp.Expr) -> Function | None:
     """The function that an expression is a call of, None for everything else."""
     name, args, _ = _call(node)
-    return named(name, len(args)) if name else None
+    return find_function(name, len(args)) if name else None
 
 
 def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
@@ -76,7 +76,7 @@ def _is_column(part: exp.Expr) -> bool:
     return isinstance(above, exp.Select)
 
 
-def tell_apart(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
+def number_generated_rows(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
     """Where a SELECT makes several rows of one: ids in it follow from the number of the row as well."""
     if numbers:
         told = [exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark")) for number in numbers]

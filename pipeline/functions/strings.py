@@ -6,7 +6,7 @@ import re
 
 from sqlglot import exp
 
-from headrace.pipeline.functions.registry import Call, Function, Group, Where
+from headrace.pipeline.functions.registry import DialectScope, Function, FunctionCall, Group
 from headrace.pipeline.functions.templates import fill, text_of
 
 _NESTED = 8
@@ -16,7 +16,7 @@ _BEHIND = 10**9
 """Behind the end of every text: where a search begins if the one before found nothing."""
 
 
-def _split(call: Call) -> exp.Expr:
+def _split(call: FunctionCall) -> exp.Expr:
     return _pieces(call.args[0], call.args[1] if len(call.args) > 1 else exp.Literal.string(" "))
 
 
@@ -32,11 +32,11 @@ def _pieces(text: exp.Expr, at: exp.Expr) -> exp.Expr:
     )
 
 
-def _split_index(call: Call) -> exp.Expr:
+def _split_index(call: FunctionCall) -> exp.Expr:
     return fill("get(_1, _2)", [_pieces(call.args[0], call.args[1]), call.args[2]])
 
 
-def _instr(call: Call) -> exp.Expr:
+def _instr(call: FunctionCall) -> exp.Expr:
     """Forward from a place, or backward from one counted from the end; each match begins one character behind the one before."""
     start = call.args[2] if len(call.args) > 2 else exp.Literal.number(1)
     occurrence = call.args[3] if len(call.args) > 3 else exp.Literal.number(1)
@@ -87,7 +87,7 @@ def _nth(first: str, following: str) -> str:
     return f"(CASE WHEN _4 = 1 THEN {first} WHEN _4 > 1 THEN {later} ELSE 0 END)"
 
 
-def _elt(call: Call) -> exp.Expr:
+def _elt(call: FunctionCall) -> exp.Expr:
     return fill(
         "get(_1, _2)", [exp.Anonymous(this="array", expressions=[arg.copy() for arg in call.args[1:]]), fill("_1 - 1", [call.args[0]])]
     )
@@ -99,7 +99,7 @@ FUNCTIONS = (
         signature="locate(sub, text[, start = 1])",
         group=Group.STRINGS,
         result="int",
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         least=2,
         most=3,
         sql="locate(_1, _2, _3)",
@@ -117,7 +117,7 @@ FUNCTIONS = (
         signature="instr(text, sub[, start = 1[, occurrence = 1]])",
         group=Group.STRINGS,
         result="int",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         only_from=3,
         least=2,
         most=4,
@@ -157,7 +157,7 @@ FUNCTIONS = (
         signature="elt(index, a, b, ...)",
         group=Group.STRINGS,
         result="as its arguments",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=None,
         sql=_elt,
@@ -169,7 +169,7 @@ FUNCTIONS = (
         signature="parse_url(url, part[, key])",
         group=Group.STRINGS,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=3,
         sql=lambda call: fill("try_parse_url(_1, upper(_2))" if len(call.args) == 2 else "try_parse_url(_1, upper(_2), _3)", call.args),
@@ -191,7 +191,7 @@ FUNCTIONS = (
         signature="split(text, delimiter)",
         group=Group.STRINGS,
         result="list of text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         least=2,
         most=2,
         sql=_split,
@@ -245,7 +245,7 @@ FUNCTIONS = (
         signature="translate(text, from, to)",
         group=Group.STRINGS,
         result="text",
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         least=3,
         most=3,
         sql="translate(_1, _2, _3)",
@@ -268,7 +268,7 @@ FUNCTIONS = (
         signature="url_encode(text)",
         group=Group.STRINGS,
         result="text",
-        where=Where.SPARK,
+        where=DialectScope.SPARK,
         sql="url_encode(_1)",
         meaning="As a form is sent: a blank becomes +.",
         examples=(("url_encode('a b&é')", "a+b%26%C3%A9"), ("url_encode('')", ""), ("url_encode(NULL)", "NULL")),
@@ -278,7 +278,7 @@ FUNCTIONS = (
         signature="url_decode(text)",
         group=Group.STRINGS,
         result="text",
-        where=Where.DATAFUSION,
+        where=DialectScope.DATAFUSION,
         sql="try_url_decode(_1)",
         meaning="The way back; NULL where it is not encoded so. Spark's fails there.",
         examples=(("url_decode('a+b%26')", "a b&"), ("url_decode('%zz')", "NULL"), ("url_decode(NULL)", "NULL")),
@@ -289,7 +289,7 @@ FUNCTIONS = (
             signature=f"{name}(text, {what})",
             group=Group.STRINGS,
             result="boolean",
-            where=Where.SPARK,
+            where=DialectScope.SPARK,
             least=2,
             most=2,
             sql=f"{name}(_1, _2)",

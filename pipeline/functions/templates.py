@@ -13,7 +13,7 @@ from sqlglot import exp
 from sqlglot.dialects.spark import Spark
 
 from headrace.pipeline.errors import ROW_ERROR, UserError
-from headrace.pipeline.functions.registry import ARROW, ERROR, Call, Function
+from headrace.pipeline.functions.registry import ARROW, ERROR, Function, FunctionCall
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 _WHOLE = re.compile(r"-?[0-9]{1,100}")
@@ -54,7 +54,7 @@ def _safe(arg: exp.Expr) -> exp.Expr:
     return arg.copy() if isinstance(arg, _SIMPLE) else exp.Paren(this=arg.copy())
 
 
-def expand_call(function: Function, call: Call) -> exp.Expr:
+def expand_call(function: Function, call: FunctionCall) -> exp.Expr:
     """The Spark expression that a call stands for."""
     if function.arrow:
         found = _arrow(function, call)
@@ -68,7 +68,7 @@ def expand_call(function: Function, call: Call) -> exp.Expr:
     return found
 
 
-def _arrow(function: Function, call: Call) -> exp.Expr:
+def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
     """A call of an Arrow function. An error inside of another one's argument goes on through it, and is raised outside."""
     if (known := _known_number(function, call)) is not None:
         return known
@@ -86,7 +86,7 @@ def _arrow(function: Function, call: Call) -> exp.Expr:
     return found
 
 
-def _known_number(function: Function, call: Call) -> exp.Expr | None:
+def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
     """The digits of a whole number that is written out and has room; None leaves everything else to the rows."""
     kind = {"to_u256": UINT256, "to_i256": INT256}.get(function.name)
     if kind is None:
@@ -121,7 +121,7 @@ def text_of(arg: exp.Expr) -> str | None:
     return arg.this if isinstance(arg, exp.Literal) and arg.is_string else None
 
 
-def literal_text(call: Call, place: int, what: str) -> str:
+def literal_text(call: FunctionCall, place: int, what: str) -> str:
     """The literal text at an argument's place (from 0). Raises UserError where something else stands there."""
     found = text_of(call.args[place])
     if found is None:

@@ -15,10 +15,10 @@ from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.annotate_types import annotate_types
 from sqlglot.optimizer.qualify import qualify
 
-from headrace.pipeline.lineage.relations import Derived, Origin, Reader, Relation, Step, UntoldError
+from headrace.pipeline.lineage.relations import ColumnLineage, LineageError, LineageReader, LineageStep, Origin, Relation
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dynamic_tables import VALUE
 
@@ -30,7 +30,7 @@ Schemas = Mapping[str, Mapping[str, str]]
 class NodeLineage:
     """The columns of a node in order. `unknown` says why there are others, or none at all; empty where all are told."""
 
-    columns: Mapping[str, Derived]
+    columns: Mapping[str, ColumnLineage]
     types: Mapping[str, str]
     unknown: str = ""
 
@@ -48,7 +48,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
     for name in model.sources:
         known = schemas.get(name)
         relations[name] = Relation(
-            [(column, Derived((Origin(name, column),))) for column in known or ()], open_source="" if known else name
+            [(column, ColumnLineage((Origin(name, column),))) for column in known or ()], open_source="" if known else name
         )
         types[name] = known or {}
     for name in graph.in_order(model):
@@ -57,28 +57,30 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
             continue
         try:
             query = _query_of(model, name)
-            relations[name] = _named(Reader(name, relations).query(query, {}, None), name, schemas.get(name))
-        except UntoldError as error:
+            relations[name] = _named(LineageReader(name, relations).query(query, {}, None), name, schemas.get(name))
+        except LineageError as error:
             reasons[name] = f"transform `{name}`: {error}"
             continue
         names = [column for column, _ in relations[name].columns]
         known = schemas.get(name)
         kinds = list(known.values()) if known else _types(query, {upstream: types[upstream] for upstream in graph.inputs_of(model, name)})
         types[name] = dict(zip(names, kinds if len(kinds) == len(names) else [""] * len(names), strict=True))
-    rows = {name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.tables(model)}
-    told = {name: _told(node, relations, reasons, types) for name, node in rows.items()}
-    return told | {name: _filled(node, name, relations, reasons) for name, node in graph.tables(model).items()}
+    rows = {
+        name: model.sinks[name].from_ if name in model.sinks else name for name in model.nodes() if name not in graph.dynamic_tables(model)
+    }
+    told = {name: _node_lineage(node, relations, reasons, types) for name, node in rows.items()}
+    return told | {name: _filled(node, name, relations, reasons) for name, node in graph.dynamic_tables(model).items()}
 
 
-def _filled(node: DynamicTable, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
+def _filled(node: DynamicTableConfig, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
     """The one column of a dynamic table, if SQL fills it."""
     if node.sql is None:
-        return NodeLineage({VALUE: Derived(())}, {VALUE: "STRING"})
+        return NodeLineage({VALUE: ColumnLineage(())}, {VALUE: "STRING"})
     if poor := next((upstream for upstream in node.inputs(name) if upstream in reasons), None):
         return NodeLineage({}, {}, reasons[poor])
     try:
-        ((_, value),) = Reader(name, relations).query(node.query(name), {}, None).columns
-    except UntoldError as error:
+        ((_, value),) = LineageReader(name, relations).query(node.query(name), {}, None).columns
+    except LineageError as error:
         return NodeLineage({}, {}, f"dynamic table `{name}`: {error}")
     return NodeLineage({VALUE: value}, {VALUE: "STRING"})
 
@@ -87,11 +89,11 @@ def _query_of(model: PipelineModel, name: str) -> exp.Query:
     node = model.transforms[name]
     if node.type != "sql":
         msg = f"what a {node.type} makes of its rows is not in the file"
-        raise UntoldError(msg)
+        raise LineageError(msg)
     return node.query(name)
 
 
-def _told(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:
+def _node_lineage(name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str], types: Schemas) -> NodeLineage:
     if name in reasons:
         return NodeLineage({}, {}, reasons[name])
     found = relations[name]
@@ -105,7 +107,7 @@ def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relat
     if known is None or not found.complete:
         if several:
             msg = "how many columns one of its items stands for is not known"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         return found
     columns, names = list(found.columns), list(known)
     if len(several) == 1 and len(names) >= len(columns) - 1:
@@ -114,13 +116,13 @@ def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relat
         columns[place : place + 1] = [(name, _labelled(spread, node, name)) for name in names[place : place + more]]
     if len(columns) != len(names):
         msg = "it has other columns than its SELECT list says"
-        raise UntoldError(msg)
+        raise LineageError(msg)
     return Relation([(name, derived) for name, (_, derived) in zip(names, columns, strict=True)])
 
 
-def _labelled(spread: Derived, node: str, name: str) -> Derived:
+def _labelled(spread: ColumnLineage, node: str, name: str) -> ColumnLineage:
     *before, own = spread.steps
-    return Derived(spread.origins, (*before, Step(node, name, own.expression)))
+    return ColumnLineage(spread.origins, (*before, LineageStep(node, name, own.expression)))
 
 
 def _types(query: exp.Query, inputs: Schemas) -> list[str]:

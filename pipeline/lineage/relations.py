@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sqlglot import exp
 
 from headrace.pipeline.sql import statements
-from headrace.pipeline.sql.generators import Call, unnested
+from headrace.pipeline.sql.generators import GeneratorCall, find_generator
 
 _SEVERAL = (exp.Aliases, exp.Inline, exp.Explode, exp.Posexplode, exp.Stack)  # one item of a SELECT list, any number of columns
 
@@ -22,7 +22,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LineageStep:
     """What a node computes a column by. `column` is its name there, which a later node may change."""
 
     node: str
@@ -31,14 +31,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class ColumnLineage:
     """Where the values of a column come from. Without steps they are copied as they are; without origins they are constants."""
 
     origins: tuple[Origin, ...]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[LineageStep, ...] = ()
 
 
-class UntoldError(Exception):
+class LineageError(Exception):
     """A node's columns cannot be told from its SQL; the text says why."""
 
 
@@ -46,7 +46,7 @@ class UntoldError(Exception):
 class Relation:
     """What a SELECT reads. Columns that are not listed are looked for in `rest`, or are the source's own (`open_source`)."""
 
-    columns: list[tuple[str, Derived]]
+    columns: list[tuple[str, ColumnLineage]]
     names: frozenset[str] = frozenset()
     rest: Relation | None = None
     hidden: frozenset[str] = frozenset()
@@ -57,14 +57,14 @@ class Relation:
         """Whether all columns are listed."""
         return self.rest is None and not self.open_source
 
-    def listed(self, name: str) -> Derived | None:
+    def listed(self, name: str) -> ColumnLineage | None:
         """A column by its name, in any case."""
         return next((derived for known, derived in self.columns if known.lower() == name.lower()), None)
 
-    def unlisted(self, name: str) -> Derived | None:
+    def unlisted(self, name: str) -> ColumnLineage | None:
         """A column that is not in the list and comes through a `*` or straight from a source; None where there cannot be others."""
         if self.open_source:
-            return Derived((Origin(self.open_source, name),))
+            return ColumnLineage((Origin(self.open_source, name),))
         if self.rest is None or name.lower() in self.hidden:
             return None
         return self.rest.listed(name) or self.rest.unlisted(name)
@@ -82,19 +82,19 @@ class Relation:
             return self
         if not self.complete or len(names) != len(self.columns):
             msg = f"it names {len(names)} columns by their place, and how many there are is not known"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         return Relation([(name, derived) for name, (_, derived) in zip(names, self.columns, strict=True)])
 
 
 @dataclass(slots=True)
-class _Scope:
+class _LineageScope:
     """Where an expression's names are looked up: the relation, aliases further left in the same list, the query around it."""
 
     relation: Relation
-    outer: _Scope | None = None
-    aliases: dict[str, Derived] = field(default_factory=dict)
+    outer: _LineageScope | None = None
+    aliases: dict[str, ColumnLineage] = field(default_factory=dict)
 
-    def find(self, parts: Sequence[str]) -> tuple[Derived, bool] | None:
+    def find(self, parts: Sequence[str]) -> tuple[ColumnLineage, bool] | None:
         """What a dotted name means, and whether it is the whole column and not a field of it."""
         for length in range(1, len(parts)):
             if ".".join(parts[:length]).lower() in self.relation.names:
@@ -108,15 +108,15 @@ class _Scope:
         return self.outer.find(parts) if self.outer else None
 
 
-class Reader:
+class LineageReader:
     """Reads the SQL of one node."""
 
     def __init__(self, node: str, nodes: Mapping[str, Relation]) -> None:
         self._node = node
         self._nodes = nodes
 
-    def query(self, query: exp.Expr, around: Mapping[str, Relation], outer: _Scope | None) -> Relation:
-        """The relation that a statement gives; `around` are the WITH names that it sees. Raises UntoldError."""
+    def query(self, query: exp.Expr, around: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
+        """The relation that a statement gives; `around` are the WITH names that it sees. Raises LineageError."""
         ctes = dict(around)
         for cte in getattr(query, "ctes", ()):
             ctes[cte.alias.lower()] = self.query(cte.this, ctes, outer).renamed(cte.alias_column_names)
@@ -127,38 +127,38 @@ class Reader:
         if isinstance(query, exp.Select):
             return self._select(query, ctes, outer)
         msg = f"{query.key} is not looked into"
-        raise UntoldError(msg)
+        raise LineageError(msg)
 
     def _union(self, union: exp.SetOperation, left: Relation, right: Relation) -> Relation:
         by_name = bool(union.args.get("by_name"))
         for side in (left, right):
             if not side.complete:
                 msg = f"UNION ALL takes columns by their place, and the columns of `{side.unknown()}` are not known"
-                raise UntoldError(msg)
+                raise LineageError(msg)
         if any(name == "*" for side in (left, right) for name, _ in side.columns) or not (
             by_name or len(left.columns) == len(right.columns)
         ):
             msg = "the branches of UNION ALL have different numbers of columns"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         if by_name:
             columns = [(name, _merged([derived, right.listed(name)])) for name, derived in left.columns]
             return Relation([*columns, *((name, derived) for name, derived in right.columns if left.listed(name) is None)])
         return Relation([(name, _merged([mine, other])) for (name, mine), (_, other) in zip(left.columns, right.columns, strict=True)])
 
-    def _select(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _Scope | None) -> Relation:
-        scope = _Scope(self._from(select, ctes, outer), outer)
+    def _select(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
+        scope = _LineageScope(self._from(select, ctes, outer), outer)
         generators = [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]
         for part in generators:
-            if (call := unnested(part)) is None:
+            if (call := find_generator(part)) is None:
                 msg = f"`{part.sql(dialect=statements.DIALECT, comments=False)}` is not looked into"
-                raise UntoldError(msg)
+                raise LineageError(msg)
             scope.relation = self._beside(call, scope, ctes)
         found = Relation([])
         for item in select.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
                 if generators and not isinstance(item, exp.Star):
                     msg = f"`{item.sql(dialect=statements.DIALECT)}` beside the items of a list is not looked into"
-                    raise UntoldError(msg)
+                    raise LineageError(msg)
                 self._star(item, scope, found)
                 continue
             several = isinstance(item, _SEVERAL)
@@ -169,7 +169,7 @@ class Reader:
                 scope.aliases[name.lower()] = derived
         return found
 
-    def _from(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _Scope | None) -> Relation:
+    def _from(self, select: exp.Select, ctes: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
         clause = select.args.get("from_")
         if clause is None:
             return Relation([])
@@ -178,19 +178,19 @@ class Reader:
             return _called(self.query(read, ctes, outer), [read.alias])
         if not isinstance(read, exp.Table) or not isinstance(read.this, exp.Identifier):
             msg = f"`{read.sql(dialect=statements.DIALECT, comments=False)}` behind FROM is not a node"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         name = ".".join(part.name for part in read.parts)
         found = ctes.get(name.lower()) or self._nodes.get(name)
         if found is None:
             msg = f"`{name}` reads itself"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         return _called(found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name])
 
-    def _beside(self, call: Call, scope: _Scope, ctes: Mapping[str, Relation]) -> Relation:
+    def _beside(self, call: GeneratorCall, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Relation:
         """The relation with the columns of a generator that stands behind FROM; each comes of all its lists."""
         if not call.names:
             msg = f"what the columns of `{call.call.sql(dialect=statements.DIALECT, comments=False)}` are called is not in the SQL"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         read = scope.relation
         text = call.call.sql(dialect=statements.DIALECT, comments=False)
         inputs = [derived for one in call.lists for derived in self._inputs(one, scope, ctes)]
@@ -198,12 +198,12 @@ class Reader:
         names = read.names | {call.alias.lower()}
         return Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
 
-    def _star(self, star: exp.Star | exp.Column, scope: _Scope, found: Relation) -> None:
+    def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, found: Relation) -> None:
         """Adds all columns of the relation, or the fields of a struct as one item that stands for several."""
         inner = star if isinstance(star, exp.Star) else star.this
         if inner.args.get("replace") or inner.args.get("rename"):
             msg = "`*` with REPLACE or RENAME is not looked into"
-            raise UntoldError(msg)
+            raise LineageError(msg)
         parts = [] if isinstance(star, exp.Star) else [part.name for part in star.parts[:-1]]
         relation = scope.relation
         if parts and ".".join(parts).lower() not in relation.names:
@@ -216,17 +216,17 @@ class Reader:
         if not relation.complete:
             if found.rest is not None:
                 msg = f"it takes all columns of `{relation.unknown()}` twice, and they are not known"
-                raise UntoldError(msg)
+                raise LineageError(msg)
             found.rest, found.hidden = relation, frozenset(left_out)
 
-    def _value(self, value: exp.Expr, name: str, scope: _Scope, ctes: Mapping[str, Relation]) -> Derived:
+    def _value(self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]) -> ColumnLineage:
         """A column as it is, else all columns in the expression and the expression itself."""
         bare = value.unnest()
         if isinstance(bare, exp.Column) and (plain := scope.find([part.name for part in bare.parts])) and plain[1]:
             return plain[0]
         return self._stepped(name, value.sql(dialect=statements.DIALECT, comments=False), list(self._inputs(value, scope, ctes)))
 
-    def _inputs(self, value: exp.Expr, scope: _Scope, ctes: Mapping[str, Relation]) -> Iterator[Derived]:
+    def _inputs(self, value: exp.Expr, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Iterator[ColumnLineage]:
         """Everything that an expression takes its value from."""
         if isinstance(value, exp.Query):
             yield from (derived for _, derived in self.query(value, ctes, scope).columns)
@@ -241,9 +241,9 @@ class Reader:
             for part in value.iter_expressions():
                 yield from self._inputs(part, scope, ctes)
 
-    def _stepped(self, name: str, expression: str, inputs: Sequence[Derived]) -> Derived:
+    def _stepped(self, name: str, expression: str, inputs: Sequence[ColumnLineage]) -> ColumnLineage:
         merged = _merged(inputs)
-        return Derived(merged.origins, (*merged.steps, Step(self._node, name, expression)))
+        return ColumnLineage(merged.origins, (*merged.steps, LineageStep(self._node, name, expression)))
 
 
 def _name(item: exp.Expr) -> str:
@@ -253,15 +253,15 @@ def _name(item: exp.Expr) -> str:
     )
 
 
-def _missing(parts: Sequence[str]) -> UntoldError:
-    return UntoldError(f"no column `{'.'.join(parts)}` is there to read")
+def _missing(parts: Sequence[str]) -> LineageError:
+    return LineageError(f"no column `{'.'.join(parts)}` is there to read")
 
 
 def _called(found: Relation, names: Sequence[str]) -> Relation:
     return Relation(found.columns, frozenset(name.lower() for name in names), found.rest, found.hidden, found.open_source)
 
 
-def _merged(found: Sequence[Derived | None]) -> Derived:
+def _merged(found: Sequence[ColumnLineage | None]) -> ColumnLineage:
     there = [derived for derived in found if derived is not None]
     origins = dict.fromkeys(origin for derived in there for origin in derived.origins)
-    return Derived(tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps)))
+    return ColumnLineage(tuple(origins), tuple(dict.fromkeys(step for derived in there for step in derived.steps)))

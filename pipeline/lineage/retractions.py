@@ -49,7 +49,7 @@ class Retractions:
             return None
         return Marking(self.needs[name], marked, self.keys[name], self.plain[name])
 
-    def behind(self, model: PipelineModel, sink: str) -> list[str]:
+    def marking_nodes(self, model: PipelineModel, sink: str) -> list[str]:
         """The nodes that mark rows on the way to a sink, in the file's order."""
         found: set[str] = set()
         waiting = [model.sinks[sink].from_]
@@ -69,7 +69,7 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
     sinks: dict[str, frozenset[str]] = {}
     for name, sink in model.sinks.items():
         key = graph.key_of(model, name)
-        if not key or graph.forgetful(sink) or not upserts(name):
+        if not key or graph.lacks_commit_record(sink) or not upserts(name):
             continue
         sources = _upstream(model, sink.from_, key)
         other = frozenset(source for source in graph.upstream_sources(model, name) if not _is_within(model, source, sources))

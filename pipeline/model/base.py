@@ -16,7 +16,7 @@ VERSION_COLUMN = (
 )
 
 
-class Node(Strict):
+class NodeConfig(Strict):
     """What all nodes share."""
 
     primary_key: Columns = Field(

@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import nodes
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
@@ -17,21 +17,21 @@ def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 
-def tables(model: nodes.PipelineModel) -> dict[str, DynamicTable]:
+def dynamic_tables(model: nodes.PipelineModel) -> dict[str, DynamicTableConfig]:
     """The dynamic tables. They stand among the transforms, and no rows leave them."""
-    return {name: node for name, node in model.transforms.items() if isinstance(node, DynamicTable)}
+    return {name: node for name, node in model.transforms.items() if isinstance(node, DynamicTableConfig)}
 
 
-def asks(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The dynamic tables that a transform's SQL asks. Raises UserError for a call that says no table."""
     node: Any = model.transforms.get(name)
     text = getattr(node, "sql", None)
-    return dynamic.asked(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
+    return dynamic.looked_up_tables(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
 
 
 def in_order(model: nodes.PipelineModel) -> list[str]:
     """Transforms with rows so that each comes after what it reads. Raises UserError for a cycle."""
-    there = tables(model)
+    there = dynamic_tables(model)
     return [name for name in steps(model) if name not in there]
 
 
@@ -50,7 +50,7 @@ def steps(model: nodes.PipelineModel) -> list[str]:
             msg = f"transforms read each other in a circle: {' -> '.join([*open_[open_.index(name) :], name])}"
             raise UserError(msg, node=name)
         open_.append(name)
-        for upstream in (*inputs_of(model, name), *asks(model, name)):
+        for upstream in (*inputs_of(model, name), *looked_up_tables(model, name)):
             visit(upstream)
         open_.pop()
         done.append(name)
@@ -67,7 +67,7 @@ def is_shared(sink: Any) -> bool:
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The node's own primary key, else the one that its inputs agree on, else (); a dynamic table has none."""
-    if isinstance(model.nodes()[name], DynamicTable):
+    if isinstance(model.nodes()[name], DynamicTableConfig):
         return ()
     if own := model.nodes()[name].primary_key:
         return own
@@ -75,13 +75,13 @@ def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     return found.pop() if len(found) == 1 else ()
 
 
-def key_givers(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The nodes whose `primary_key` is the key of this one: itself, or those that it is inherited from; none without a key."""
     if model.nodes()[name].primary_key:
         return (name,)
     if not key_of(model, name):
         return ()
-    return tuple(dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_givers(model, upstream)))
+    return tuple(dict.fromkeys(giver for upstream in inputs_of(model, name) for giver in key_sources(model, upstream)))
 
 
 def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
@@ -97,16 +97,17 @@ def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
     return tuple(
         name
         for name, sink in model.sinks.items()
-        if not (key_of(model, name) or forgetful(sink) or sink.delivery == "at_least_once") and source in upstream_sources(model, name)
+        if not (key_of(model, name) or lacks_commit_record(sink) or sink.delivery == "at_least_once")
+        and source in upstream_sources(model, name)
     )
 
 
-def asked_behind(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
+def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
     """The dynamic tables that the rows of a node were asked about on their way, in the file's order."""
-    found = {*asks(model, name)}.union(*(asked_behind(model, upstream) for upstream in inputs_of(model, name)))
-    return tuple(table for table in tables(model) if table in found)
+    found = {*looked_up_tables(model, name)}.union(*(upstream_looked_up_tables(model, upstream) for upstream in inputs_of(model, name)))
+    return tuple(table for table in dynamic_tables(model) if table in found)
 
 
-def forgetful(sink: Any) -> bool:
+def lacks_commit_record(sink: Any) -> bool:
     """Whether a sink keeps no record of its epochs, so that rows may arrive there twice."""
-    return sink.type in ("print", "blackhole") or getattr(sink, "forgetful", False)
+    return sink.type in ("print", "blackhole") or getattr(sink, "lacks_commit_record", False)

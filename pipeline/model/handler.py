@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, NonNegativeInt, PlainSerializer, PositiveInt
 
 from headrace.pipeline.errors import SchemaError, UserError
-from headrace.pipeline.model.base import FLUSH, Node
+from headrace.pipeline.model.base import FLUSH, NodeConfig
 from headrace.pipeline.model.run_options import Duration, as_duration
 from headrace.pipeline.types.arrow import parse_type
 from headrace.pipeline.types.durations import spell_duration
@@ -55,7 +55,7 @@ def _ours(kind: object) -> object:
 RetryFor = Annotated[timedelta | Literal["forever"], BeforeValidator(_retry_for), PlainSerializer(_spell, when_used="json")]
 
 
-class HandlerTransform(Node):
+class HandlerTransformConfig(NodeConfig):
     """Rows are sent to a service over HTTP as JSON; the rows of its answers go on, and are staged first."""
 
     type: Literal["handler"] = "handler"
@@ -104,7 +104,7 @@ class HandlerTransform(Node):
         return (self.from_,)
 
 
-def handler_problems(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], UserError]]:
+def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """What is wrong with the values of a handler, each with the keys that lead to it."""
     if said := url_problem(node.url):
         yield ("url",), UserError(f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.")
@@ -128,7 +128,7 @@ def handler_problems(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], 
         yield ("timeout",), UserError("`timeout` must be longer than nothing", hint="Write a duration, such as 30s.")
 
 
-def handler_words(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], UserError]]:
+def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """What is no mistake and yet worth a word: secrets that stand in the file, and so in the ledger."""
     hint = "Write it as ${VAR}, or give it by `secret_name`: what stands in the file is in the ledger too."
     if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):
@@ -138,7 +138,7 @@ def handler_words(node: HandlerTransform) -> Iterator[tuple[tuple[str, ...], Use
             yield ("headers", name), UserError(f"the header `{name}` holds a secret", hint=hint)
 
 
-def shown_url(url: str) -> str:
+def redact_url(url: str) -> str:
     """A URL for messages: without user and password, values of the query, and parts of the path that may be tokens."""
     kept, marks = url, []
     for found in VARIABLE.finditer(url):

@@ -15,12 +15,12 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from headrace.pipeline.compat import streamling
-from headrace.pipeline.model.base import FLUSH, PARALLELISM, VERSION_COLUMN, Node
-from headrace.pipeline.model.plugins import PluginNode, with_plugins
-from headrace.pipeline.model.run_options import Duration, EpochOptions, Partitions, Schedule, StreamOptions
+from headrace.pipeline.model.base import FLUSH, PARALLELISM, VERSION_COLUMN, NodeConfig
+from headrace.pipeline.model.plugins import PluginNodeConfig, with_plugins
+from headrace.pipeline.model.run_options import Duration, EpochOptions, PartitionsConfig, Schedule, StreamOptions
 from headrace.pipeline.model.strict import Columns, Strict
-from headrace.pipeline.model.testcases import CaseNode
-from headrace.pipeline.model.transforms import TransformNode
+from headrace.pipeline.model.testcases import CaseConfig
+from headrace.pipeline.model.transforms import TransformConfig
 from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
 
 WITHOUT_EFFECT = {
@@ -63,7 +63,7 @@ class OffsetTable(Strict):
     )
 
 
-class ClickHouseSource(Node):
+class ClickHouseSourceConfig(NodeConfig):
     """A ClickHouse table, read once: pinned by CLONE AS, split by its sorting key."""
 
     type: Literal["clickhouse"] = "clickhouse"
@@ -79,7 +79,7 @@ class ClickHouseSource(Node):
     split_rows: PositiveInt = Field(default=250_000, description="Rows per split, about. A split is what one task reads at a time.")
 
 
-class IcebergSource(Node):
+class IcebergSourceConfig(NodeConfig):
     """An Iceberg table of a hadoop catalog, read once at a pinned snapshot."""
 
     type: Literal["iceberg"] = "iceberg"
@@ -111,7 +111,7 @@ def _mode(value: object) -> object:
 FileFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
 
 
-class FileSource(Node):
+class FileSourceConfig(NodeConfig):
     """Files of one format, read once: pinned by size and time of change, split by file or parquet row group."""
 
     type: Literal["file"] = "file"
@@ -131,7 +131,7 @@ class FileSource(Node):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
 
-class KafkaSource(Node):
+class KafkaSourceConfig(NodeConfig):
     """A Kafka topic with one JSON object per message."""
 
     type: Literal["kafka"] = "kafka"
@@ -161,7 +161,7 @@ class KafkaSource(Node):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     @model_validator(mode="after")
-    def _schema_is_needed(self) -> KafkaSource:
+    def _schema_is_needed(self) -> KafkaSourceConfig:
         if not self.schema_:
             msg = (
                 "`schema` is required when data_format is json; add columns and their types, such as `id: int64`;"
@@ -171,7 +171,7 @@ class KafkaSource(Node):
         return self
 
 
-class HybridBounded(Strict):
+class BoundedPhaseConfig(Strict):
     """One bounded phase of a hybrid source: the keys of a source of that type. Columns are matched to the stream's by name."""
 
     source_type: Literal["clickhouse", "iceberg", "file"] = Field(description="What the phase reads.")
@@ -215,15 +215,15 @@ class HybridBounded(Strict):
             raise PydanticCustomError("missing", "Field required")  # noqa: EM101  pydantic's own kind and words
         return value
 
-    def node(self) -> ClickHouseSource | IcebergSource | FileSource:
+    def node(self) -> ClickHouseSourceConfig | IcebergSourceConfig | FileSourceConfig:
         """The same phase as a source node of its own."""
         given = self.model_dump(exclude={"source_type"}) | {"mode": "bounded"}
-        kinds: dict[str, Any] = {"clickhouse": ClickHouseSource, "iceberg": IcebergSource, "file": FileSource}
+        kinds: dict[str, Any] = {"clickhouse": ClickHouseSourceConfig, "iceberg": IcebergSourceConfig, "file": FileSourceConfig}
         kind = kinds[self.source_type]
         return kind(**{key: value for key, value in given.items() if key in kind.model_fields})
 
 
-class HybridUnbounded(Strict):
+class UnboundedPhaseConfig(Strict):
     """The unbounded phase of a hybrid source. Its columns are the node's columns: history is cast to them."""
 
     source_type: Literal["kafka"] = Field(description="What the phase reads.")
@@ -240,9 +240,9 @@ class HybridUnbounded(Strict):
         default=False, description="Adds `__kafka_partition`, `__kafka_offset` and `__kafka_timestamp`; history must have them too."
     )
 
-    def node(self) -> KafkaSource:
+    def node(self) -> KafkaSourceConfig:
         """The same phase as a source node of its own."""
-        return KafkaSource.model_validate(self.model_dump(exclude={"source_type"}, by_alias=True))
+        return KafkaSourceConfig.model_validate(self.model_dump(exclude={"source_type"}, by_alias=True))
 
 
 class Cursor(Strict):
@@ -252,14 +252,14 @@ class Cursor(Strict):
     allowed_lateness: Duration = Field(description="Maximum delay between the timestamp of a row and its arrival in the history.")
 
 
-class HybridSource(Node):
+class HybridSourceConfig(NodeConfig):
     """Bounded phases in order, then one unbounded phase, with an exact handoff."""
 
     type: Literal["hybrid"] = "hybrid"
-    bounded_sources: Annotated[tuple[HybridBounded, ...], Field(min_length=1, max_length=ORDINALS_PER_NODE - 1)] = Field(
+    bounded_sources: Annotated[tuple[BoundedPhaseConfig, ...], Field(min_length=1, max_length=ORDINALS_PER_NODE - 1)] = Field(
         description="History: read to its end, in this order."
     )
-    unbounded_source: HybridUnbounded = Field(description="The stream that goes on where history ends.")
+    unbounded_source: UnboundedPhaseConfig = Field(description="The stream that goes on where history ends.")
     offset_table: OffsetTable | None = Field(
         default=None,
         description="Exact fence: the table that says which offsets history holds. `{}` takes the history table and its defaults.",
@@ -272,7 +272,7 @@ class HybridSource(Node):
     )
 
 
-class SinkNode(Node):
+class SinkConfig(NodeConfig):
     """What all sinks share."""
 
     from_: str = Field(alias="from", description="The node whose rows are written.")
@@ -290,7 +290,7 @@ class SinkNode(Node):
     deduplicate: bool = Field(default=True, description="Taken for Streamling's files; the last row of a key always wins.")
 
 
-class KeyedSink(SinkNode):
+class KeyedSinkConfig(SinkConfig):
     """What sinks share that keep one row for each key."""
 
     version_column: str | None = Field(default=None, description=VERSION_COLUMN)
@@ -299,7 +299,7 @@ class KeyedSink(SinkNode):
 UpdateOp = Literal[">", ">=", "<", "<=", "=", "!=", "<>"]
 
 
-class PostgresSink(KeyedSink):
+class PostgresSinkConfig(KeyedSinkConfig):
     """A Postgres table, created if missing: upserts and deletes by key, or appends without one."""
 
     type: Literal["postgres"] = "postgres"
@@ -317,14 +317,14 @@ class PostgresSink(KeyedSink):
     )
 
 
-class DeltaSink(KeyedSink):
+class DeltaSinkConfig(KeyedSinkConfig):
     """A Delta table at a path: MERGE by key, or append without one."""
 
     type: Literal["delta"] = "delta"
     path: str = Field(description="A folder or a URI that Spark can write; the table is made if it is missing.")
 
 
-class IcebergSink(KeyedSink):
+class IcebergSinkConfig(KeyedSinkConfig):
     """A table of a hadoop catalog, created if missing: upserts and deletes by key, or appends without one."""
 
     type: Literal["iceberg"] = "iceberg"
@@ -332,30 +332,34 @@ class IcebergSink(KeyedSink):
     warehouse: str | None = Field(default=None, description="The hadoop catalog's folder; from the settings if not given.")
 
 
-class PrintSink(SinkNode):
+class PrintSinkConfig(SinkConfig):
     """Rows on standard error, for looking at."""
 
     type: Literal["print"] = "print"
     sample_every: PositiveInt = Field(default=1, description="Shows every Nth row; 1: all of them.")
 
 
-class BlackholeSink(SinkNode):
+class BlackholeSinkConfig(SinkConfig):
     """Rows are computed and thrown away."""
 
     type: Literal["blackhole"] = "blackhole"
 
 
-SourceNode = Annotated[HybridSource | ClickHouseSource | IcebergSource | FileSource | KafkaSource, Field(discriminator="type")]
-AnySink = Annotated[PostgresSink | DeltaSink | IcebergSink | PrintSink | BlackholeSink, Field(discriminator="type")]
+SourceConfig = Annotated[
+    HybridSourceConfig | ClickHouseSourceConfig | IcebergSourceConfig | FileSourceConfig | KafkaSourceConfig, Field(discriminator="type")
+]
+AnySinkConfig = Annotated[
+    PostgresSinkConfig | DeltaSinkConfig | IcebergSinkConfig | PrintSinkConfig | BlackholeSinkConfig, Field(discriminator="type")
+]
 
 if TYPE_CHECKING:
     # Built-in nodes, which their `type` narrows. A plugin's, whose type is any text, is told by isinstance.
-    _Source = SourceNode
-    _Transform = TransformNode
-    _Sink = AnySink
+    _Source = SourceConfig
+    _Transform = TransformConfig
+    _Sink = AnySinkConfig
 else:
     _Source, _Transform, _Sink = (
-        with_plugins(union, part) for part, union in (("sources", SourceNode), ("transforms", TransformNode), ("sinks", AnySink))
+        with_plugins(union, part) for part, union in (("sources", SourceConfig), ("transforms", TransformConfig), ("sinks", AnySinkConfig))
     )
 
 
@@ -374,17 +378,17 @@ class PipelineModel(Strict):
     sources: dict[str, _Source] = Field(description="What is read: node names and nodes. At least one.")
     transforms: dict[str, _Transform] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
     sinks: Annotated[dict[str, _Sink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
-    partitions: Partitions | None = Field(default=None, description="Divides history into days or months; one piece if not given.")
+    partitions: PartitionsConfig | None = Field(default=None, description="Divides history into days or months; one piece if not given.")
     schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline by itself; only on demand if not given.")
     job_mode: bool = Field(default=False, description="Ends after history and never reads a stream.")
     epoch: EpochOptions = Field(default=EpochOptions(), description="How large epochs are and how often they come.")
     stream: StreamOptions = Field(default=StreamOptions(), description="How Dagster runs the stream.")
-    tests: dict[str, CaseNode] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
+    tests: dict[str, CaseConfig] = Field(default_factory=dict, description="Tests by name; `headrace test` runs them.")
 
     @model_validator(mode="after")
     def _plugins_know_their_pipeline(self) -> PipelineModel:
         for node in self.nodes().values():
-            if isinstance(node, PluginNode):
+            if isinstance(node, PluginNodeConfig):
                 node.belongs_to(self.name)
         return self
 

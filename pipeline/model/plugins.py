@@ -22,13 +22,13 @@ from pydantic import (
 )
 
 from headrace.pipeline.errors import PluginError
-from headrace.pipeline.model.base import FLUSH, VERSION_COLUMN, Node
+from headrace.pipeline.model.base import FLUSH, VERSION_COLUMN, NodeConfig
 from headrace.pipeline.model.run_options import Duration
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.plugins import discovery as plugins
-from headrace.pipeline.plugins.api import Kind, Plugin
-from headrace.pipeline.plugins.discovery import Found
-from headrace.pipeline.plugins.options import Given, check, fields_of, gather, relocated, secret_keys
+from headrace.pipeline.plugins.api import Plugin, PluginType
+from headrace.pipeline.plugins.discovery import InstalledPlugin
+from headrace.pipeline.plugins.options import RawOptions, check, fields_of, gather, relocated, secret_keys
 
 TAG = "<plugin>"
 """How pydantic's locations call a node whose type is a plugin's."""
@@ -37,10 +37,10 @@ SECRETS = "headrace.secrets"
 _NO_EFFECT = "Taken for Streamling's files; " + FLUSH.partition("; ")[2]
 
 
-class PluginNode(Node):
+class PluginNodeConfig(NodeConfig):
     """What nodes of plugins share. Raises, as mistakes of the file, what the plugin's model finds wrong with the options."""
 
-    KIND: ClassVar[Kind]
+    KIND: ClassVar[PluginType]
 
     type: str = Field(description="The plugin's id: `operator` or `namespace.operator`.")
     options: dict[str, Any] = Field(
@@ -48,14 +48,14 @@ class PluginNode(Node):
         repr=False,
         description="The plugin's own options. They may also stand beside `type`; there they win over those in here.",
     )
-    _found: Found = PrivateAttr()
+    _found: InstalledPlugin = PrivateAttr()
     _plugin: Plugin = PrivateAttr()
     _parsed: BaseModel = PrivateAttr()
     _pipeline: str = PrivateAttr(default="")
     _overridden: tuple[str, ...] = PrivateAttr(default=())
 
     @property
-    def found(self) -> Found:
+    def found(self) -> InstalledPlugin:
         """The installed plugin."""
         return self._found
 
@@ -89,7 +89,7 @@ class PluginNode(Node):
         if not isinstance(value, Mapping):
             return handler(value)
         try:
-            found, plugin = plugins.of_kind(str(value.get("type")), cls.KIND)
+            found, plugin = plugins.load_plugin_of_type(str(value.get("type")), cls.KIND)
         except PluginError as error:
             line = relocated("plugin", error.message, ("type",), value.get("type"), {"hint": error.hint})
             raise ValidationError.from_exception_data(cls.__name__, [line]) from None
@@ -116,10 +116,10 @@ class PluginNode(Node):
         return {*fields_of(cls), *cls.model_fields}
 
     @classmethod
-    def _add(cls, value: Mapping[str, Any], plugin: Plugin, given: Given, info: ValidationInfo) -> None:
+    def _add(cls, value: Mapping[str, Any], plugin: Plugin, given: RawOptions, info: ValidationInfo) -> None:
         """Options that do not stand among the options: a sink's key, and the secrets that a stored pipeline lacks."""
         fields = fields_of(plugin.options)
-        if cls.KIND is Kind.SINK and "primary_key" in fields and value.get("primary_key"):
+        if cls.KIND is PluginType.SINK and "primary_key" in fields and value.get("primary_key"):
             key = value["primary_key"]
             listed = [part.strip() for part in key.split(",") if part.strip()] if isinstance(key, str) else key
             as_text = fields["primary_key"].annotation is str and isinstance(listed, list)
@@ -129,7 +129,7 @@ class PluginNode(Node):
         for key in secret_keys(plugin.options) & known.keys():
             given.values.setdefault(key, known[key])
 
-    def _opened(self, found: Found, plugin: Plugin, parsed: BaseModel) -> Self:
+    def _opened(self, found: InstalledPlugin, plugin: Plugin, parsed: BaseModel) -> Self:
         self._found, self._plugin, self._parsed = found, plugin, parsed
         if not plugin.labels:
             return self
@@ -148,21 +148,21 @@ class PluginNode(Node):
         return handler({key: one for key, one in value.items() if key not in hidden})
 
 
-class PluginSource(PluginNode):
+class PluginSourceConfig(PluginNodeConfig):
     """A source that a plugin brings."""
 
-    KIND: ClassVar[Kind] = Kind.SOURCE
+    KIND: ClassVar[PluginType] = PluginType.SOURCE
 
     @property
-    def endless(self) -> bool:
+    def is_unbounded(self) -> bool:
         """Whether it is a stream."""
         return not self.plugin.make.capabilities.bounded  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
 
 
-class PluginTransform(PluginNode):
+class PluginTransformConfig(PluginNodeConfig):
     """A transform that a plugin brings."""
 
-    KIND: ClassVar[Kind] = Kind.TRANSFORM
+    KIND: ClassVar[PluginType] = PluginType.TRANSFORM
 
     from_: str = Field(alias="from", description="The node whose rows are read.")
     batch_size: int | None = Field(default=None, exclude=True, description=_NO_EFFECT)
@@ -174,10 +174,10 @@ class PluginTransform(PluginNode):
         return (self.from_,)
 
 
-class PluginSink(PluginNode):
+class PluginSinkConfig(PluginNodeConfig):
     """A sink that a plugin brings."""
 
-    KIND: ClassVar[Kind] = Kind.SINK
+    KIND: ClassVar[PluginType] = PluginType.SINK
 
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
@@ -194,7 +194,7 @@ class PluginSink(PluginNode):
         return bool(getattr(self.plugin.make.capabilities, "versions", False))  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
-    def forgetful(self) -> bool:
+    def lacks_commit_record(self) -> bool:
         """Whether it keeps no record of epochs: at least once."""
         return str(self.plugin.make.capabilities.delivery) != "exactly_once"  # pyright: ignore[reportFunctionMemberAccess]
 
@@ -204,7 +204,11 @@ class PluginSink(PluginNode):
         return bool(self.plugin.make.capabilities.upsert)  # pyright: ignore[reportFunctionMemberAccess]
 
 
-NODES: Mapping[str, type[PluginNode]] = {"sources": PluginSource, "transforms": PluginTransform, "sinks": PluginSink}
+NODES: Mapping[str, type[PluginNodeConfig]] = {
+    "sources": PluginSourceConfig,
+    "transforms": PluginTransformConfig,
+    "sinks": PluginSinkConfig,
+}
 """By the part of the file."""
 
 
@@ -227,7 +231,7 @@ def with_plugins(union: Any, part: str) -> Any:
 
 def _tag(tags: Mapping[str, str], value: Any) -> str | None:
     """The built-in type or the mark of plugins; another type as it is, which is then told as unknown."""
-    if isinstance(value, PluginNode):
+    if isinstance(value, PluginNodeConfig):
         return TAG
     if not isinstance(value, Mapping | BaseModel):
         return next(iter(tags.values()))  # whichever refuses what is no map
@@ -249,7 +253,7 @@ def _is_there(plugin_id: str) -> bool:
 def model_of(part: str, plugin_id: str) -> type[BaseModel]:
     """The keys of a plugin's nodes in one model: those of every such node, and the plugin's options."""
     try:
-        _, plugin = plugins.of_kind(plugin_id, NODES[part].KIND)
+        _, plugin = plugins.load_plugin_of_type(plugin_id, NODES[part].KIND)
     except PluginError:
         return NODES[part]
     return _together(part, plugin.id, plugin.options)

@@ -69,7 +69,7 @@ def _day(value: object) -> object:
 Day = Annotated[date, BeforeValidator(_day)]
 
 
-class Partitions(Strict):
+class PartitionsConfig(Strict):
     """History in windows of time, each a partition in Dagster."""
 
     column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
@@ -81,7 +81,7 @@ class Partitions(Strict):
     )
 
     @model_validator(mode="after")
-    def _in_order(self) -> Partitions:
+    def _in_order(self) -> PartitionsConfig:
         if self.start >= self.end:
             msg = f"`start` {self.start} must be before `end` {self.end}"
             raise ValueError(msg)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, WithJsonSchema
 
-from headrace.pipeline.model.base import FLUSH, PARALLELISM, Node
+from headrace.pipeline.model.base import FLUSH, PARALLELISM, NodeConfig
 from headrace.pipeline.model.run_options import Duration, parse_size
 
 _LANGUAGES = {"js": "javascript", "ts": "typescript"}
@@ -42,7 +42,7 @@ def _function(value: str) -> str:
 FunctionName = Annotated[str, AfterValidator(_function), WithJsonSchema({"type": "string", "pattern": _FUNCTION})]
 
 
-class ScriptTransform(Node):
+class ScriptTransformConfig(NodeConfig):
     """A function in JavaScript or TypeScript, called once per row in a sandbox: without files, network, clock or chance."""
 
     type: Literal["script"] = "script"
@@ -77,7 +77,7 @@ class ScriptTransform(Node):
         return (self.from_,)
 
 
-class PythonTransform(Node):
+class PythonTransformConfig(NodeConfig):
     """A function of your own Python package over Arrow batches, in Spark's workers. Trusted only by the settings."""
 
     type: Literal["python"] = "python"

@@ -29,7 +29,7 @@ def _moment(value: object) -> object:
 Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 
-class RowsNode(Strict):
+class RowsConfig(Strict):
     """Rows, in the file itself or in another one."""
 
     rows: tuple[dict[str, Any], ...] | None = Field(default=None, description="The rows, each a map of columns; `_gs_op` is i, u or d.")
@@ -49,7 +49,7 @@ class RowsNode(Strict):
         return self.csv or self.json_ or self.parquet
 
 
-class GivenNode(RowsNode):
+class InputRowsConfig(RowsConfig):
     """What a source has, or a transform gives, in a test."""
 
     schema_: dict[str, str] | None = Field(
@@ -62,7 +62,7 @@ def _values(said: object) -> object:
     return {"rows": [{VALUE: value} for value in said]} if isinstance(said, list) else said
 
 
-class ExpectedNode(RowsNode):
+class ExpectedRowsConfig(RowsConfig):
     """What a node must give, or a sink's target must hold at the end."""
 
     ordered: bool = Field(default=False, description="Whether the rows must come in this order.")
@@ -70,15 +70,15 @@ class ExpectedNode(RowsNode):
     tolerance: float = Field(default=0.0, ge=0, description="By how much floats and decimals may differ.")
 
 
-class CaseNode(Strict):
+class CaseConfig(Strict):
     """One test."""
 
     description: str | None = Field(default=None, description="What the test is about, for people.")
     now: Moment | None = Field(default=None, description="What now() means; the real time if not given.")
-    given: dict[str, Annotated[GivenNode, BeforeValidator(_values)]] = Field(
+    given: dict[str, Annotated[InputRowsConfig, BeforeValidator(_values)]] = Field(
         default_factory=dict, description="Rows by source or transform; a list of values for a dynamic table. Who is not named has none."
     )
-    expect: dict[str, Annotated[ExpectedNode, BeforeValidator(_values)]] = Field(
+    expect: dict[str, Annotated[ExpectedRowsConfig, BeforeValidator(_values)]] = Field(
         default_factory=dict, description="Rows by source, transform or sink; a list of values for a dynamic table."
     )
     expect_error: str | None = Field(default=None, description="A part of the error's message, where the test expects one.")

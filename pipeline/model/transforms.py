@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveInt
 from sqlglot import exp
 
-from headrace.pipeline.model.base import PARALLELISM, Node
-from headrace.pipeline.model.handler import HandlerTransform
-from headrace.pipeline.model.scripts import PythonTransform, ScriptTransform
+from headrace.pipeline.model.base import PARALLELISM, NodeConfig
+from headrace.pipeline.model.handler import HandlerTransformConfig
+from headrace.pipeline.model.scripts import PythonTransformConfig, ScriptTransformConfig
 from headrace.pipeline.model.strict import Columns, Strict
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.sql import statements as sql
@@ -19,7 +19,7 @@ from headrace.pipeline.sql.dialects.translation import DialectName
 _DIALECT = "Whose SQL it is. Spark runs it in any case: another dialect is translated, and what cannot be is an error."
 
 
-class SqlTransform(Node):
+class SqlTransformConfig(NodeConfig):
     """A projection, a filter, an unnest or a union in SQL."""
 
     type: Literal["sql"] = "sql"
@@ -29,7 +29,7 @@ class SqlTransform(Node):
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The nodes that it reads. Raises UserError, naming `node`, where its SQL cannot be parsed."""
-        return sql.tables(self.sql, node=node, dialect=self.dialect)
+        return sql.input_nodes(self.sql, node=node, dialect=self.dialect)
 
     def query(self, node: str = "") -> exp.Query:
         """What it means in Spark's SQL, to look at. Raises UserError, naming `node`, for what is not allowed."""
@@ -60,7 +60,7 @@ def _named(value: str) -> str:
 _Name = Annotated[str, AfterValidator(_named)]
 
 
-class DynamicTable(Strict):
+class DynamicTableConfig(Strict):
     """A set of texts beside the stream: filled by SQL or by others, asked with `dynamic_table_check`."""
 
     primary_key: ClassVar[Columns] = ()
@@ -92,11 +92,14 @@ class DynamicTable(Strict):
 
     def inputs(self, node: str) -> tuple[str, ...]:
         """The node whose rows fill it, if one does. Raises UserError where its SQL cannot be parsed."""
-        return sql.tables(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
+        return sql.input_nodes(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
 
     def query(self, node: str = "") -> exp.Query:
         """What its SQL, which is there, means in Spark's, to look at."""
         return sql.parse(self.sql or "", node=node, dialect=self.dialect)
 
 
-TransformNode = Annotated[SqlTransform | HandlerTransform | ScriptTransform | PythonTransform | DynamicTable, Field(discriminator="type")]
+TransformConfig = Annotated[
+    SqlTransformConfig | HandlerTransformConfig | ScriptTransformConfig | PythonTransformConfig | DynamicTableConfig,
+    Field(discriminator="type"),
+]

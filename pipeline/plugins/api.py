@@ -19,7 +19,7 @@ _FLUSHING = frozenset({"batch_size", "batch_flush_interval"})
 """Keys of a plugin's node that Headrace reads; an option of such a name could never be given."""
 
 
-class Kind(StrEnum):
+class PluginType(StrEnum):
     """What a plugin is."""
 
     SOURCE = "source"
@@ -55,7 +55,7 @@ class Plugin:
     """
 
     id: str
-    kind: Kind | str
+    kind: PluginType | str
     make: Callable[..., Any]
     options: type[BaseModel] = Options
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class Plugin:
         if not _ID.fullmatch(self.id):
             msg = f"`{self.id}` cannot be a plugin's id: it is `operator` or `namespace.operator`, of letters, digits, `_` and `-`"
             raise ValueError(msg)
-        if self.kind not in list(Kind):
-            msg = f"`{self.id}`: kind must be one of {', '.join(Kind)}, and is {self.kind!r}"
+        if self.kind not in list(PluginType):
+            msg = f"`{self.id}`: kind must be one of {', '.join(PluginType)}, and is {self.kind!r}"
             raise ValueError(msg)
         if not callable(self.make):
             msg = f"`{self.id}`: make must be a class or a function, and is {type(self.make).__name__}"
@@ -77,16 +77,16 @@ class Plugin:
             msg = f"`{self.id}`: options must be a pydantic model, such as a subclass of headrace.Options"
             raise TypeError(msg)
         names = {info.alias or name for name, info in self.options.model_fields.items()}
-        if taken := sorted(names & (_TYPED | (_FLUSHING if self.kind in (Kind.TRANSFORM, Kind.SINK) else set()))):
+        if taken := sorted(names & (_TYPED | (_FLUSHING if self.kind in (PluginType.TRANSFORM, PluginType.SINK) else set()))):
             msg = f"`{self.id}`: the option `{taken[0]}` could never be given, since every node has a key of that name"
             raise ValueError(msg)
         self._check_kind()
 
     def _check_kind(self) -> None:
-        if self.kind == Kind.FUNCTION and not self.returns:
+        if self.kind == PluginType.FUNCTION and not self.returns:
             msg = f"`{self.id}`: a function says what it `returns`, such as returns='string'"
             raise ValueError(msg)
-        wanted = {Kind.SOURCE: "bounded", Kind.SINK: "delivery"}.get(Kind(self.kind))
+        wanted = {PluginType.SOURCE: "bounded", PluginType.SINK: "delivery"}.get(PluginType(self.kind))
         if wanted and not hasattr(getattr(self.make, "capabilities", None), wanted):
             msg = f"`{self.id}`: the class of a {self.kind} has `capabilities`, {'Source' if wanted == 'bounded' else 'Sink'}Capabilities(...)"
             raise ValueError(msg)

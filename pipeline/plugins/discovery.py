@@ -12,14 +12,14 @@ from importlib import metadata
 from pathlib import Path
 
 from headrace.pipeline.errors import PluginError
-from headrace.pipeline.plugins.api import GROUP, Kind, Plugin, sql_name
+from headrace.pipeline.plugins.api import GROUP, Plugin, PluginType, sql_name
 from headrace.pipeline.plugins.settings import plugin_settings
 
 LIST = "`headrace plugin list` shows what is installed."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class InstalledPlugin:
     """An installed plugin, not necessarily one that can be loaded. `entry` is `module:object`."""
 
     id: str
@@ -33,15 +33,15 @@ class Found:
         return f"{self.package} {self.version}, {self.entry}"
 
 
-_here: dict[str, tuple[Found, Plugin]] = {}
+_here: dict[str, tuple[InstalledPlugin, Plugin]] = {}
 """Plugins of this process that no package brings, as a plugin's own tests have them."""
 
 
 @contextmanager
-def pretending(plugin: Plugin) -> Iterator[Found]:
+def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
     """Inside, a plugin counts as installed."""
     module = getattr(plugin.make, "__module__", "?")
-    _here[plugin.id] = found, _ = Found(plugin.id, module.replace("_", "-"), "(not installed)", module), plugin
+    _here[plugin.id] = found, _ = InstalledPlugin(plugin.id, module.replace("_", "-"), "(not installed)", module), plugin
     try:
         yield found
     finally:
@@ -49,16 +49,16 @@ def pretending(plugin: Plugin) -> Iterator[Found]:
 
 
 @lru_cache(maxsize=8)
-def _scan(path: tuple[str, ...]) -> tuple[Found, ...]:
+def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
     del path  # of which installed packages are looked for
     listed = [
-        Found(point.name, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?", point.value)
+        InstalledPlugin(point.name, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?", point.value)
         for point in metadata.entry_points(group=GROUP)
     ]
     return tuple(sorted(listed, key=lambda found: (found.id, found.package)))
 
 
-def installed() -> tuple[Found, ...]:
+def installed() -> tuple[InstalledPlugin, ...]:
     """Every plugin of this environment, by id. Imports none of them."""
     scanned = _scan(tuple(sys.path))
     if not _here:
@@ -66,17 +66,17 @@ def installed() -> tuple[Found, ...]:
     return tuple(sorted([*(found for found, _ in _here.values()), *(found for found in scanned if found.id not in _here)], key=_by_id))
 
 
-def _by_id(found: Found) -> str:
+def _by_id(found: InstalledPlugin) -> str:
     return found.id
 
 
-def allowed(plugin_id: str) -> bool:
+def is_allowed(plugin_id: str) -> bool:
     """Whether the setting `plugin.allow` lets a plugin be used."""
     allow = plugin_settings().allow
     return allow is None or plugin_id in allow
 
 
-def find(plugin_id: str) -> Found | None:
+def find(plugin_id: str) -> InstalledPlugin | None:
     """The installed plugin of that id, whether it is allowed or not. Raises PluginError where two packages bring one."""
     found = [one for one in installed() if one.id == plugin_id]
     if len(found) > 1:
@@ -85,7 +85,7 @@ def find(plugin_id: str) -> Found | None:
     return found[0] if found else None
 
 
-def functions(names: frozenset[str]) -> list[Found]:
+def functions(names: frozenset[str]) -> list[InstalledPlugin]:
     """The plugins that may be behind these names of SQL functions, which are lower-case."""
     return [one for one in installed() if sql_name(one.id) in names]
 
@@ -95,9 +95,9 @@ def function_names() -> list[str]:
     return [sql_name(one.id) for one in installed()]
 
 
-def load(found: Found) -> Plugin:
+def load(found: InstalledPlugin) -> Plugin:
     """The plugin's declaration. Raises PluginError, naming it, where it may not be used, cannot be imported, or declares no plugin."""
-    if not allowed(found.id):
+    if not is_allowed(found.id):
         msg = f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does not name it"
         raise PluginError(msg, hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.")
     if found.id in _here:
@@ -106,7 +106,7 @@ def load(found: Found) -> Plugin:
 
 
 @lru_cache(maxsize=256)
-def _loaded(found: Found) -> Plugin:
+def _loaded(found: InstalledPlugin) -> Plugin:
     point = metadata.EntryPoint(found.id, found.entry, GROUP)
     try:
         plugin = point.load()
@@ -123,7 +123,7 @@ def _loaded(found: Found) -> Plugin:
     return plugin
 
 
-def of_kind(plugin_id: str, kind: Kind, setting: str = "") -> tuple[Found, Plugin]:
+def load_plugin_of_type(plugin_id: str, kind: PluginType, setting: str = "") -> tuple[InstalledPlugin, Plugin]:
     """An installed plugin of a kind, as a node or a setting names it. Raises PluginError where there is none."""
     named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
     found = find(plugin_id)

@@ -13,14 +13,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from headrace.pipeline.config.plugins import PREFIXES
-from headrace.pipeline.config.secrets import Reference, hidden
+from headrace.pipeline.config.secrets import Reference, mask_secret
 from headrace.pipeline.plugins.api import variable_name
 
 Loc = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
-class Given:
+class RawOptions:
     """Options as they were given. `at` says where in the node each key stands, `variables` which come from the environment."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -28,9 +28,9 @@ class Given:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def gather(plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]) -> Given:
+def gather(plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]) -> RawOptions:
     """Flat keys win over those under `options:`, environment variables over both. What is empty and required is not given."""
-    found = Given({**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}})
+    found = RawOptions({**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}})
     fields = fields_of(model)
     for key, (name, text) in _variables(plugin_id).items():
         found.values[key] = _parsed(text, fields.get(key))
@@ -74,12 +74,12 @@ def _is_secret(kind: Any) -> bool:
     return kind in (SecretStr, SecretBytes) or any(_is_secret(part) for part in get_args(kind))
 
 
-def check(model: type[BaseModel], given: Given) -> tuple[BaseModel | None, list[InitErrorDetails]]:
+def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, list[InitErrorDetails]]:
     """The options as the plugin's model, or what is wrong with them, at their places in the node. Secrets may be references."""
     values, lines = dict(given.values), []
     for key, info in fields_of(model).items():
         if info.annotation in (SecretStr, SecretStr | None) and key in values:
-            found = hidden(values[key])
+            found = mask_secret(values[key])
             try:
                 values[key] = found.secret() if isinstance(found, Reference) else found
             except ValueError as error:
@@ -93,7 +93,7 @@ def check(model: type[BaseModel], given: Given) -> tuple[BaseModel | None, list[
         return None, list(_placed(error, given, secret_keys(model)))
 
 
-def _placed(error: ValidationError, given: Given, secrets: frozenset[str]) -> Iterator[InitErrorDetails]:
+def _placed(error: ValidationError, given: RawOptions, secrets: frozenset[str]) -> Iterator[InitErrorDetails]:
     for item in error.errors():
         key = str(item["loc"][0]) if item["loc"] else ""
         kind, said = item["type"], item["msg"]

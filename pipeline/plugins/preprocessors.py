@@ -10,22 +10,22 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.pipeline.errors import HeadraceError, Place, PluginError, UserError
-from headrace.pipeline.plugins.api import Kind, Plugin
-from headrace.pipeline.plugins.discovery import Found, of_kind
-from headrace.pipeline.plugins.options import Given, check, fields_of, gather
-from headrace.pipeline.plugins.runtime import PluginContext, crash
+from headrace.pipeline.errors import FileLocation, HeadraceError, PluginError, UserError
+from headrace.pipeline.plugins.api import Plugin, PluginType
+from headrace.pipeline.plugins.discovery import InstalledPlugin, load_plugin_of_type
+from headrace.pipeline.plugins.options import RawOptions, check, fields_of, gather
+from headrace.pipeline.plugins.runtime import PluginContext, plugin_error
 from headrace.pipeline.plugins.settings import plugin_settings
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class PreprocessedText:
     """A text, and of each of its lines the number that it had in the file, or the preprocessor that wrote it."""
 
     text: str
     lines: tuple[int | str, ...] = ()
 
-    def place(self, place: Place) -> Place:
+    def place(self, place: FileLocation) -> FileLocation:
         """A place in the text as a place in the file; in a line that a preprocessor wrote, it says so."""
         if not self.lines or place.line is None or not 1 <= place.line <= len(self.lines):
             return place
@@ -41,18 +41,18 @@ class Rewritten:
         return type(problem)(problem.message, hint=problem.hint, node=problem.node, place=self.place(problem.place))
 
 
-def preprocessed(text: str, shown: str) -> Rewritten:
+def preprocess(text: str, shown: str) -> PreprocessedText:
     """The text as the preprocessors of the settings leave it. Raises PluginError where one is missing or fails."""
     settings = plugin_settings()
-    found = Rewritten(text)
+    found = PreprocessedText(text)
     for plugin_id in settings.preprocessor_ids:
         found = rewrite(found, plugin_id, settings.preprocessor_options, shown)
     return found
 
 
-def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown: str) -> Rewritten:
+def rewrite(before: PreprocessedText, plugin_id: str, options: Mapping[str, Any], shown: str) -> PreprocessedText:
     """The text as one preprocessor leaves it. `options` are as in the setting `preprocessor_options`."""
-    found, plugin = of_kind(plugin_id, Kind.PREPROCESSOR, "preprocessor_ids")
+    found, plugin = load_plugin_of_type(plugin_id, PluginType.PREPROCESSOR, "preprocessor_ids")
     parsed = options_of(found, plugin, options, "preprocessor_options")
     try:
         worker = plugin.make(PluginContext(plugin_id, parsed, found=found))
@@ -60,13 +60,13 @@ def rewrite(before: Rewritten, plugin_id: str, options: Mapping[str, Any], shown
     except HeadraceError:
         raise
     except Exception as error:
-        raise crash(error, found, doing="rewriting", place=Place(shown)) from error
+        raise plugin_error(error, found, doing="rewriting", place=FileLocation(shown)) from error
     if not isinstance(text, str):
         msg = f"the preprocessor `{found.id}` ({found.origin}) returned {type(text).__name__}, and not a text"
-        raise PluginError(msg, place=Place(shown))
+        raise PluginError(msg, place=FileLocation(shown))
     if text == before.text:
         return before
-    return Rewritten(text, tuple(_origins(before, text, plugin_id)))
+    return PreprocessedText(text, tuple(_origins(before, text, plugin_id)))
 
 
 def _in_words(item: ErrorDetails) -> str:
@@ -80,7 +80,7 @@ def _in_words(item: ErrorDetails) -> str:
             return f"`{where}`: {item['msg'][:1].lower()}{item['msg'][1:]}"
 
 
-def _origins(before: Rewritten, text: str, plugin_id: str) -> list[int | str]:
+def _origins(before: PreprocessedText, text: str, plugin_id: str) -> list[int | str]:
     old, new = before.text.splitlines(), text.splitlines()
     known = before.lines or tuple(range(1, len(old) + 1))
     found: list[int | str] = [plugin_id] * len(new)
@@ -90,12 +90,12 @@ def _origins(before: Rewritten, text: str, plugin_id: str) -> list[int | str]:
     return found
 
 
-def options_of(found: Found, plugin: Plugin, said: Mapping[str, Any], setting: str) -> BaseModel:
+def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], setting: str) -> BaseModel:
     """Options from a setting: a map under the plugin's id, or flat for all plugins of the setting. Raises PluginError."""
     own = said.get(plugin.id)
     known = fields_of(plugin.options)
     flat = {key: value for key, value in said.items() if key in known}
-    given: Given = gather(plugin.id, plugin.options, own if isinstance(own, Mapping) else {}, flat)
+    given: RawOptions = gather(plugin.id, plugin.options, own if isinstance(own, Mapping) else {}, flat)
     parsed, lines = check(plugin.options, given)
     if parsed is not None:
         return parsed

@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.pipeline.errors import Place, PluginError
-from headrace.pipeline.plugins.discovery import Found
+from headrace.pipeline.errors import FileLocation, PluginError
+from headrace.pipeline.plugins.discovery import InstalledPlugin
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> C
     return withdraw
 
 
-class State:
+class PluginState:
     """A few values that a plugin keeps between runs, by key, in the home folder, of this plugin in this node of this pipeline alone.
 
     It is for caches: what a plugin could work out again. A value is replaced as a whole or not at all, but apart from epochs: it
@@ -110,7 +110,7 @@ class PluginContext:
 
     name: str
     options: Any
-    found: Found
+    found: InstalledPlugin
     pipeline: str = ""
     home: Path = Path(".headrace")
     ordinal: int = 0
@@ -122,9 +122,9 @@ class PluginContext:
         return _metrics[0](self.name, self.found.id, self.labels) if _metrics else NoMetrics()
 
     @cached_property
-    def state(self) -> State:
+    def state(self) -> PluginState:
         """What is kept between runs."""
-        return State(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id))
+        return PluginState(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id))
 
     @cached_property
     def log(self) -> logging.Logger:
@@ -135,7 +135,9 @@ class PluginContext:
         return {key: value for key, value in self.__dict__.items() if key not in ("metrics", "state", "log")}
 
 
-def crash(error: BaseException, found: Found, *, doing: str, node: str = "", place: Place | None = None) -> PluginError:
+def plugin_error(
+    error: BaseException, found: InstalledPlugin, *, doing: str, node: str = "", place: FileLocation | None = None
+) -> PluginError:
     """What a plugin's own failure is for people: which plugin of which package, at which line of it, while doing what."""
     log.warning("plugin=%s node=%s doing=%s", found.id, node, doing, exc_info=error)
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from headrace.pipeline.errors import RecordError
+from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.epochs import SinkKey
 
 
@@ -19,7 +19,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class TargetClaimant:
     """A sink that wants a target. `siblings` are the sinks of its pipeline file, by name."""
 
     key: SinkKey
@@ -39,9 +39,9 @@ class Owner:
         return [claim for claim in others if not (self.share and claim.share)]
 
     def refuse(self, claims: Iterable[Claim], target: str, *, file: str = "FILE") -> None:
-        """Raise RecordError if a rival is among `claims`."""
+        """Raise SinkStateError if a rival is among `claims`."""
         if found := self.rivals(claims):
-            raise claimed(self, found[0], target, file)
+            raise claim_error(self, found[0], target, file)
 
     def _is_former(self, key: SinkKey) -> bool:
         if (key.name, key.lane, key.sink) == (self.key.name, self.key.lane, self.key.sink):
@@ -49,13 +49,13 @@ class Owner:
         return (key.pipeline, key.lane) == (self.key.pipeline, self.key.lane) and key.sink not in self.siblings
 
 
-def claimed(owner: Owner, claim: Claim, target: str, file: str) -> RecordError:
+def claim_error(owner: TargetClaimant, claim: Claim, target: str, file: str) -> SinkStateError:
     """The refusal of a target that another sink claims."""
     sink, key = owner.key.sink, claim.key
     if key.pipeline == owner.key.pipeline:
         msg = f"{target} is already the target of sink '{key.sink}' of this pipeline"
         hint = "Give one of the two another target. To write two inputs into one target, use UNION ALL in a transform."
-        return RecordError(msg, hint=hint, node=sink)
+        return SinkStateError(msg, hint=hint, node=sink)
     at = f", epoch {claim.epoch}" if claim.epoch is not None else ""
     msg = f"{target} is the target of another pipeline: sink '{key.sink}' of '{key.name}' ({key.pipeline}{at})"
     shares = "both sinks" if not owner.share else f"that sink too, and run '{key.name}' once"
@@ -63,9 +63,9 @@ def claimed(owner: Owner, claim: Claim, target: str, file: str) -> RecordError:
         f"Give sink '{sink}' another target. If '{key.name}' no longer runs, `headrace accept-target {file} --sink {sink} --take-over` ends its"
         f" claim; its rows stay. If both pipelines shall write the target, set `share: true` on {shares}."
     )
-    return RecordError(msg, hint=hint, node=sink)
+    return SinkStateError(msg, hint=hint, node=sink)
 
 
-def names(claims: Collection[Claim]) -> list[str]:
+def claim_names(claims: Collection[Claim]) -> list[str]:
     """The claims' keys as text, for the ledger and log lines."""
     return sorted(f"{claim.key.name}:{claim.key.text}" for claim in claims)

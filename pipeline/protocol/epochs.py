@@ -91,7 +91,7 @@ class EpochPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class WriteCounts:
     """Rows of one epoch at one sink, as the sink acknowledged them.
 
     `rows` is what was handed to the sink after de-duplication. The others are None where the sink cannot know them.
@@ -102,17 +102,17 @@ class Counts:
     updated: int | None = 0
     deleted: int | None = 0
 
-    def __add__(self, other: Counts) -> Counts:
+    def __add__(self, other: WriteCounts) -> WriteCounts:
         def add(a: int | None, b: int | None) -> int | None:
             return None if a is None or b is None else a + b
 
-        return Counts(
+        return WriteCounts(
             self.rows + other.rows, add(self.inserted, other.inserted), add(self.updated, other.updated), add(self.deleted, other.deleted)
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class CommitRecord:
     """What a sink keeps about the last epoch that it holds, in 1 kB at most.
 
     Positions are compared by digest. The end is there in full where it is small, or of a stream, so that a lost ledger can be
@@ -128,8 +128,8 @@ class Record:
     start_digest: str
     end_digest: str
     pipeline_hash: str
-    counts: Counts
-    totals: Counts
+    counts: WriteCounts
+    totals: WriteCounts
     baseline: int | None
     end: Position | None = None
     """Where the epoch ended; None where that is too large for a record."""
@@ -140,7 +140,7 @@ class Record:
     """The splits of the epoch; None where they are too large for a record."""
 
     @property
-    def is_join(self) -> bool:
+    def is_registration(self) -> bool:
         """Whether the sink joined with this record and has written no epoch since."""
         return self.planned_at is None
 
@@ -158,12 +158,27 @@ class Record:
         )
 
     @classmethod
-    def joined(cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None) -> Self:
+    def for_registration(
+        cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None
+    ) -> Self:
         """The first record of a sink that joins after `epoch`: it holds no row of this pipeline yet."""
         at = digest(position)
-        return cls(key, epoch, generation, Phase.HISTORY, None, at, at, pipeline_hash, Counts(), Counts(), baseline, end=_fitting(position))
+        return cls(
+            key,
+            epoch,
+            generation,
+            Phase.HISTORY,
+            None,
+            at,
+            at,
+            pipeline_hash,
+            WriteCounts(),
+            WriteCounts(),
+            baseline,
+            end=_fitting(position),
+        )
 
-    def next(self, plan: EpochPlan, generation: int, counts: Counts) -> Self:
+    def after_epoch(self, plan: EpochPlan, generation: int, counts: WriteCounts) -> Self:
         """The record that follows this one once `plan` is written."""
         found = replace(
             self,
@@ -223,8 +238,8 @@ class Record:
             start_digest=data["start"],
             end_digest=end if isinstance(end, str) else digest(end),
             pipeline_hash=data["pipeline_hash"],
-            counts=Counts(*data["counts"]),
-            totals=Counts(*data["totals"]),
+            counts=WriteCounts(*data["counts"]),
+            totals=WriteCounts(*data["totals"]),
             baseline=data["baseline"],
             end=None if isinstance(end, str) else end,
             written_at=datetime.fromisoformat(data["written_at"]),
@@ -233,7 +248,7 @@ class Record:
         )
 
 
-def _packed(counts: Counts) -> list[int | None]:
+def _packed(counts: WriteCounts) -> list[int | None]:
     return [counts.rows, counts.inserted, counts.updated, counts.deleted]
 
 

@@ -1,7 +1,7 @@
 """Log lines that say where they belong: pipeline, run, epoch and node go with every line that a running lane writes.
 
-`said_by` sets them for a piece of work; threads that such work starts take them along by `carried`. `WhereFilter` on a handler puts
-them into records, `TextLines` and `JsonLines` write them.
+`log_context` sets them for a piece of work; threads that such work starts take them along by `with_log_context`. `LogContextFilter` on a handler puts
+them into records, `TextLogFormatter` and `JsonLogFormatter` write them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def said_by(**fields: Any) -> Iterator[None]:
+def log_context(**fields: Any) -> Iterator[None]:
     """Lines of the work inside carry these fields beside those of the work around it; empty ones are left out."""
     token = _where.set({**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}})
     try:
@@ -34,7 +34,7 @@ def said_by(**fields: Any) -> Iterator[None]:
         _where.reset(token)
 
 
-def carried(function: Callable[P, T]) -> Callable[P, T]:
+def with_log_context(function: Callable[P, T]) -> Callable[P, T]:
     """The function, for another thread: what it logs belongs where this thread's lines belong now."""
     context = contextvars.copy_context()
 
@@ -44,24 +44,24 @@ def carried(function: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-def where() -> Mapping[str, Any]:
+def current_log_context() -> Mapping[str, Any]:
     """The fields of the work that is under way in this thread."""
     return _where.get({})
 
 
-class WhereFilter(logging.Filter):
+class LogContextFilter(logging.Filter):
     """Lets every record pass, with the fields of its thread's work; what a line was given as `extra` goes before them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """True, always."""
-        found = where()
+        found = current_log_context()
         for key in FIELDS:
             if key in found and not hasattr(record, key):
                 setattr(record, key, found[key])
         return True
 
 
-class TextLines(logging.Formatter):
+class TextLogFormatter(logging.Formatter):
     """`time level logger message [pipeline=… run_id=… epoch=… node=…]`, the brackets only where there is something to say."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class TextLines(logging.Formatter):
         return super().format(record)
 
 
-class JsonLines(logging.Formatter):
+class JsonLogFormatter(logging.Formatter):
     """One flat JSON object per line: time, level, logger, message, the fields of the work, and what was given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -93,4 +93,4 @@ class JsonLines(logging.Formatter):
 
 def formatter(log_format: str) -> logging.Formatter:
     """Of the setting `log_format`: text or json."""
-    return JsonLines() if log_format == "json" else TextLines()
+    return JsonLogFormatter() if log_format == "json" else TextLogFormatter()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, timedelta
 
-from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.model.run_options import PartitionsConfig
 
 WHOLE = ""
 """The key of the one window of a history without partitions."""
 
 
 @dataclass(frozen=True, slots=True)
-class TimeWindow:
+class TimePartition:
     """One partition. `key` is the ISO date of its first day, as Dagster names it."""
 
     key: str
@@ -26,36 +26,36 @@ def _next(day: date, every: str) -> date:
     return date(day.year + day.month // 12, day.month % 12 + 1, 1)
 
 
-def history_end(partitions: Partitions) -> date:
+def history_end(partitions: PartitionsConfig) -> date:
     """Return the day after the last window that history fills."""
     return partitions.history_end or partitions.end
 
 
-def time_windows(partitions: Partitions, *, history_only: bool = True) -> list[TimeWindow]:
+def list_partitions(partitions: PartitionsConfig, *, history_only: bool = True) -> list[TimePartition]:
     """All windows in order; with `history_only` those that history fills, else also those of the stream."""
     last = history_end(partitions) if history_only else partitions.end
-    found: list[TimeWindow] = []
+    found: list[TimePartition] = []
     day = partitions.start
     while day < last:
         after = min(_next(day, partitions.every), last)
-        found.append(TimeWindow(day.isoformat(), day, after))
+        found.append(TimePartition(day.isoformat(), day, after))
         day = after
     return found
 
 
-def window_at(partitions: Partitions, key: str) -> TimeWindow:
+def window_at(partitions: PartitionsConfig, key: str) -> TimePartition:
     """Return the window of history whose first day is `key`."""
     start = date.fromisoformat(key)
-    return TimeWindow(key, start, min(_next(start, partitions.every), history_end(partitions)))
+    return TimePartition(key, start, min(_next(start, partitions.every), history_end(partitions)))
 
 
-def window_keys(partitions: Partitions | None) -> list[str]:
+def window_keys(partitions: PartitionsConfig | None) -> list[str]:
     """Keys of the history's windows; the one empty key where history has no partitions."""
-    return [window.key for window in time_windows(partitions)] if partitions else [WHOLE]
+    return [window.key for window in list_partitions(partitions)] if partitions else [WHOLE]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class HistoryPartition:
     """A range of history by one column, [start, end), as literals of that column's type. `key` names it ('2013-01-01')."""
 
     key: str
@@ -65,7 +65,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class UnpartitionedRows:
     """Rows of a history that no window has: those without a value, and those after the last window, the last one of them at `last`."""
 
     nulls: int = 0

@@ -32,9 +32,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.run_options import Partitions
+from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
-from headrace.pipeline.protocol.partitions import WHOLE, time_windows, window_at, window_keys
+from headrace.pipeline.protocol.partitions import WHOLE, list_partitions, window_at, window_keys
 
 FIXED = ("column", "every", "start")
 """Keys of `partitions` that decide which rows a window has."""
@@ -49,12 +49,12 @@ def bounded_phases(node: Any) -> int:
     """How many bounded phases a source node has."""
     if node.type == "hybrid":
         return len(node.bounded_sources)
-    return 0 if has_stream(node) else 1
+    return 0 if is_unbounded(node) else 1
 
 
-def has_stream(node: Any) -> bool:
+def is_unbounded(node: Any) -> bool:
     """Whether a source node never ends."""
-    return node.type in ("hybrid", "kafka") or getattr(node, "endless", False)
+    return node.type in ("hybrid", "kafka") or getattr(node, "is_unbounded", False)
 
 
 def windows_of(model: PipelineModel) -> list[str]:
@@ -70,7 +70,7 @@ def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
     return window.start.isoformat(), window.end.isoformat()
 
 
-def partitions_json(partitions: Partitions | None) -> Json | None:
+def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
     """Return the partitions of a file as a position keeps them."""
     return None if partitions is None else partitions.model_dump(mode="json", exclude_none=True)
 
@@ -135,7 +135,7 @@ def _span(model: PipelineModel, key: str) -> tuple[str, str]:
     return window_bounds(model, key) or (WHOLE, WHOLE)
 
 
-def window_done(model: PipelineModel, position: Json, key: str) -> bool:
+def is_partition_done(model: PipelineModel, position: Json, key: str) -> bool:
     """Whether a window of a source's history is in every sink. False where the file cuts history in another way."""
     first, last = _span(model, key)
     return any(start <= first and last <= end for start, end in _done_spans(model, position))
@@ -147,7 +147,7 @@ def window_progress(position: Json, key: str) -> tuple[int, int, str]:
     return phase, done, mark
 
 
-def with_window(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
+def advance_partition(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
     """Return the position of a source after an epoch that brought a window to `at`: phase, splits done, fingerprint."""
     history = position["history"]
     spans = _done_spans(model, position)
@@ -157,7 +157,7 @@ def with_window(model: PipelineModel, node: Any, position: Json, key: str, at: t
     else:
         still_open[key] = list(at)
     after: Json = {"by": partitions_json(model.partitions), "done": spans}
-    if all(window_done(model, {"history": after}, name) for name in windows_of(model)):
+    if all(is_partition_done(model, {"history": after}, name) for name in windows_of(model)):
         rest = {name: value for name, value in position.items() if name != "pins"}
         return rest | {"history": after | {"complete": True, "pins": pins_ref(position)}}
     return {"pins": {"ref": pins_ref(position)}} | position | {"history": after | {"open": still_open}}
@@ -174,7 +174,7 @@ def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
     return found
 
 
-def windows_done(model: PipelineModel, position: Position) -> list[str]:
+def completed_partitions(model: PipelineModel, position: Position) -> list[str]:
     """The windows that all sources with history have completed."""
     spans = [_done_spans(model, position.get(name, {})) for name, node in model.sources.items() if bounded_phases(node)]
 
@@ -183,12 +183,12 @@ def windows_done(model: PipelineModel, position: Position) -> list[str]:
 
     if model.partitions is None:
         return [WHOLE] if is_done(WHOLE, WHOLE) else []
-    return [window.key for window in time_windows(model.partitions) if is_done(window.start.isoformat(), window.end.isoformat())]
+    return [window.key for window in list_partitions(model.partitions) if is_done(window.start.isoformat(), window.end.isoformat())]
 
 
 def history_complete(model: PipelineModel, position: Position) -> bool:
     """Whether all history is in every sink. True as well where there is none."""
-    return len(windows_done(model, position)) == len(windows_of(model))
+    return len(completed_partitions(model, position)) == len(windows_of(model))
 
 
 def stream_begun(position: Position) -> bool:
@@ -204,18 +204,18 @@ def offsets(position: Json | None) -> dict[str, int]:
     return dict((position or {}).get("offsets", {}))
 
 
-def behind(here: Json | None, there: Json | None) -> bool:
+def is_before(here: Json | None, there: Json | None) -> bool:
     """Whether `here` has not yet reached `there` in some partition."""
     mine = offsets(here)
     return any(mine.get(partition, 0) < offset for partition, offset in offsets(there).items())
 
 
-def distance(here: Json, there: Json) -> int:
+def offset_lag(here: Json, there: Json) -> int:
     """Offsets between two unbounded positions, never negative."""
     mine = offsets(here)
     return sum(max(0, offset - mine.get(partition, 0)) for partition, offset in offsets(there).items())
 
 
-def catching_up(positions: Iterable[Json]) -> bool:
+def is_catching_up(positions: Iterable[Json]) -> bool:
     """Whether some source has not yet passed the end that its stream had at the handoff."""
-    return any(behind(position.get("stream"), position.get("catch_up")) for position in positions)
+    return any(is_before(position.get("stream"), position.get("catch_up")) for position in positions)

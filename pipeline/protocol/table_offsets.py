@@ -1,7 +1,7 @@
 """Where a stream starts after a history that keeps the topic offset of each row: at the first message that the history lacks.
 
 Pure data and arithmetic. Connectors measure which offsets a table has (`Block`), `table_offsets` finds the gaps between them, and
-`fence_of` picks one offset per partition. History then reads the offsets below it and the stream reads the rest, so that a message
+`find_handoff_position` picks one offset per partition. History then reads the offsets below it and the stream reads the rest, so that a message
 below a gap comes from history, and a message in or above a gap comes from the topic.
 """
 
@@ -56,7 +56,7 @@ class TableOffsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class HandoffPosition:
     """The first offset per partition that the stream reads. `missing` are the partitions where a gap with messages set it."""
 
     offsets: Mapping[str, int]
@@ -94,7 +94,7 @@ def _partition(blocks: Sequence[Block], since: int, search: Search) -> Partition
     return PartitionOffsets(ordered[0].first, ordered[-1].end, tuple(listed[:MOST_GAPS]), len(listed) > MOST_GAPS, duplicates)
 
 
-def fence_of(have: TableOffsets, earliest: Mapping[str, int], first_filled: FirstFilled) -> Fence:
+def find_handoff_position(have: TableOffsets, earliest: Mapping[str, int], find_filled_gaps: FirstFilled) -> HandoffPosition:
     """Return where the stream starts, for the partitions that the topic has now.
 
     A partition that the table lacks starts at its earliest offset. Any other starts at its first gap that has messages in the topic,
@@ -107,7 +107,7 @@ def fence_of(have: TableOffsets, earliest: Mapping[str, int], first_filled: Firs
             low = [(first, mine.first)] if mine.first > first else []
             if listed := low + [gap for gap in mine.gaps if gap[1] > first]:
                 gaps[name] = listed
-    filled = first_filled(gaps) if gaps else {}
+    filled = find_filled_gaps(gaps) if gaps else {}
     offsets, missing = dict(earliest), dict[str, Range]()
     for name in earliest:
         if not (mine := have.partitions.get(name)):
@@ -117,11 +117,11 @@ def fence_of(have: TableOffsets, earliest: Mapping[str, int], first_filled: Firs
         offsets[name] = mine.end if at is None else listed[at][0]
         if at is not None:
             missing[name] = listed[at]
-    return Fence(offsets, missing)
+    return HandoffPosition(offsets, missing)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class HandoffFilter:
     """How history ends exactly where the stream starts.
 
     `fence` maps the partition number, as text, to the first offset that the stream reads. History keeps rows below the fence of

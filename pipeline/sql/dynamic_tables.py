@@ -17,7 +17,7 @@ def calls(query: exp.Expr) -> list[exp.Anonymous]:
     return [call for call in query.find_all(exp.Anonymous) if call.name.lower() == FUNCTION]
 
 
-def asked(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
+def looked_up_tables(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
     """The tables that a statement asks, in order of appearance.
 
     Raises UserError for a call that is not `dynamic_table_check('table', value)`, and where the SQL cannot be parsed.

@@ -20,8 +20,8 @@ from sqlglot.errors import SqlglotError
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.dialects.spark import DIALECT
 from headrace.pipeline.sql.dialects.translation import template
-from headrace.pipeline.sql.generators import Call, fans_out, is_generator, spread
-from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, numbered
+from headrace.pipeline.sql.generators import GeneratorCall, fans_out, is_generator, spread
+from headrace.pipeline.sql.system_columns import OP, POS, Branch, Marks, add_row_number
 from headrace.pipeline.sql.total import is_repeatable, is_total, without_errors
 from headrace.pipeline.sql.traces import BY_ITEM, PLAIN, WANTED, plain_inputs, trace, trace_plain
 
@@ -130,7 +130,7 @@ class Marker:
         if where is not None and not clauses:
             alive = exp.and_(alive, where.this.copy())
         for part in generators(select):
-            for one in Call(part).lists:
+            for one in GeneratorCall(part).lists:
                 if is_total(one) or isinstance(one.unnest(), exp.Case | exp.If):
                     continue
                 if not apart or isinstance(part, exp.Stack) or (where is not None and clauses):
@@ -198,7 +198,7 @@ def _placed(
     position: exp.Expr, numbers: Sequence[exp.Expr], branch: Branch | None, node: str, passes: exp.Expr | None, emptied: Sequence[exp.Expr]
 ) -> exp.Expr:
     """The position of a row: as it is, a mark, or with the number that tells it from others of the same row."""
-    normal = numbered(position, numbers, node, branch) if numbers or branch else position.copy()
+    normal = add_row_number(position, numbers, node, branch) if numbers or branch else position.copy()
     if passes is None and not emptied and normal == position:
         return normal
     cases = exp.Case().when(template("_0.sub < 0", position), position.copy())

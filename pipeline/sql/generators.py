@@ -31,7 +31,7 @@ def fans_out(query: exp.Query) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GeneratorCall:
     """One generator: what it is called on, the alias and the names of its columns, and whether a row without items stays."""
 
     call: exp.Expr
@@ -65,7 +65,7 @@ class Call:
         )
 
 
-def unnested(part: exp.Expr) -> Call | None:
+def find_generator(part: exp.Expr) -> GeneratorCall | None:
     """The generator that a join or a LATERAL VIEW holds; None for a join with another table."""
     outer = isinstance(part, exp.Join) and part.side == "LEFT"
     read = part.this if isinstance(part, exp.Join) else part
@@ -82,7 +82,7 @@ def unnested(part: exp.Expr) -> Call | None:
     bare = call.copy() if not isinstance(call, exp.Unnest) else exp.Unnest(expressions=[one.copy() for one in call.expressions])
     if isinstance(call, exp.Unnest) and not names:
         names = (exp.to_identifier(name or "unnest", quoted=True),)
-    return Call(bare, name, names, outer, ordinal=bool(number))
+    return GeneratorCall(bare, name, names, outer, ordinal=bool(number))
 
 
 def _is_outer(call: exp.Expr) -> bool:
@@ -127,14 +127,14 @@ class _Spread:
     numbering: dict[str, str] = field(default_factory=dict)
     """By the alias of a lateral view of the user, its column that he does not see."""
 
-    def lateral(self, call: Call, columns: list[exp.Identifier], alias: str, *, outer: bool = False) -> None:
+    def lateral(self, call: GeneratorCall, columns: list[exp.Identifier], alias: str, *, outer: bool = False) -> None:
         self.views.append(
             exp.Lateral(
                 this=call.call, view=True, outer=outer, alias=exp.TableAlias(this=exp.to_identifier(alias, quoted=True), columns=columns)
             )
         )
 
-    def add(self, call: Call, *, named: bool) -> str:
+    def add(self, call: GeneratorCall, *, named: bool) -> str:
         """Adds the lateral views of a generator; returns the alias of its columns. `named`: the user can see that alias."""
         if self.emptied is not None and not call.outer:
             alias = self.add(replace(call, outer=True), named=named)
@@ -149,7 +149,7 @@ class _Spread:
             if named:
                 self.shown.append(_star_of(alias))
             return alias
-        source = Call(exp.Posexplode(this=items))
+        source = GeneratorCall(exp.Posexplode(this=items))
         if call.numbered:
             self.lateral(source, [name.copy() for name in call.names], alias, outer=call.outer)
             self.numbers.append(_in(alias, call.names[0].name if call.names else "pos"))
@@ -165,9 +165,9 @@ class _Spread:
             self.shown.append(_star_of(alias, *([self.numbering[alias.lower()]] if alias.lower() in self.numbering else [])))
         return alias
 
-    def _two(self, call: Call, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str) -> None:
+    def _two(self, call: GeneratorCall, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str) -> None:
         """One view for the items and their number, one for the columns that are made of an item."""
-        self.lateral(Call(exp.Posexplode(this=items)), [number, exp.to_identifier(item, quoted=True)], hidden, outer=call.outer)
+        self.lateral(GeneratorCall(exp.Posexplode(this=items)), [number, exp.to_identifier(item, quoted=True)], hidden, outer=call.outer)
         n, value = _in(hidden, number.name), _in(hidden, item)
         self.numbers.append(n)
         if call.structs:
@@ -177,7 +177,7 @@ class _Spread:
             cells = [value] if width == 1 else [_call("get", one.copy(), n.copy()) for one in call.lists]
             cells += [template("_0 + 1", n)] if call.ordinal else []
             made = _struct("c", cells)
-        self.lateral(Call(exp.Inline(this=exp.Array(expressions=[made]))), [name.copy() for name in call.names], alias)
+        self.lateral(GeneratorCall(exp.Inline(this=exp.Array(expressions=[made]))), [name.copy() for name in call.names], alias)
 
 
 def _in(alias: str, name: str) -> exp.Column:
@@ -205,7 +205,7 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
     work = _Spread(select, emptied=emptied)
     joins = select.args.get("joins") or []
     for part in [*joins, *(select.args.get("laterals") or [])]:
-        if (call := unnested(part)) is not None:
+        if (call := find_generator(part)) is not None:
             work.add(call, named=True)
         elif isinstance(part, exp.Lateral):
             work.views.append(part.copy())
@@ -217,7 +217,7 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
     _mark_stars(work)
     if listed:
         _from_the_list(work, listed)
-    select.set("joins", [join for join in joins if unnested(join) is None] or None)
+    select.set("joins", [join for join in joins if find_generator(join) is None] or None)
     select.set("laterals", work.views)
     return work.numbers
 
@@ -270,7 +270,7 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
         msg = f"`{call.sql(dialect='spark')}` gives several columns, and stands inside of another expression"
         raise UserError(msg, hint="Write it as a LATERAL VIEW.")
     hidden = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(names)))
-    alias = work.add(Call(call.copy(), names=hidden, outer=_is_outer(call)), named=False)
+    alias = work.add(GeneratorCall(call.copy(), names=hidden, outer=_is_outer(call)), named=False)
     columns: list[exp.Expr] = [exp.alias_(_in(alias, hid.name), name) for hid, name in zip(hidden, names, strict=True)]
     if not names:
         columns = [_star_of(alias, *([work.numbering[alias.lower()]] if alias.lower() in work.numbering else []))]
@@ -288,7 +288,7 @@ def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) 
         msg = "two functions that make several rows of one stand in one SELECT list"
         raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
     names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
-    alias = work.add(Call(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
+    alias = work.add(GeneratorCall(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)
     columns = {call.sql(dialect="spark"): _in(alias, name.name) for call, name in zip(calls, names, strict=True)}
     for part in listed:
         _put(part, columns[part.sql(dialect="spark")].copy())
@@ -307,7 +307,7 @@ def _names(call: exp.Expr) -> tuple[exp.Identifier, ...]:
 
 
 def _several(call: exp.Expr) -> bool:
-    found = Call(call)
+    found = GeneratorCall(call)
     return found.numbered or found.structs
 
 

@@ -20,10 +20,10 @@ from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql import unsupported
 from headrace.pipeline.sql.dialects.spark import DIALECT
-from headrace.pipeline.sql.dialects.translation import meaning, read
+from headrace.pipeline.sql.dialects.translation import read, translate_to_spark
 from headrace.pipeline.sql.filter_marking import Marker, Marking
 from headrace.pipeline.sql.generators import fans_out, spread
-from headrace.pipeline.sql.system_columns import branches, carry
+from headrace.pipeline.sql.system_columns import add_system_columns, branches
 
 __all__ = ("DIALECT",)
 
@@ -32,7 +32,7 @@ __all__ = ("DIALECT",)
 def _checked(text: str, dialect: str) -> exp.Query:
     found = read(text, dialect)
     unsupported.check(found)
-    return meaning(found, dialect)
+    return translate_to_spark(found, dialect)
 
 
 def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
@@ -51,7 +51,7 @@ def spark_text(text: str, *, node: str = "", dialect: str = "spark") -> str:
     return text if dialect == "spark" else parse(text, node=node, dialect=dialect).sql(dialect=DIALECT)
 
 
-def tables(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
+def input_nodes(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
     """The nodes that the statement reads, in order of appearance, without those that its own WITH defines."""
     found = parse(text, node=node, dialect=dialect)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
@@ -60,7 +60,7 @@ def tables(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, .
 
 def table_uses(text: str, *, node: str = "", dialect: str = "spark") -> dict[str, int]:
     """How many SELECTs read each node: an upper bound of how often one input row can appear in the result, but for `multiplies`."""
-    read_ = tables(text, node=node, dialect=dialect)
+    read_ = input_nodes(text, node=node, dialect=dialect)
     names = _table_names(parse(text, node=node, dialect=dialect))
     own = len(names) - sum(name in read_ for name in names)
     return {name: names.count(name) * max(1, own) for name in read_}
@@ -79,7 +79,7 @@ def _table_name(table: exp.Table) -> str:
     return ".".join(part.name for part in table.parts)
 
 
-def with_hidden(
+def compile_statement(
     text: str | exp.Query,
     hidden: Sequence[str],
     *,
@@ -111,8 +111,8 @@ def with_hidden(
         for select in list(found.find_all(exp.Select)):
             branch = among.get(id(select))
             numbers, marks = marker.mark(select, branch) if marker else (spread(select), None)
-            functions.tell_apart(select, numbers)
-            carry(select, hidden, numbers, node, branch, marks)
+            functions.number_generated_rows(select, numbers)
+            add_system_columns(select, hidden, numbers, node, branch, marks)
     except UserError as error:
         raise type(error)(error.message, hint=error.hint, node=node) from None
     for named in found.find_all(exp.CTE, exp.Subquery, exp.Table):
@@ -140,12 +140,12 @@ _INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_
 _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
 
 
-def is_moment(text: str) -> bool:
+def is_relative_timestamp(text: str) -> bool:
     """Whether a text means a moment that moves where Spark makes it a time."""
     return _WORDS.fullmatch(text) is not None
 
 
-def may_name_moments(text: str) -> bool:
+def may_have_relative_timestamps(text: str) -> bool:
     """Whether a statement may hold such a text: False is certain."""
     return re.search(rf"['\"]{_WORDS.pattern}['\"]", text, re.IGNORECASE) is not None
 
@@ -155,14 +155,14 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
     moment = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d %H:%M:%S.%f+00:00")), "timestamp", dialect=DIALECT)
     day = exp.cast(exp.Literal.string(stamp.strftime("%Y-%m-%d")), "date", dialect=DIALECT)
     for call in list(query.find_all(*_CLOCKS)):
-        if (told := _told_by(call)) is not None:
+        if (told := _clock_type(call)) is not None:
             call.replace((moment if told == "moment" else day).copy())
     for word, text in list(_clock_words(query)):
         days = _DAYS.get(word.lower())
         text.replace(exp.Literal.string(f"{stamp:%Y-%m-%d %H:%M:%S.%f}" if days is None else f"{stamp + timedelta(days=days):%Y-%m-%d}"))
 
 
-def _told_by(call: exp.Expr) -> str | None:
+def _clock_type(call: exp.Expr) -> str | None:
     """What a clock tells: the moment, or the day; None for what is no clock."""
     name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
     if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
@@ -192,7 +192,7 @@ _IMPURE = frozenset(
 """Functions of Spark that give other values in another run, or on other partitions. Clocks are none: they stand still within an epoch."""
 
 
-def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
+def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
     """What in the statement gives other values when an epoch is replayed: names of functions, and texts such as `today CET`."""
     query = parse(text, dialect=dialect)
     found = (
@@ -202,7 +202,7 @@ def impure(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(name for name in found if name in _IMPURE), *(word for word, _ in _clock_words(query, zoned=True))]))
 
 
-def unsteady(predicate: str) -> tuple[str, ...]:
+def nondeterministic_filter_calls(predicate: str) -> tuple[str, ...]:
     """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; none where it cannot be parsed.
 
     Clocks are among them: they stand still in transforms alone.
@@ -212,8 +212,8 @@ def unsteady(predicate: str) -> tuple[str, ...]:
         query = parse(text)
     except UserError:
         return ()
-    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _told_by(call) or call.name == "current_time"]
-    return (*impure(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
+    clocks = [call.sql(dialect=DIALECT).lower() for call in query.find_all(*_CLOCKS) if _clock_type(call) or call.name == "current_time"]
+    return (*nondeterministic_calls(text), *dict.fromkeys([*clocks, *(word for word, _ in _clock_words(query))]))
 
 
 _MOVES_THERE = frozenset(
@@ -229,8 +229,11 @@ _MOVES_THERE = frozenset(
 _WITHOUT_BRACKETS = ("current_date", "current_timestamp", "localtimestamp")
 
 
-def unsteady_in_clickhouse(predicate: str) -> tuple[str, ...]:
-    """The same as `unsteady` for a filter in ClickHouse's SQL, by its words alone. A bare `now` may be a column, and is not seen."""
+def nondeterministic_in_clickhouse(predicate: str) -> tuple[str, ...]:
+    """Return the non-deterministic calls in a filter in ClickHouse's SQL, found by name.
+
+    A bare `now` can be a column, so it is not reported.
+    """
     try:
         tokens = sqlglot.tokenize(predicate, read="clickhouse")
     except SqlglotError:

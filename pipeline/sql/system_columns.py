@@ -89,7 +89,7 @@ def _parts(query: exp.Expr) -> Iterator[exp.Expr]:
         yield query
 
 
-def carry(
+def add_system_columns(
     select: exp.Select,
     hidden: Sequence[str],
     numbers: Sequence[exp.Expr],
@@ -126,7 +126,7 @@ def carry(
             if not plain:
                 msg = f"`{POS}` is the order of rows, and cannot be set"
                 raise UserError(msg, hint="Give the column another name.")
-            value = marks.position if marks else numbered(value, numbers, node, branch) if numbers or branch else value
+            value = marks.position if marks else add_row_number(value, numbers, node, branch) if numbers or branch else value
         elif column == OP and not plain:
             value = _checked(value, node)
             value = template(f"CASE WHEN _0 THEN _1 ELSE `{OP}` END", marks.alive, value) if marks else value
@@ -168,7 +168,7 @@ def _checked(value: exp.Expr, node: str) -> exp.Expr:
     return template(_CHECKED, value, *map(exp.Literal.string, (ROW_ERROR, node, hint)))
 
 
-def numbered(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> exp.Expr:
+def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> exp.Expr:
     """The position of each row of those that are made of one. An outer generator gives no number for a row without items."""
     many = _failing(_TOO_MANY, "Cut the list before, with slice or filter.", node)
     deep = _failing(_TOO_DEEP, "Make them in one transform, such as with flatten.", node)

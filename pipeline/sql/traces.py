@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sqlglot import exp
 
-from headrace.pipeline.sql.generators import is_generator, unnested
+from headrace.pipeline.sql.generators import find_generator, is_generator
 
 WANTED = "headrace_wanted"
 """In the `meta` of an item of a SELECT list: it makes a wanted column."""
@@ -95,7 +95,7 @@ class _Trace:
         select.meta[PLAIN] = select.meta.get(PLAIN, set()) | bare | (wanted.names if starred else set())
         by_item = any(is_generator(part) for at in chosen for part in items[at].walk())
         for part in [*(select.args.get("laterals") or []), *(select.args.get("joins") or [])]:
-            if (call := unnested(part)) is None:
+            if (call := find_generator(part)) is None:
                 refs |= set(_columns(part))
                 continue
             if refs.intersection({name.name.lower() for name in call.names} or _LIST_COLUMNS):

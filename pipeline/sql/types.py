@@ -17,7 +17,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.functions import function_of
 from headrace.pipeline.sql.dialects.spark import DIALECT
 from headrace.pipeline.sql.dialects.translation import template
-from headrace.pipeline.sql.generators import Call, is_generator, unnested
+from headrace.pipeline.sql.generators import GeneratorCall, find_generator, is_generator
 from headrace.pipeline.sql.int256.rewrite import is_cast_to_int256, rewrite, takes_int256
 from headrace.pipeline.sql.int256.types import (
     INTEGERS,
@@ -71,7 +71,7 @@ def needs_types(query: exp.Query, wide: bool) -> bool:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _TypeScope:
     """The columns that a SELECT reads, by the relation that gives them. All names are in lower case."""
 
     relations: list[tuple[frozenset[str], dict[str, exp.DataType]]]
@@ -129,7 +129,7 @@ class _Typer:
         elif clause is not None and isinstance(clause.this, exp.Table):
             name = ".".join(part.name for part in clause.this.parts)
             types = _renamed(dict(known.get(name.lower()) or self._nodes.get(name) or {}), clause.this.alias_column_names)
-        scope = _Scope([(frozenset(relation_names(select)), {name.lower(): kind for name, kind in types.items()})])
+        scope = _TypeScope([(frozenset(relation_names(select)), {name.lower(): kind for name, kind in types.items()})])
         for part in [*(select.args.get("joins") or []), *(select.args.get("laterals") or [])]:
             self._add_generator(part, scope)
         if select.args.get("where") is not None:
@@ -149,13 +149,13 @@ class _Typer:
                 scope.aliases[item.alias.lower()] = value.type or UNKNOWN
         return found
 
-    def _add_generator(self, part: exp.Expr, scope: _Scope) -> None:
+    def _add_generator(self, part: exp.Expr, scope: _TypeScope) -> None:
         """Add the columns of a generator after FROM."""
         generator = next((one for one in part.walk() if is_generator(one)), None)
         for argument in list(generator.iter_expressions()) if generator is not None else ():
             if not isinstance(argument, exp.TableAlias):
                 self._expression(argument, scope)
-        if (call := unnested(part)) is None:
+        if (call := find_generator(part)) is None:
             return
         lists = [self._expression(one, scope).type or UNKNOWN for one in call.lists]
         made = [column for kind in lists for column in _generated(call, kind)]
@@ -165,7 +165,7 @@ class _Typer:
         columns = {name.lower(): kind for name, (_, kind) in zip(names, made, strict=False)}
         scope.relations.append((frozenset({call.alias.lower()}), columns))
 
-    def _expression(self, root: exp.Expr, scope: _Scope) -> exp.Expr:
+    def _expression(self, root: exp.Expr, scope: _TypeScope) -> exp.Expr:
         """Return the expression with types, rewritten; it replaces the old one in the statement."""
         for column in root.find_all(exp.Column):
             column.type = scope.find([part.name.lower() for part in column.parts])
@@ -190,7 +190,7 @@ class _Typer:
         return root
 
 
-def _generated(call: Call, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
+def _generated(call: GeneratorCall, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
     """Return the columns that a generator makes of one list or map; none where its type cannot be inferred."""
     parts = kind.expressions
     if kind.this == exp.DType.MAP and len(parts) == 2:
@@ -213,7 +213,7 @@ def _visits(root: exp.Expr) -> Iterator[tuple[exp.Expr, bool]]:
             waiting += [(one, False) for one in reversed(list(part.iter_expressions()))]
 
 
-def _open_struct(item: exp.Expr, scope: _Scope) -> exp.Expr:
+def _open_struct(item: exp.Expr, scope: _TypeScope) -> exp.Expr:
     """Replace `unnest` of a struct by the star of its fields."""
     call = item.unalias()
     if not isinstance(call, exp.Unnest) or len(call.expressions) != 1 or not isinstance(call.expressions[0], exp.Column):
@@ -238,7 +238,7 @@ def _divide(division: exp.Div) -> exp.Expr:
     return exp.cast(template("(_0 DIV _1)", division.left, division.right), widest.value, dialect=DIALECT)
 
 
-def _star_columns(star: exp.Expr, scope: _Scope) -> dict[str, exp.DataType]:
+def _star_columns(star: exp.Expr, scope: _TypeScope) -> dict[str, exp.DataType]:
     """Return the columns that a star stands for: those of all relations, of one, or the fields of a struct."""
     inner = star.this if isinstance(star, exp.Column) else star
     left_out = {column.name.lower() for column in inner.args.get("except_") or ()}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlglot import exp
 
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.sql.generators import is_generator, unnested
+from headrace.pipeline.sql.generators import find_generator, is_generator
 
 _FAR = "It needs rows beyond the one at hand. Do it in the target, or in a view over it."
 _LAST = "Give the sink these columns as its `primary_key`: it keeps the last row of each key."
@@ -75,7 +75,7 @@ def _wrong(part: exp.Expr) -> Iterator[tuple[str, str]]:
 
 
 def _join(join: exp.Join) -> Iterator[tuple[str, str]]:
-    if unnested(join) is None:
+    if find_generator(join) is None:
         yield "a join", _FAR
     elif (condition := join.args.get("on")) is not None and not (isinstance(condition, exp.Boolean) and condition.this):
         yield "a condition on the items of a list in ON", "Write ON true, and the condition into WHERE."

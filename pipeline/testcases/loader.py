@@ -11,15 +11,15 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from headrace.pipeline.errors import PipelineFileError, Place, UserError
+from headrace.pipeline.errors import FileLocation, PipelineFileError, UserError
 from headrace.pipeline.file.loader import PipelineFile, in_order, load_pipeline, read_text
 from headrace.pipeline.model.strict import Strict
-from headrace.pipeline.model.testcases import CaseNode
+from headrace.pipeline.model.testcases import CaseConfig
 from headrace.pipeline.sql.dynamic_tables import VALUE
 from headrace.pipeline.testcases.rows import Rows, read_rows
-from headrace.pipeline.validation.messages import all_in_words
+from headrace.pipeline.validation.messages import describe_file_errors
 from headrace.pipeline.validation.testcases import check_cases
-from headrace.pipeline.yaml.reader import nearest, read_tree
+from headrace.pipeline.yaml.reader import nearest_location, read_tree
 
 SUFFIXES = (".yaml", ".yml")
 TEST_SUFFIXES = (".test.yaml", ".test.yml")
@@ -29,11 +29,11 @@ _SECTION = re.compile(r"^ {0,4}tests\s*:", re.MULTILINE)
 _SINKS = re.compile(r"^ {0,4}sinks\s*:", re.MULTILINE)
 
 
-class CaseFileNode(Strict):
+class CaseFileConfig(Strict):
     """A file of tests."""
 
     pipeline: str = Field(description="The pipeline file, relative to this one.")
-    tests: dict[str, CaseNode] = Field(description="Tests by name.")
+    tests: dict[str, CaseConfig] = Field(description="Tests by name.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Case:
     """One test, with the pipeline that it is about and the file that it stands in."""
 
     name: str
-    node: CaseNode
+    node: CaseConfig
     file: PipelineFile
     path: Path
-    places: Mapping[tuple[str | int, ...], Place]
+    places: Mapping[tuple[str | int, ...], FileLocation]
     texts: Mapping[tuple[str | int, ...], str]
 
-    def place(self, *path: str | int) -> Place:
+    def place(self, *path: str | int) -> FileLocation:
         """Where `path` within the test stands."""
-        return nearest(self.places, ("tests", self.name, *path)) or Place(str(self.path))
+        return nearest_location(self.places, ("tests", self.name, *path)) or FileLocation(str(self.path))
 
     def given(self, node: str) -> Rows:
         """The rows of a given node, as written. Raises PipelineFileError where their file cannot be read."""
@@ -70,7 +70,7 @@ class Case:
         if (*path, 0) not in self.places or said is None:
             return None
         values = [{VALUE: self.texts.get((*path, at), row[VALUE])} for at, row in enumerate(said)]
-        places: dict[tuple[str | int, ...], Place] = {
+        places: dict[tuple[str | int, ...], FileLocation] = {
             (at,): self.places[(*path, at)] for at in range(len(said)) if (*path, at) in self.places
         }
         return Rows(values, self.place(part, node), places)
@@ -123,14 +123,14 @@ def load_cases(path: Path) -> list[Case]:
     tree = read_tree(read_text(path, "Give the path of a file of tests, such as examples/flights.test.yaml."), str(path))
     if not isinstance(tree.value, dict):
         hint = "docs/guides/test.md shows one."
-        problem = UserError("a file of tests is a map with `pipeline` and `tests`", hint=hint, place=Place(str(path), 1, 1))
+        problem = UserError("a file of tests is a map with `pipeline` and `tests`", hint=hint, place=FileLocation(str(path), 1, 1))
         raise PipelineFileError([*tree.problems, problem])
     problems = tree.problems
     model = file = None
     try:
-        model = CaseFileNode.model_validate(tree.value)
+        model = CaseFileConfig.model_validate(tree.value)
     except ValidationError as error:
-        problems += all_in_words(error, tree, CaseFileNode)
+        problems += describe_file_errors(error, tree, CaseFileConfig)
     nodes: dict[str, Any] = {}
     elsewhere: list[UserError] = []
     named = tree.value.get("pipeline")
@@ -147,6 +147,6 @@ def load_cases(path: Path) -> list[Case]:
     return [Case(name, node, file, path, tree.places, tree.texts) for name, node in model.tests.items()]
 
 
-def _load(path: Path, named: Place) -> PipelineFile:
+def _load(path: Path, named: FileLocation) -> PipelineFile:
     read_text(path, "`pipeline` is relative to this file.", named)
     return load_pipeline(path)

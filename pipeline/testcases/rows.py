@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.pipeline.errors import PipelineFileError, Place, UserError
-from headrace.pipeline.model.testcases import RowsNode
+from headrace.pipeline.errors import FileLocation, PipelineFileError, UserError
+from headrace.pipeline.model.testcases import RowsConfig
 from headrace.pipeline.testcases.values import as_written
-from headrace.pipeline.yaml.reader import nearest, shorten
+from headrace.pipeline.yaml.reader import nearest_location, shorten
 
 Path_ = tuple[str | int, ...]
 
@@ -26,8 +26,8 @@ class Rows:
     """Rows without types. `places` are those of rows and cells, `schema` the types where the file has them (Parquet)."""
 
     records: list[dict[str, Any]]
-    start: Place
-    places: Mapping[Path_, Place] = field(default_factory=dict)
+    start: FileLocation
+    places: Mapping[Path_, FileLocation] = field(default_factory=dict)
     schema: pa.Schema | None = None
 
     @property
@@ -36,18 +36,18 @@ class Rows:
         named = dict.fromkeys(column for record in self.records for column in record)
         return list(named) or (self.schema.names if self.schema else [])
 
-    def place(self, row: int, column: str = "") -> Place:
+    def place(self, row: int, column: str = "") -> FileLocation:
         """Where a cell stands, or else its row."""
-        return nearest(self.places, (row, column) if column else (row,)) or self.start
+        return nearest_location(self.places, (row, column) if column else (row,)) or self.start
 
 
-def read_rows(node: RowsNode, folder: Path, path: Path_, places: Mapping[Path_, Place], texts: Mapping[Path_, str]) -> Rows:
+def read_rows(node: RowsConfig, folder: Path, path: Path_, places: Mapping[Path_, FileLocation], texts: Mapping[Path_, str]) -> Rows:
     """The rows of a given or an expected node that stands at `path` of a file in `folder`.
 
     Raises PipelineFileError for a file that is not there or cannot be read as what it should be.
     """
     form = node.forms[0]
-    here = nearest(places, (*path, form)) or Place(str(folder))
+    here = nearest_location(places, (*path, form)) or FileLocation(str(folder))
     if node.rows is None:
         return _from_file(form, folder / str(node.path), here)
     at = (*path, "rows")
@@ -64,7 +64,7 @@ def _written(value: Any, path: Path_, texts: Mapping[Path_, str]) -> Any:
     return as_written(value, texts.get(path))
 
 
-def _from_file(form: str, path: Path, here: Place) -> Rows:
+def _from_file(form: str, path: Path, here: FileLocation) -> Rows:
     try:
         return {"csv": _csv, "json": _json, "parquet": _parquet}[form](path)
     except (OSError, UnicodeDecodeError, pa.ArrowInvalid) as error:
@@ -81,17 +81,19 @@ def _csv(path: Path) -> Rows:
         reader = csv.reader(file)
         header = next(reader, [])
         if doubled := next((name for name in header if header.count(name) > 1), None):
-            _refuse(f"the column `{shorten(doubled)}` stands twice in the header", "Give one of them another name.", Place(str(path), 1))
+            _refuse(
+                f"the column `{shorten(doubled)}` stands twice in the header", "Give one of them another name.", FileLocation(str(path), 1)
+            )
         records, places = [], {}
         for cells in reader:
             if not cells:
                 continue
             if len(cells) != len(header):
                 msg = f"the line has {len(cells)} cells, and the header {len(header)}"
-                _refuse(msg, "Put a cell with a comma into double quotes.", Place(str(path), reader.line_num))
-            places[len(records),] = Place(str(path), reader.line_num)
+                _refuse(msg, "Put a cell with a comma into double quotes.", FileLocation(str(path), reader.line_num))
+            places[len(records),] = FileLocation(str(path), reader.line_num)
             records.append({name: cell or None for name, cell in zip(header, cells, strict=True)})
-    return Rows(records, Place(str(path), 1), places, pa.schema([(name, pa.string()) for name in header]) if not records else None)
+    return Rows(records, FileLocation(str(path), 1), places, pa.schema([(name, pa.string()) for name in header]) if not records else None)
 
 
 def _json(path: Path) -> Rows:
@@ -103,18 +105,18 @@ def _json(path: Path) -> Rows:
         try:
             found = json.loads(line, parse_float=Decimal)
         except ValueError as error:
-            _refuse(f"not JSON: {error}", "One JSON object per line is expected.", Place(str(path), number))
+            _refuse(f"not JSON: {error}", "One JSON object per line is expected.", FileLocation(str(path), number))
         if not isinstance(found, dict):
-            _refuse(f"`{shorten(line)}` is no JSON object", "One JSON object per line is expected.", Place(str(path), number))
-        places[len(records),] = Place(str(path), number)
+            _refuse(f"`{shorten(line)}` is no JSON object", "One JSON object per line is expected.", FileLocation(str(path), number))
+        places[len(records),] = FileLocation(str(path), number)
         records.append(found)
-    return Rows(records, Place(str(path), 1), places)
+    return Rows(records, FileLocation(str(path), 1), places)
 
 
 def _parquet(path: Path) -> Rows:
     found = pq.read_table(path)
-    return Rows(found.to_pylist(maps_as_pydicts="strict"), Place(str(path)), {}, found.schema)
+    return Rows(found.to_pylist(maps_as_pydicts="strict"), FileLocation(str(path)), {}, found.schema)
 
 
-def _refuse(msg: str, hint: str, place: Place) -> NoReturn:
+def _refuse(msg: str, hint: str, place: FileLocation) -> NoReturn:
     raise PipelineFileError([UserError(msg, hint=hint, place=place)])

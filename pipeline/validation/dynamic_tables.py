@@ -8,7 +8,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.sql import dynamic_tables
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.validation.fields import PlaceOf
 
 
@@ -21,17 +21,19 @@ def check_tables(model: PipelineModel, place: PlaceOf) -> list[UserError]:
 
 
 def _calls(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    there = graph.tables(model)
+    there = graph.dynamic_tables(model)
     for name, node in model.transforms.items():
         try:
-            names = graph.asks(model, name)
+            names = graph.looked_up_tables(model, name)
         except UserError as error:
             yield UserError(error.message, hint=error.hint, node=name, place=place("transforms", name, "sql"))
             continue
         for table in names:
             where = place("transforms", name, "sql")
             if table not in there:
-                msg = f"dynamic table '{table}' is used in SQL transform but not defined in pipeline topology{meant(table, there)}"
+                msg = (
+                    f"dynamic table '{table}' is used in SQL transform but not defined in pipeline topology{suggest_closest(table, there)}"
+                )
                 known = f"Dynamic tables: {', '.join(there)}." if there else "There are none; add one to `transforms`."
                 yield UserError(msg, hint=known, node=name, place=where)
                 continue
@@ -45,7 +47,7 @@ def _calls(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     seen: dict[str, str] = {}
-    for name, node in graph.tables(model).items():
+    for name, node in graph.dynamic_tables(model).items():
         if node.in_memory and (other := seen.setdefault(node.backend_entity_name, name)) != name:
             msg = f"holds the same values in memory as `{other}`: {node.backend_entity_name}"
             hint = "Ask one table under one name, or give one of the two another backend_entity_name."
@@ -54,7 +56,7 @@ def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """Names in Postgres are a table, or a schema and a table; a schema that is said twice is the same one."""
-    for name, node in graph.tables(model).items():
+    for name, node in graph.dynamic_tables(model).items():
         schema, _, _ = node.backend_entity_name.rpartition(".")
         where = place("transforms", name, "backend_entity_name")
         if not node.in_memory and ("." in schema or node.backend_entity_name.strip(".") != node.backend_entity_name):
@@ -76,8 +78,8 @@ def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 def table_warnings(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     """What is no mistake: keys that do nothing here, tables that nobody fills or asks."""
-    called = {table for name in model.transforms for table in graph.asks(model, name)}
-    for name, node in graph.tables(model).items():
+    called = {table for name in model.transforms for table in graph.looked_up_tables(model, name)}
+    for name, node in graph.dynamic_tables(model).items():
         outside = {"schema_": "schema", "column": "", "time_column": "", "cache": "", "cache_refresh_debounce_ms": ""}
         for field, key in outside.items():
             if node.in_memory and field in node.model_fields_set:

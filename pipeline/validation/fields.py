@@ -8,15 +8,15 @@ import zoneinfo
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.pipeline.errors import Place, SchemaError, UserError
+from headrace.pipeline.errors import FileLocation, SchemaError, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.handler import handler_problems
 from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.arrow import parse_type
 
-PlaceOf = Callable[..., Place]
+PlaceOf = Callable[..., FileLocation]
 
 _ONLY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("start_at", "snapshot", "split_rows"), ("clickhouse",)),
@@ -65,7 +65,7 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
         parts.append((("unbounded_source",), source.unbounded_source))
     for path, part in parts:
         kind = getattr(part, "source_type", source.type)
-        reads = {"clickhouse": statements.unsteady_in_clickhouse}.get(kind, statements.unsteady)
+        reads = {"clickhouse": statements.nondeterministic_in_clickhouse}.get(kind, statements.nondeterministic_filter_calls)
         if kind in ("kafka", "file", "iceberg", "clickhouse") and (calls := reads(part.filter or "true")):
             msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
             hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
@@ -110,7 +110,7 @@ def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserErr
         yield UserError(msg, hint=hint, node=name, place=place("sources", name, "starting_offsets"))
 
 
-def _phases(name: str, source: nodes.HybridSource, place: PlaceOf) -> Iterator[UserError]:
+def _phases(name: str, source: nodes.HybridSourceConfig, place: PlaceOf) -> Iterator[UserError]:
     """Keys that the other kind of phase has: they would do nothing here."""
     for index, phase in enumerate(source.bounded_sources):
         path = ("sources", name, "bounded_sources", index)
@@ -159,7 +159,7 @@ def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
     given += [phase.columns for phase in (source.bounded_sources if source.type == "hybrid" else [source]) if getattr(phase, "columns", ())]
     for columns in given:
         if missing := [column for column in source.primary_key if column.lower() not in {known.lower() for known in columns}]:
-            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{meant(missing[0], columns)}"
+            msg = f"Primary key validation failed: columns {_quoted(missing)} not found{suggest_closest(missing[0], columns)}"
             yield SchemaError(msg, hint=f"Available columns: {_quoted(columns)}.", node=name, place=place("sources", name, "primary_key"))
             return
 

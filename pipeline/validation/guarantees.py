@@ -35,14 +35,14 @@ def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
 
 def _endless(source: Any) -> bool:
     """Whether a source is a stream without history."""
-    return source.type == "kafka" or getattr(source, "endless", False)
+    return source.type == "kafka" or getattr(source, "is_unbounded", False)
 
 
 def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
     for name, sink in model.sinks.items():
         sources = [model.sources[source] for source in graph.upstream_sources(model, name)]
         yield from _overlap(name, sink, sources, bool(graph.key_of(model, name)), place)
-        if graph.forgetful(sink) and sink.delivery == "exactly_once":
+        if graph.lacks_commit_record(sink) and sink.delivery == "exactly_once":
             msg, hint = f"a {sink.type} sink is at-least-once", "Remove `delivery`, or say delivery: at_least_once."
             yield GuaranteeError(msg, hint=hint, node=name, place=place("sinks", name, "delivery"))
         yield from _version(name, sink, graph.key_of(model, name), place)
@@ -75,7 +75,7 @@ def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iter
 def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
     """Whether the handoff of each hybrid source can be exact at this sink (B1, B2, B5, B6 of the design review)."""
     for source in sources:
-        if source.type != "hybrid" or sink.delivery == "at_least_once" or graph.forgetful(sink):
+        if source.type != "hybrid" or sink.delivery == "at_least_once" or graph.lacks_commit_record(sink):
             continue
         exact = source.offset_table is not None and source.offset_table.table_name in (None, source.bounded_sources[-1].table_name)
         if exact:

@@ -16,17 +16,17 @@ from headrace.pipeline.model import nodes
 from headrace.pipeline.model.plugins import TAG, model_of
 from headrace.pipeline.plugins import discovery as plugins
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.suggestions import WANTED, meant
-from headrace.pipeline.yaml.reader import PARTS, Path, Tree, node_of, shorten
+from headrace.pipeline.suggestions import WANTED, suggest_closest
+from headrace.pipeline.yaml.reader import PARTS, Path, YamlDocument, node_of, shorten
 
 _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     (part, get_args(kind.model_fields["type"].annotation)[0]): kind
-    for part, union in zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True)
+    for part, union in zip(PARTS, (nodes.SourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True)
     for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
 }
 
 
-def all_in_words(error: ValidationError, tree: Tree, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
+def describe_file_errors(error: ValidationError, tree: YamlDocument, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
     """Pydantic's errors as mistakes of the file, without those that only follow from others. `model` is what the file should have been."""
     found = [(item, _file_path(item["loc"])) for item in error.errors()]
     return [
@@ -37,7 +37,7 @@ def all_in_words(error: ValidationError, tree: Tree, model: type[BaseModel] = no
     ]
 
 
-def _in_words(item: ErrorDetails, path: Path, tree: Tree, model: type[BaseModel]) -> UserError:
+def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[BaseModel]) -> UserError:
     match item["type"]:
         case "extra_forbidden":
             msg, hint = _unknown_key(path, tree.value, model)
@@ -65,7 +65,7 @@ def _in_words(item: ErrorDetails, path: Path, tree: Tree, model: type[BaseModel]
     return UserError(msg, hint=hint, node=node_of(path), place=tree.place(path))
 
 
-def as_written(problem: UserError, tree: Tree) -> UserError:
+def as_written(problem: UserError, tree: YamlDocument) -> UserError:
     """The same mistake without what a variable brought, which may be a secret: `${NAME}` stands in its place."""
     message, hint = problem.message, problem.hint
     for path, text in tree.written.items():
@@ -81,7 +81,7 @@ def dotted(path: Path) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
 
 
-def shown(path: Path, tree: Tree) -> str:
+def display_value(path: Path, tree: YamlDocument) -> str:
     """The value at a path as the file writes it: what a variable brought may be a secret."""
     if path in tree.written:
         return shorten(tree.written[path])
@@ -99,7 +99,7 @@ def types_of(part: str) -> list[str]:
 def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, str]:
     key = str(path[-1])
     allowed = sorted(_fields(path, plain, model))
-    close = meant(key, allowed)
+    close = suggest_closest(key, allowed)
     if key in streamling.KEYS and not close:
         return f"`{key}` is not available yet", streamling.KEYS[key]
     node = _at(path[:2], plain)
@@ -108,8 +108,8 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
 
 
-def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:
-    one, allowed, name = part[:-1], types_of(part), shown(path, tree)
+def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
+    one, allowed, name = part[:-1], types_of(part), display_value(path, tree)
     if not isinstance(_at(path, tree.value), str):
         return f"`type` must be a text, and is {_kind(path, tree)}", f"Allowed: {', '.join(allowed)}."
     if instead := streamling.TYPES[part].get(name):
@@ -120,13 +120,13 @@ def _unknown_type(part: str, path: Path, tree: Tree) -> tuple[str, str]:
     if others:
         return f"`{name}` is a type of {others[0]}, not of {part}", f"Move the node to `{others[0]}`, or use one of: {', '.join(allowed)}."
     there = [found.id for found in plugins.installed()]
-    return f"{one} type `{name}` is not known{meant(name, [*allowed, *there])}", f"Allowed: {', '.join(allowed)}{_and(there)}."
+    return f"{one} type `{name}` is not known{suggest_closest(name, [*allowed, *there])}", f"Allowed: {', '.join(allowed)}{_and(there)}."
 
 
 def _installed(part: str, name: str, allowed: list[str]) -> str:
     """What to do about a plugin that is not there."""
     there = [found.id for found in plugins.installed()]
-    close = meant(name, there).removeprefix("; ").capitalize()
+    close = suggest_closest(name, there).removeprefix("; ").capitalize()
     listed = f"Installed plugins: {', '.join(there) or 'none'}."
     return f"{close + ' ' if close else ''}Install the package that has it. {listed} Built-in {part}: {', '.join(allowed)}."
 
@@ -135,15 +135,15 @@ def _and(plugin_ids: list[str]) -> str:
     return f"; plugins: {', '.join(plugin_ids)}" if plugin_ids else ""
 
 
-def _unknown_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
-    value = shown(path, tree)
+def _unknown_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
+    value = display_value(path, tree)
     options = re.findall(r"'([^']*)'|(\d+)", str(item.get("ctx", {}).get("expected", "")))
     names = [text or number for text, number in options]
     if value in names:
         return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
     if instead := streamling.VALUES.get((str(path[-1]), value)):
         return f"`{dotted(path)}: {value}` is not available yet", f"{instead} Available: {', '.join(names)}."
-    return f"`{dotted(path)}` cannot be `{value}`{meant(value, names)}", f"Allowed: {', '.join(names)}."
+    return f"`{dotted(path)}` cannot be `{value}`{suggest_closest(value, names)}", f"Allowed: {', '.join(names)}."
 
 
 def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
@@ -151,7 +151,7 @@ def _missing_hint(path: Path, plain: Json, model: type[BaseModel]) -> str:
     return f"Add `{path[-1]}: ...` here.{f' {found.description}' if found and found.description else ''}"
 
 
-def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
+def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
     what = f"`{dotted(path)}`" if dotted(path) else f"this {path[0][:-1]}" if path and isinstance(path[0], str) else "the file"
     if item["type"] == "value_error":
         said = item["msg"].removeprefix("Value error, ")
@@ -169,14 +169,14 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: Tree) -> tuple[str, str]:
     return f"{what} must be {wanted}, and is {value}", hint
 
 
-def _kind(path: Path, tree: Tree) -> str:
+def _kind(path: Path, tree: YamlDocument) -> str:
     """What stands at a path, by its value or, where that is long, by its kind."""
     found = _at(path, tree.value)
     if isinstance(found, dict | list):
         return "a map" if isinstance(found, dict) else "a list"
     if found is None or found == "":
         return "nothing" if found is None else "an empty text"
-    return f"`{shown(path, tree)}`"
+    return f"`{display_value(path, tree)}`"
 
 
 def _at(path: Path, plain: Any) -> Any:

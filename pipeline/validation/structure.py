@@ -10,14 +10,14 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql import dynamic_tables as dynamic
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS
-from headrace.pipeline.suggestions import meant
-from headrace.pipeline.yaml.reader import PARTS, Tree
+from headrace.pipeline.suggestions import suggest_closest
+from headrace.pipeline.yaml.reader import PARTS, YamlDocument
 
 _TABLE = "dynamic_table"
 
 
 @dataclass(slots=True)
-class _Shape:
+class _FileStructure:
     """Node names by part, and what each transform and sink reads; `whole` if nothing about that is in doubt."""
 
     names: dict[str, list[str]]
@@ -27,7 +27,7 @@ class _Shape:
     """Dynamic tables: nobody reads their rows, and they are no orphans."""
 
 
-def check_shape(tree: Tree) -> list[UserError]:
+def check_shape(tree: YamlDocument) -> list[UserError]:
     """Names given twice, inputs that are not there, circles, orphans. Says nothing about a part that is no map."""
     parts: dict[str, Any] = {part: tree.value.get(part, {}) for part in PARTS}
     if not all(isinstance(nodes, dict) for nodes in parts.values()) or "sources" not in tree.value:
@@ -35,7 +35,7 @@ def check_shape(tree: Tree) -> list[UserError]:
     if not parts["sources"]:
         return [UserError("`sources` is empty", hint="It needs at least a source.", place=tree.place(("sources",)))]
     tables = frozenset(name for name, node in parts["transforms"].items() if isinstance(node, dict) and node.get("type") == _TABLE)
-    shape = _Shape({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables)
+    shape = _FileStructure({part: list(nodes) for part, nodes in parts.items()}, whole=bool(parts["sinks"]), tables=tables)
     problems = [*_twice(shape, tree), *_reads(shape, parts, tree)]
     problems += _unknown(shape, tree)
     if not problems:
@@ -43,7 +43,7 @@ def check_shape(tree: Tree) -> list[UserError]:
     return problems or _orphans(shape, tree)
 
 
-def _twice(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+def _twice(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
     seen: dict[str, str] = {}
     for part, names in shape.names.items():
         for name in names:
@@ -53,7 +53,7 @@ def _twice(shape: _Shape, tree: Tree) -> Iterator[UserError]:
                 yield UserError(msg, hint="Names are compared without case. Rename one of the two.", place=tree.place((part, name)))
 
 
-def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserError]:
+def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> Iterator[UserError]:
     """Fills `shape.reads`; yields the statements that cannot be read."""
     for part in ("transforms", "sinks"):
         for name, node in parts[part].items():
@@ -70,7 +70,7 @@ def _reads(shape: _Shape, parts: dict[str, Any], tree: Tree) -> Iterator[UserErr
             try:
                 if name in shape.tables:
                     dynamic.check_population(text, node=name, dialect=_dialect(node))
-                shape.reads[name] = statements.tables(text, node=name, dialect=_dialect(node))
+                shape.reads[name] = statements.input_nodes(text, node=name, dialect=_dialect(node))
             except UserError as error:
                 shape.whole = False
                 yield UserError(error.message, hint=error.hint, node=name, place=tree.place((part, name, "sql")))
@@ -87,7 +87,7 @@ def _dialect(node: dict[str, Any]) -> str:
     return said if isinstance(said, str) and said in DIALECTS else "spark"
 
 
-def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
     every = dict.fromkeys([*shape.names["sources"], *shape.names["transforms"]])
     known = [name for name in every if name not in shape.tables]
     for name, upstreams in shape.reads.items():
@@ -95,7 +95,7 @@ def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
         for upstream in upstreams:
             if upstream in known:
                 continue
-            there = f"no source or transform{meant(upstream, known)}"
+            there = f"no source or transform{suggest_closest(upstream, known)}"
             what = "a sink, and nothing can be read from it" if upstream in shape.names["sinks"] else there
             place = tree.place((part, name, "from" if "from" in tree.value[part][name] else "sql"))
             if upstream in shape.tables:
@@ -106,7 +106,7 @@ def _unknown(shape: _Shape, tree: Tree) -> Iterator[UserError]:
             yield UserError(f"reads `{upstream}`, which is {what}", node=name, place=place, hint=f"There are: {', '.join(known)}.")
 
 
-def _circles(shape: _Shape, tree: Tree) -> Iterator[UserError]:
+def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
     """Each circle once."""
     done: set[str] = set()
     for start in shape.names["transforms"]:
@@ -128,7 +128,7 @@ def _circles(shape: _Shape, tree: Tree) -> Iterator[UserError]:
         done |= set(way)
 
 
-def _orphans(shape: _Shape, tree: Tree) -> list[UserError]:
+def _orphans(shape: _FileStructure, tree: YamlDocument) -> list[UserError]:
     """Sources and transforms that nobody reads; not told where it is not known what is read."""
     used = {upstream for upstreams in shape.reads.values() for upstream in upstreams}
     places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used | shape.tables}

@@ -10,16 +10,16 @@ from typing import Any
 
 from headrace.pipeline.errors import SchemaError, UserError
 from headrace.pipeline.model.testcases import FORMS
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.arrow import parse_type
-from headrace.pipeline.yaml.reader import PARTS, Path, Tree, shorten
+from headrace.pipeline.yaml.reader import PARTS, Path, YamlDocument, shorten
 
 OP = "_gs_op"
 OPERATIONS = ("i", "u", "d")
 METADATA = ("__kafka_partition", "__kafka_offset", "__kafka_timestamp")
 
 
-def check_cases(tree: Tree, pipeline: Mapping[str, Any]) -> list[UserError]:
+def check_cases(tree: YamlDocument, pipeline: Mapping[str, Any]) -> list[UserError]:
     """Every such mistake in the `tests` of a file. `pipeline` has the plain values of the pipeline file's nodes."""
     tests = tree.value.get("tests") if isinstance(tree.value, dict) else None
     parts = {part: nodes if isinstance(nodes := pipeline.get(part), dict) else {} for part in PARTS}
@@ -31,7 +31,7 @@ def check_cases(tree: Tree, pipeline: Mapping[str, Any]) -> list[UserError]:
 class _Check:
     """One test."""
 
-    def __init__(self, tree: Tree, name: str, test: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
+    def __init__(self, tree: YamlDocument, name: str, test: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
         self._tree, self._name, self._test, self._parts = tree, name, test, parts
 
     def problems(self) -> Iterator[UserError]:
@@ -62,7 +62,7 @@ class _Check:
             yield self._problem(f"`{node}` is a sink, and rows are given to sources and transforms", hint, (part, node))
             return
         what = "source or transform" if part == "given" else "source, transform or sink"
-        yield self._problem(f"`{shorten(node)}` is no {what} of this pipeline{meant(node, known)}", hint, (part, node))
+        yield self._problem(f"`{shorten(node)}` is no {what} of this pipeline{suggest_closest(node, known)}", hint, (part, node))
 
     def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
         """A list of values is what a dynamic table holds."""
@@ -122,7 +122,7 @@ class _Check:
             yield self._problem(f"`{OP}` cannot be `{shorten(row[OP])}`", "Allowed: i, u, d.", (*path, OP))
         for column in row if known is not None else ():
             if column not in (known or ()):
-                msg = f"`{path[1]}` has no column `{shorten(column)}`{meant(column, known or ())}"
+                msg = f"`{path[1]}` has no column `{shorten(column)}`{suggest_closest(column, known or ())}"
                 yield self._problem(msg, f"Columns: {', '.join(known or ())}.", (*path, column))
 
     def _problem(self, msg: str, hint: str, path: Path) -> UserError:

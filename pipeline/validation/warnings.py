@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.errors import FileLocation, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.graph import key_of, upstream_sources
-from headrace.pipeline.model.handler import handler_words
-from headrace.pipeline.model.plugins import PluginSink, PluginTransform
+from headrace.pipeline.model.handler import find_handler_warnings
+from headrace.pipeline.model.plugins import PluginSinkConfig, PluginTransformConfig
 from headrace.pipeline.validation.dynamic_tables import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
 """Sinks that a key makes upsert and delete."""
 
 
-def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
     """Every such word on a sound file, with its place."""
     for part in nodes.WITHOUT_EFFECT:
         for name, node in getattr(model, part).items():
@@ -25,28 +25,28 @@ def warnings_of(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iter
                     hint = _description(node, key)
                     yield UserError(f"`{key}` has no effect", hint=hint, node=name, place=place(part, name, key))
     for name, node in model.transforms.items():
-        for keys, word in handler_words(node) if node.type == "handler" else ():
+        for keys, word in find_handler_warnings(node) if node.type == "handler" else ():
             yield UserError(word.message, hint=word.hint, node=name, place=place("transforms", name, *keys))
     yield from table_warnings(model, place)
     yield from _of_plugins(model, place)
     yield from missing_keys(model, place)
 
 
-def _of_plugins(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+def _of_plugins(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
     for part in nodes.WITHOUT_EFFECT:
         for name, node in getattr(model, part).items():
             for label in getattr(node, "overridden", ()):
                 msg = f"the label `{label}` is set by the plugin to `{node.plugin.labels[label]}`"
                 yield UserError(msg, hint="Remove it here.", node=name, place=place(part, name, "telemetry", "labels", label))
-            if isinstance(node, PluginTransform):
+            if isinstance(node, PluginTransformConfig):
                 for key in sorted({"batch_size"} & node.model_fields_set):
                     yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
-            if isinstance(node, PluginSink) and node.forgetful and node.delivery is None:
+            if isinstance(node, PluginSinkConfig) and node.lacks_commit_record and node.delivery is None:
                 msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
                 yield UserError(msg, hint="Say `delivery: at_least_once` if that is good.", node=name, place=place(part, name))
 
 
-def missing_keys(model: nodes.PipelineModel, place: Callable[..., Place]) -> Iterator[UserError]:
+def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
     """Sources without a key before a sink that could use one. The setting `enforce_primary_keys` makes mistakes of them."""
     for name, source in model.sources.items():
         appending = [

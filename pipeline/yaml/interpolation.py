@@ -15,7 +15,7 @@ _TYPES, _LATE = ("handler",), ("url", "headers")
 """Types of nodes, and keys of theirs, whose texts may carry secrets: the model, the hash and the ledger have them as written."""
 
 
-def filled(text: str, *, node: str = "") -> str:
+def interpolate(text: str, *, node: str = "") -> str:
     """The text with its variables' values. Raises UserError for one that is not set."""
 
     def value(match: re.Match[str]) -> str:

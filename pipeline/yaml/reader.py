@@ -16,7 +16,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from headrace.pipeline.errors import PipelineFileError, Place, UserError
+from headrace.pipeline.errors import FileLocation, PipelineFileError, UserError
 from headrace.pipeline.yaml.interpolation import VARIABLE
 
 Path = tuple[str | int, ...]
@@ -49,7 +49,7 @@ _ADVICE = (
 
 
 @dataclass(slots=True)
-class Tree:
+class YamlDocument:
     """What a file says: plain dicts, lists and scalars; the place of each key and item; texts as written; mistakes.
 
     `written` are texts with a variable in them, `texts` the numbers and times as the file spells them. `spoiled` are the paths of
@@ -58,18 +58,18 @@ class Tree:
 
     shown: str
     value: Any = None
-    places: dict[Path, Place] = field(default_factory=dict)
+    places: dict[Path, FileLocation] = field(default_factory=dict)
     written: dict[Path, str] = field(default_factory=dict)
     texts: dict[Path, str] = field(default_factory=dict)
     problems: list[UserError] = field(default_factory=list)
     spoiled: set[Path] = field(default_factory=set)
 
-    def place(self, path: Path) -> Place:
+    def place(self, path: Path) -> FileLocation:
         """Where `path` stands; the nearest thing above it if it is not written there."""
-        return nearest(self.places, path) or Place(self.shown, 1, 1)
+        return nearest_location(self.places, path) or FileLocation(self.shown, 1, 1)
 
 
-def nearest(places: Mapping[Path, Place], path: Path) -> Place | None:
+def nearest_location(places: Mapping[Path, FileLocation], path: Path) -> FileLocation | None:
     """Where `path` stands, or else the nearest thing above it."""
     return next((places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in places), None)
 
@@ -80,7 +80,7 @@ def node_of(path: Path) -> str:
     return str(inner[1]) if len(inner) > 1 and inner[0] in PARTS else ""
 
 
-def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:
+def read_tree(text: str, shown: str, *, fill: bool = True) -> YamlDocument:
     """Reads YAML. Raises PipelineFileError where it is none; any lesser mistake is in the tree's `problems`.
 
     `fill`: whether `${VAR}` in a text means an environment variable.
@@ -93,16 +93,16 @@ def read_tree(text: str, shown: str, *, fill: bool = True) -> Tree:
     except MarkedYAMLError as error:
         raise PipelineFileError([_not_yaml(error, shown)]) from None
     except (YAMLError, ValueError) as error:
-        raise PipelineFileError([UserError(f"not YAML: {str(error).splitlines()[0]}", place=Place(shown, 1, 1))]) from None
+        raise PipelineFileError([UserError(f"not YAML: {str(error).splitlines()[0]}", place=FileLocation(shown, 1, 1))]) from None
     except RecursionError:
-        raise PipelineFileError([_too_deep(Place(shown, 1, 1))]) from None
-    tree = Tree(shown)
+        raise PipelineFileError([_too_deep(FileLocation(shown, 1, 1))]) from None
+    tree = YamlDocument(shown)
     if root is not None:
         tree.value = _Walk(yaml, tree, fill=fill).value(root, ())
     return tree
 
 
-def unwrap(tree: Tree) -> None:
+def unwrap(tree: YamlDocument) -> None:
     """Takes what stands under `definition:`, as in Streamling's files, for the file itself."""
     inner = tree.value.get(WRAPPER)
     if not isinstance(inner, dict):
@@ -128,7 +128,7 @@ def shorten(value: object) -> str:
 
 def _unreadable(error: ReaderError, text: str, shown: str) -> UserError:
     before = text[: error.position].splitlines() or [""]
-    place = Place(shown, len(before), len(before[-1]) + 1)
+    place = FileLocation(shown, len(before), len(before[-1]) + 1)
     found = error.character if isinstance(error.character, int) else ord(error.character)
     return UserError(
         f"not YAML: the character U+{found:04X} is not allowed", hint="Is this a text file? Remove the character.", place=place
@@ -138,7 +138,7 @@ def _unreadable(error: ReaderError, text: str, shown: str) -> UserError:
 def _not_yaml(error: MarkedYAMLError, shown: str) -> UserError:
     quoted = "quoted scalar" in str(error.context) and "escape" not in str(error.problem)
     mark = (error.context_mark if quoted else None) or error.problem_mark or error.context_mark
-    place = Place(shown, mark.line + 1, mark.column + 1) if mark else Place(shown, 1, 1)
+    place = FileLocation(shown, mark.line + 1, mark.column + 1) if mark else FileLocation(shown, 1, 1)
     said = " ".join(part.strip() for part in (error.context, error.problem) if part)
     hint = next(
         (advice for sign, advice in _ADVICE if sign in said), "Check quotes, brackets and indentation of this line and the one above."
@@ -148,7 +148,7 @@ def _not_yaml(error: MarkedYAMLError, shown: str) -> UserError:
     return UserError(f"not YAML: {shorten((error.problem or error.context or '').removeprefix('but '))}", hint=hint, place=place)
 
 
-def _too_deep(place: Place) -> UserError:
+def _too_deep(place: FileLocation) -> UserError:
     return UserError("nested too deeply", hint=f"A pipeline file needs few levels; {_DEEPEST} are read.", place=place)
 
 
@@ -159,7 +159,7 @@ def _tag(node: Node) -> str:
 class _Walk:
     """One way through the nodes of a file."""
 
-    def __init__(self, yaml: YAML, tree: Tree, *, fill: bool) -> None:
+    def __init__(self, yaml: YAML, tree: YamlDocument, *, fill: bool) -> None:
         self._yaml, self._tree, self._fill, self._seen = yaml, tree, fill, 0
 
     def value(self, node: Node, path: Path) -> Any:
@@ -263,10 +263,10 @@ class _Walk:
             self._tree.written[path] = text
         return filled
 
-    def _mark(self, node: Node) -> Place:
-        return Place(self._tree.shown, node.start_mark.line + 1, node.start_mark.column + 1)
+    def _mark(self, node: Node) -> FileLocation:
+        return FileLocation(self._tree.shown, node.start_mark.line + 1, node.start_mark.column + 1)
 
-    def _problem(self, msg: str, hint: str, place: Place, path: Path | None = None) -> None:
+    def _problem(self, msg: str, hint: str, place: FileLocation, path: Path | None = None) -> None:
         if path is not None:
             self._tree.spoiled.add(path)
         self._tree.problems.append(UserError(msg, hint=hint, node=node_of(path or ()), place=place))

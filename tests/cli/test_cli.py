@@ -15,7 +15,7 @@ import typer
 from headrace import cli
 from headrace.commands import validate
 from headrace.jobs.checks import preflight
-from headrace.pipeline.errors import LaneError
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile
 
 VERBS = (
@@ -256,7 +256,7 @@ def _main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> 
 def test_an_error_of_ours_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _main(monkeypatch, tmp_path, LaneError("the lane is [odd]", hint="Look at it.", node="out")) == 1
+    assert _main(monkeypatch, tmp_path, PipelineStateError("the lane is [odd]", hint="Look at it.", node="out")) == 1
     assert capsys.readouterr().err == "error: node 'out': the lane is [odd]\n  Look at it.\n"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from headrace import logging_setup
 from headrace.orchestration.execution import _log_to_stderr
-from headrace.pipeline.protocol.log_context import FIELDS, carried, said_by
+from headrace.pipeline.protocol.log_context import FIELDS, log_context, with_log_context
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +76,12 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
     log = logging.getLogger("headrace.x")
 
     def write(sink: str) -> None:
-        with said_by(node=sink):
+        with log_context(node=sink):
             log.info("write")
 
-    with said_by(pipeline="shop", run_id="", epoch=None), said_by(epoch=3):
+    with log_context(pipeline="shop", run_id="", epoch=None), log_context(epoch=3):
         with ThreadPoolExecutor(2) as pool:
-            for future in [pool.submit(carried(write), sink) for sink in ("pg", "lake")]:
+            for future in [pool.submit(with_log_context(write), sink) for sink in ("pg", "lake")]:
                 future.result()
         log.info("commit", extra={"node": "all"})
         with ThreadPoolExecutor(1) as pool:
@@ -95,7 +95,7 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
 
 def test_text_has_the_same_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     logging_setup.set_up(level=logging.INFO)
-    with said_by(pipeline="shop", run_id="r1", epoch=3, node="pg"):
+    with log_context(pipeline="shop", run_id="r1", epoch=3, node="pg"):
         logging.getLogger("headrace.x").info("rows=%d", 4)
     logging.getLogger("headrace.x").info("plain")
     first, second = capsys.readouterr().err.splitlines()
@@ -110,7 +110,7 @@ def test_a_dagster_run_writes_the_same_lines(capsys: pytest.CaptureFixture[str])
     try:
         _log_to_stderr("json")
         _log_to_stderr("json")
-        with said_by(pipeline="shop", run_id="r1", epoch=7):
+        with log_context(pipeline="shop", run_id="r1", epoch=7):
             logging.getLogger("headrace.jobs.x").info("rows=%d", 4)
     finally:
         logger.handlers, logger.propagate = kept, passed_on

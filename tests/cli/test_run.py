@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.ledger import PipelineState
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 from headrace.services import Services
 
@@ -72,7 +72,7 @@ class Runs:
         self.sessions.append(process.pid)
         return process
 
-    def wait_for(self, process: subprocess.Popen[str], wanted: Callable[[LaneState], bool]) -> None:
+    def wait_for(self, process: subprocess.Popen[str], wanted: Callable[[PipelineState], bool]) -> None:
         """Until the ledger says so."""
         deadline = time.monotonic() + 300
         while True:
@@ -84,7 +84,7 @@ class Runs:
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
-    def state(self) -> LaneState | None:
+    def state(self) -> PipelineState | None:
         if not (self.home / "ledger.db").exists():
             return None
         ledger = open_sqlite(self.home / "ledger.db")
@@ -131,19 +131,19 @@ def runs(services: Services, ch_db: str, topic: Callable[..., str], tmp_path: Pa
         connection.execute("DROP TABLE IF EXISTS stopped")
 
 
-def has_begun(state: LaneState) -> bool:
+def has_begun(state: PipelineState) -> bool:
     return state.holder is not None
 
 
-def in_history(state: LaneState) -> bool:
+def in_history(state: PipelineState) -> bool:
     return state.open_plan is not None and state.open_plan.phase == "history" and state.committed >= 2
 
 
-def in_the_stream(state: LaneState) -> bool:
+def in_the_stream(state: PipelineState) -> bool:
     return state.open_plan is not None and state.open_plan.phase != "history"
 
 
-def idle(state: LaneState) -> bool:
+def idle(state: PipelineState) -> bool:
     offsets = state.position.get("src", {}).get("stream", {}).get("offsets", {})
     return sum(offsets.values()) == MESSAGES and state.open_plan is None
 

@@ -21,13 +21,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.base import Cut, Snapshot, Window
+from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.clickhouse import ClickHouseTable, client, reader
 from headrace.connectors.clickhouse import snapshot as pin
 from headrace.connectors.clickhouse.key_ranges import expressions
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
-from headrace.pipeline.errors import LaneError, SchemaError, TargetError, TransientError
-from headrace.pipeline.model.nodes import ClickHouseSource, OffsetTable
+from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
+from headrace.pipeline.model.nodes import ClickHouseSourceConfig, OffsetTable
 from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
 pytestmark = pytest.mark.services
@@ -62,7 +62,7 @@ class Server:
         return name
 
     def source(self, table: str, **node: Any) -> ClickHouseTable:
-        return ClickHouseTable(ClickHouseSource(table_name=table, **node), self.settings, ordinal=7)
+        return ClickHouseTable(ClickHouseSourceConfig(table_name=table, **node), self.settings, ordinal=7)
 
     def copies(self) -> list[str]:
         return [
@@ -79,10 +79,12 @@ def server(services: Any) -> Iterator[Server]:
 
 
 def pinned(source: ClickHouseTable, token: str = "") -> Snapshot:
-    return source.pin(NO_SPARK, token or uuid.uuid4().hex)
+    return source.create_snapshot(NO_SPARK, token or uuid.uuid4().hex)
 
 
-def plan(source: ClickHouseTable, snapshot: Snapshot, window: Window | None = None, cut: Cut | None = None) -> list[dict[str, Any]]:
+def plan(
+    source: ClickHouseTable, snapshot: Snapshot, window: HistoryPartition | None = None, cut: HandoffFilter | None = None
+) -> list[dict[str, Any]]:
     return list(source.splits(NO_SPARK, snapshot, window, cut))
 
 
@@ -90,7 +92,7 @@ def fetched(
     source: ClickHouseTable, snapshot: Snapshot, splits: list[dict[str, Any]], query: str | None = None
 ) -> list[list[dict[str, Any]]]:
     """The rows of each split, as a worker reads them."""
-    fetch = pickle.loads(pickle.dumps(source.direct(snapshot, splits, query)))
+    fetch = pickle.loads(pickle.dumps(source.create_split_reader(snapshot, splits, query)))
     return [[row for batch in fetch.fetch(split) for row in batch.to_pylist()] for split in splits]
 
 
@@ -170,7 +172,7 @@ def test_splits_hold_every_row_once(server: Server, layout: str, data: st.DataOb
     )
     if layout not in {"array", "nullable", "nullable text", "nullable float", "float", "then nullable"}:
         assert all(split["rows"] <= 2 * size + heaviest for split in splits)
-    source.unpin(snapshot)
+    source.release_snapshot(snapshot)
     source.close()
     server.do(f"DROP TABLE {table} SYNC")
 
@@ -231,8 +233,8 @@ def test_pinned_rows_hold_still(server: Server) -> None:
     assert ids(before) == [number for number in range(1000) if number % 100 != 5]
     assert {row["v"] for rows in before for row in rows} == {"old"}
     assert "_headrace_still" in server.copies()
-    source.unpin(snapshot)
-    source.unpin(snapshot)
+    source.release_snapshot(snapshot)
+    source.release_snapshot(snapshot)
     assert "_headrace_still" not in server.copies()
 
 
@@ -260,13 +262,13 @@ def test_a_copy_outlives_the_ttl_of_its_table(server: Server) -> None:
 def test_the_same_token_gives_the_same_copy(server: Server) -> None:
     table = server.table("id Int64")
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(10)")
-    first = server.source(table).pin(NO_SPARK, "again-1")
+    first = server.source(table).create_snapshot(NO_SPARK, "again-1")
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(10)")
-    assert server.source(table).pin(NO_SPARK, "again-1") == first
-    assert server.source(table).pin(NO_SPARK, "again-2").handle["rows"] == 20
+    assert server.source(table).create_snapshot(NO_SPARK, "again-1") == first
+    assert server.source(table).create_snapshot(NO_SPARK, "again-2").handle["rows"] == 20
     other = server.table("id Int64")
-    with pytest.raises(LaneError, match="is not a copy of"):
-        server.source(other).pin(NO_SPARK, "again-1")
+    with pytest.raises(PipelineStateError, match="is not a copy of"):
+        server.source(other).create_snapshot(NO_SPARK, "again-1")
 
 
 @pytest.mark.parametrize("step", ["_build", "_rename"])
@@ -285,9 +287,9 @@ def test_killed_while_pinning(server: Server, step: str) -> None:
     token = f"killed{step}"
     script = (
         "import os\nfrom headrace.connectors.clickhouse import ClickHouseTable; from headrace.connectors.clickhouse import snapshot as pin\n"
-        "from headrace.pipeline.model.nodes import ClickHouseSource\nfrom headrace.pipeline.config.settings import Settings\n"
+        "from headrace.pipeline.model.nodes import ClickHouseSourceConfig\nfrom headrace.pipeline.config.settings import Settings\n"
         f"{body}pin.{step} = {step}\n"
-        f"ClickHouseTable(ClickHouseSource(table_name='{table}'), Settings()).pin(None, '{token}')\n"
+        f"ClickHouseTable(ClickHouseSourceConfig(table_name='{table}'), Settings()).create_snapshot(None, '{token}')\n"
     )
     environment = os.environ | {
         "HEADRACE__CLICKHOUSE_SOURCE__URL": server.connection.url,
@@ -299,7 +301,7 @@ def test_killed_while_pinning(server: Server, step: str) -> None:
     assert [name for name in server.copies() if name.startswith(f"_headrace_{token}_tmp_")]
     server.do(f"INSERT INTO {table} SELECT number + 100, 1 FROM numbers(7)")
     source = server.source(table)
-    snapshot = source.pin(NO_SPARK, token)
+    snapshot = source.create_snapshot(NO_SPARK, token)
     assert snapshot.handle["rows"] == 107
     assert [name for name in server.copies() if token in name] == [f"_headrace_{token}"]
 
@@ -314,11 +316,11 @@ def test_two_processes_pin_at_once(server: Server, monkeypatch: pytest.MonkeyPat
         build(*given)
         monkeypatch.setattr(pin, "_build", build)
         monkeypatch.setattr(pin, "_sweep", lambda *_: None)
-        winner.append(server.source(table).pin(NO_SPARK, "at_once"))
+        winner.append(server.source(table).create_snapshot(NO_SPARK, "at_once"))
         server.do(f"INSERT INTO {table} SELECT number FROM numbers(10)")
 
     monkeypatch.setattr(pin, "_build", slow)
-    assert server.source(table).pin(NO_SPARK, "at_once") == winner[0]
+    assert server.source(table).create_snapshot(NO_SPARK, "at_once") == winner[0]
     assert [name for name in server.copies() if name.startswith("_headrace_at_once")] == ["_headrace_at_once"]
 
 
@@ -326,24 +328,24 @@ def test_a_copy_that_is_gone_or_changed_is_noticed(server: Server) -> None:
     table = server.table("id Int64")
     server.do(f"INSERT INTO {table} SELECT number FROM numbers(10)")
     source = server.source(table)
-    snapshot = source.pin(NO_SPARK, "gone")
+    snapshot = source.create_snapshot(NO_SPARK, "gone")
     splits = plan(source, snapshot)
     server.do(f"DELETE FROM {server.database}._headrace_gone WHERE id = 3")
-    with pytest.raises(LaneError, match="has 9 rows, planned were 10"):
+    with pytest.raises(PipelineStateError, match="has 9 rows, planned were 10"):
         fetched(source, snapshot, splits)
     server.do(f"DROP TABLE {server.database}._headrace_gone SYNC")
-    with pytest.raises(LaneError, match="is gone"):
+    with pytest.raises(PipelineStateError, match="is gone"):
         plan(source, snapshot)
-    source.pin(NO_SPARK, "gone")
-    with pytest.raises(LaneError, match="was made anew"):
-        source.direct(snapshot, splits, None)
+    source.create_snapshot(NO_SPARK, "gone")
+    with pytest.raises(PipelineStateError, match="was made anew"):
+        source.create_split_reader(snapshot, splits, None)
 
 
 def test_only_copies_are_dropped(server: Server) -> None:
     table = server.table("id Int64", name="precious")
     handle = {"pinned": True, "database": server.database, "table": "precious", "uuid": "", "source": table, "rows": 0}
-    with pytest.raises(LaneError, match="not a pinned copy"):
-        server.source(table).unpin(Snapshot(handle, pinned=True))
+    with pytest.raises(PipelineStateError, match="not a pinned copy"):
+        server.source(table).release_snapshot(Snapshot(handle, is_stable=True))
     assert server.ask(f"SELECT count() FROM {table}") == [(0,)]
 
 
@@ -359,7 +361,7 @@ def test_windows_are_disjoint_and_in_utc(server: Server, kind: str) -> None:
     months = ["2013-01-01", "2013-02-01", "2013-03-01", "2013-04-01"]
     found = []
     for start, end in pairwise(months):
-        splits = plan(source, snapshot, Window(start, "at", start, end))
+        splits = plan(source, snapshot, HistoryPartition(start, "at", start, end))
         assert all(split["id"].startswith(f"{start}/") for split in splits)
         found.append(ids(fetched(source, snapshot, splits)))
     hours = [31 * 24, 28 * 24]
@@ -373,20 +375,20 @@ def test_the_cut_is_exact(server: Server) -> None:
     server.do(f"INSERT INTO {table} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'), (1003, 9, 77, 'b')")
     source = server.source(table, split_rows=40)
     offsets = OffsetTable(partition_column="p", offset_column="o", topic_column="topic")
-    assert source.fence(offsets, "a") == {"0": 100, "1": 100, "2": 100}
-    assert source.fence(offsets.model_copy(update={"topic_name": "b"}), "a") == {"9": 78}
-    assert source.fence(OffsetTable(table_name=table, partition_column="p", offset_column="o"), "x") == {
+    assert source.read_end_offsets(offsets, "a") == {"0": 100, "1": 100, "2": 100}
+    assert source.read_end_offsets(offsets.model_copy(update={"topic_name": "b"}), "a") == {"9": 78}
+    assert source.read_end_offsets(OffsetTable(table_name=table, partition_column="p", offset_column="o"), "x") == {
         "0": 100,
         "1": 100,
         "2": 100,
         "9": 78,
     }
     snapshot = pinned(source)
-    cut = Cut("p", "o", {"0": 10, "1": 0, "12": 3})
+    cut = HandoffFilter("p", "o", {"0": 10, "1": 0, "12": 3})
     splits = plan(source, snapshot, None, cut)
     assert ids(fetched(source, snapshot, splits)) == [*range(0, 30, 3), 1000, 1001, 1002]
     with pytest.raises(SchemaError, match="has no column nope"):
-        plan(source, snapshot, None, Cut("nope", "o", {}))
+        plan(source, snapshot, None, HandoffFilter("nope", "o", {}))
 
 
 def test_gaps_and_duplicates_of_offsets(server: Server) -> None:
@@ -396,10 +398,10 @@ def test_gaps_and_duplicates_of_offsets(server: Server) -> None:
     source = server.source(table)
     offsets = OffsetTable(partition_column="p", offset_column="o", topic_column="topic")
     for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
-        measured = source.measure_offsets(NO_SPARK, source.look(NO_SPARK), offsets, "a", {"0": since})
+        measured = source.measure_offsets(NO_SPARK, source.describe_snapshot(NO_SPARK), offsets, "a", {"0": since})
         assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
-    assert source.has_nulls(NO_SPARK, source.look(NO_SPARK), "p")
-    assert not source.has_nulls(NO_SPARK, source.look(NO_SPARK), "id")
+    assert source.has_nulls(NO_SPARK, source.describe_snapshot(NO_SPARK), "p")
+    assert not source.has_nulls(NO_SPARK, source.describe_snapshot(NO_SPARK), "id")
 
 
 def test_rows_of_a_replacing_table_are_its_newest(server: Server) -> None:
@@ -450,7 +452,7 @@ def test_a_query_runs_in_the_server(server: Server) -> None:
     source = server.source(table, split_rows=30)
     snapshot = pinned(source)
     splits = plan(source, snapshot)
-    fetch = source.direct(snapshot, splits, f"SELECT id, at, e FROM {reader.SPLIT} WHERE e = 'a' AND id < 50")
+    fetch = source.create_split_reader(snapshot, splits, f"SELECT id, at, e FROM {reader.SPLIT} WHERE e = 'a' AND id < 50")
     batches = [batch for split in splits for batch in fetch.fetch(split)]
     assert [row["id"] for batch in batches for row in batch.to_pylist()] == list(range(50))
     assert [field.type for field in batches[0].schema] == [pa.decimal128(20, 0), pa.timestamp("us", "UTC"), pa.string()]
@@ -527,7 +529,7 @@ def test_types_as_arrow(server: Server) -> None:
     assert schema.types[1:] == [kind for _, _, kind, _ in TYPES]
     snapshot = pinned(source)
     splits = plan(source, snapshot)
-    [batch] = list(source.direct(snapshot, splits, None).fetch(splits[0]))
+    [batch] = list(source.create_split_reader(snapshot, splits, None).fetch(splits[0]))
     assert batch.schema == schema
     [row] = batch.to_pylist()
     wrong = {
@@ -628,7 +630,7 @@ def test_positions_of_a_cut_are_topic_offsets(server: Server, spark: Any) -> Non
     server.do(f"INSERT INTO {table} SELECT number, number % 2, number FROM numbers(20)")
     source = server.source(table)
     snapshot = pinned(source)
-    rows = source.read(spark, snapshot, plan(source, snapshot, None, Cut("p", "o", {"0": 10, "1": 99})), columns=["id"]).collect()
+    rows = source.read(spark, snapshot, plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 99})), columns=["id"]).collect()
     assert sorted((row.id, *row._gs_pos) for row in rows) == [(n, 7, n % 2, n, 0) for n in range(20) if n % 2 or n < 10]
 
 
@@ -638,7 +640,7 @@ def test_rows_of_a_cut_without_an_offset_have_places_of_their_own(server: Server
     server.do(f"INSERT INTO {table} SELECT number, if(number < 14, NULL, 0), if(number < 15, NULL, number) FROM numbers(20)")
     source = server.source(table, split_rows=10)
     snapshot = pinned(source)
-    splits = plan(source, snapshot, None, Cut("p", "o", {"0": 18}))
+    splits = plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 18}))
     rows = source.read(spark, snapshot, splits, columns=["id"]).collect()
     expected = [(n, 7, n // 10 - 2**31, n % 10, 0) for n in range(15)] + [(n, 7, 0, n, 0) for n in range(15, 18)]
     assert len(splits) == 2
@@ -651,12 +653,12 @@ def test_a_direct_load_has_rows_of_a_key_in_the_order_of_their_offsets(server: S
     server.do(f"INSERT INTO {table} SELECT number % 3, number, if(number < 6, NULL, 0), if(number < 6, NULL, 40 - number) FROM numbers(30)")
     source = server.source(table, split_rows=10)
     snapshot = pinned(source)
-    splits = plan(source, snapshot, None, Cut("p", "o", {"0": 99}))
-    assert source.spreads(["id"]) == ""
+    splits = plan(source, snapshot, None, HandoffFilter("p", "o", {"0": 99}))
+    assert source.explain_key_spread(["id"]) == ""
     assert source.keeps_together(splits, ["id"])
     assert not source.keeps_together(splits, ["seq"])
-    assert source.spreads(["seq"]).endswith("is sorted by id first and the key is seq: one key lies in several splits")
-    fetch = source.direct(snapshot, splits, f"SELECT id, seq FROM {reader.SPLIT}", ["id"])
+    assert source.explain_key_spread(["seq"]).endswith("is sorted by id first and the key is seq: one key lies in several splits")
+    fetch = source.create_split_reader(snapshot, splits, f"SELECT id, seq FROM {reader.SPLIT}", ["id"])
     rows = [row for split in splits for batch in fetch.fetch(split) for row in batch.to_pylist()]
     assert len(splits) == 3
     for key in range(3):
@@ -672,18 +674,18 @@ def test_without_a_snapshot(server: Server) -> None:
     view = f"{table}_view"
     server.do(f"CREATE VIEW {view} AS SELECT id FROM {table}")
     with pytest.raises(TargetError, match="only the MergeTree family") as told:
-        server.source(view).pin(NO_SPARK, "view")
+        server.source(view).create_snapshot(NO_SPARK, "view")
     assert "snapshot: none" in str(told.value)
     for name, count in ((view, 1), (table, 11)):
         source = server.source(name, snapshot="none", split_rows=10)
         snapshot = pinned(source)
-        assert not snapshot.pinned
+        assert not snapshot.is_stable
         assert snapshot.handle["pinned"] is False
         splits = plan(source, snapshot)
         assert len(splits) == count
         server.do(f"INSERT INTO {table} VALUES ({-count})")
         assert len(ids(fetched(source, snapshot, splits))) == server.ask(f"SELECT count() FROM {table}")[0][0]
-        source.unpin(snapshot)
+        source.release_snapshot(snapshot)
     assert server.ask(f"SELECT count() FROM {table}") == [(102,)]
 
 
@@ -702,7 +704,7 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
         connection = {"url": url, "user": "default", "password": secret}
         with pytest.raises(kind) as told:
             ClickHouseTable(
-                ClickHouseSource(table_name="a.b"), Settings(clickhouse_source=ClickHouseConnection.model_validate(connection))
+                ClickHouseSourceConfig(table_name="a.b"), Settings(clickhouse_source=ClickHouseConnection.model_validate(connection))
             ).schema(NO_SPARK)
         shown = f"{told.value!s}{told.value!r}{told.value.__cause__!r}"
         assert secret not in shown
@@ -715,7 +717,7 @@ def test_nobody_there_and_nobody_let_in(server: Server) -> None:
 def test_codes_of_the_server(code: int, kind: type[Exception]) -> None:
     from clickhouse_connect.driver.exceptions import DatabaseError
 
-    with pytest.raises(kind, match="node 'n'"), client.told("n", "d.t", "pin it"):
+    with pytest.raises(kind, match="node 'n'"), client.translate_errors("n", "d.t", "pin it"):
         raise DatabaseError("HTTPDriver returned: Code: 1. DB::Exception: Not like this. (NAME) (version 26.9.1.1)", code=code)
 
 
@@ -740,7 +742,7 @@ def test_an_answer_that_breaks_off_is_not_a_short_one(
     source = server.source(table, snapshot="none")
     snapshot = pinned(source)
     splits = plan(source, snapshot)
-    fetch = source.direct(snapshot, splits, None)
+    fetch = source.create_split_reader(snapshot, splits, None)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("id", pa.int64())])) as writer:
         writer.write_table(pa.table({"id": list(range(1000))}))
@@ -754,7 +756,7 @@ def test_an_answer_that_breaks_off_is_not_a_short_one(
 
 def test_describe_asks_nobody() -> None:
     source = ClickHouseTable(
-        ClickHouseSource(table_name="flights.history"), Settings(clickhouse_source=ClickHouseConnection(url="http://127.0.0.1:9"))
+        ClickHouseSourceConfig(table_name="flights.history"), Settings(clickhouse_source=ClickHouseConnection(url="http://127.0.0.1:9"))
     )
     assert source.describe() == {
         "kind": "clickhouse",

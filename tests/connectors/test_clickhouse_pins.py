@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.connectors.clickhouse.snapshot import Table, orphans, sync_statement
+from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo, orphans, sync_statement
 
 
 def test_orphans_are_of_this_owner_and_of_no_later_generation() -> None:
@@ -29,5 +29,5 @@ def test_orphans_are_of_this_owner_and_of_no_later_generation() -> None:
     ],
 )
 def test_only_engines_with_replicas_are_waited_for(engine: str, waits: bool) -> None:
-    statement = sync_statement(Table("shop", "order's", "", engine, "id"))
+    statement = sync_statement(ClickHouseTableInfo("shop", "order's", "", engine, "id"))
     assert (statement is not None and statement.startswith("SYSTEM SYNC REPLICA ")) is waits

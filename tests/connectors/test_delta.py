@@ -22,15 +22,15 @@ from lake_kit import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.connectors.base import OP, POS, POS_TYPE, Frame, SinkContext
+from headrace.connectors.base import OP, POS, POS_TYPE, EpochFrame, SinkContext
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.delta.errors import explain
 from headrace.connectors.delta.table import create
-from headrace.connectors.lakehouse_rows import DRIVER_ROWS, keyed
+from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, RecordError, SchemaError, TargetError, TransientError
-from headrace.pipeline.model.nodes import DeltaSink
-from headrace.pipeline.protocol.epochs import Counts, Record
+from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, SchemaError, SinkStateError, TargetError, TransientError
+from headrace.pipeline.model.nodes import DeltaSinkConfig
+from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 pytestmark = pytest.mark.spark
 
@@ -44,8 +44,8 @@ class Table(LakeTable):
         super().__init__(spark, key, schema)
         self.path = str(path)
 
-    def node(self) -> DeltaSink:
-        return DeltaSink.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
+    def node(self) -> DeltaSinkConfig:
+        return DeltaSinkConfig.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.spark.read.format("delta").load(self.path).collect())
@@ -73,13 +73,13 @@ def test_append(table: Any) -> None:
     t = table()
     sink = t.joined()
     counts = sink.write(plan(1), t.frame((1, "a", "i"), (1, "a", "u")))
-    assert counts == Counts(2, 2, 0, 0)
-    assert sink.write(plan(2), t.frame((2, "b", "i"))) == Counts(1, 1, 0, 0)
+    assert counts == WriteCounts(2, 2, 0, 0)
+    assert sink.write(plan(2), t.frame((2, "b", "i"))) == WriteCounts(1, 1, 0, 0)
     assert t.rows() == [(1, "a"), (1, "a"), (2, "b")]
     record = t.sink().record()
     assert record == sink.record()
-    assert (record.epoch, record.generation, record.end, record.counts) == (2, 1, position(2), Counts(1, 1, 0, 0))
-    assert (record.totals, record.baseline) == (Counts(3, 3, 0, 0), 0)
+    assert (record.epoch, record.generation, record.end, record.counts) == (2, 1, position(2), WriteCounts(1, 1, 0, 0))
+    assert (record.totals, record.baseline) == (WriteCounts(3, 3, 0, 0), 0)
     assert record.plan_from(position(1)) == replace(plan(2), planned_at=record.planned_at)
 
 
@@ -96,12 +96,12 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     t = table("id")
     sink = t.joined()
     first = t.frame((1, "a", "i"), (2, "b", "i"), (2, "b2", "u"), (3, "c", "i"), (9, "z", "d"), large=large)
-    assert sink.write(plan(1), first) == Counts(4, 3, 0, 0)
+    assert sink.write(plan(1), first) == WriteCounts(4, 3, 0, 0)
     assert t.rows() == [(1, "a"), (2, "b2"), (3, "c")]
     second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
-    assert sink.write(plan(2), second) == Counts(3, 1, 1, 1)
+    assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
-    assert sink.record().totals == Counts(7, 4, 1, 1)
+    assert sink.record().totals == WriteCounts(7, 4, 1, 1)
     assert sink.count() == (sink.record(), 3)
 
 
@@ -116,7 +116,7 @@ def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: Sp
             epoch = (number - 1) * len(moments) + at + 1
             data = [(moment, name, "u", (0, 0, at, 0))]
             rows = spark.createDataFrame(data, f"at timestamp, name string, {OP} string, {POS} {POS_TYPE}")
-            assert sink.write(plan(epoch), Frame(rows, schema, ("at",), 1, spark)).inserted == (number == 1)
+            assert sink.write(plan(epoch), EpochFrame(rows, schema, ("at",), 1, spark)).inserted == (number == 1)
     assert [row[1] for row in t.rows()] == ["second"] * len(moments)
 
 
@@ -124,10 +124,10 @@ def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: Sp
 def test_epoch_without_rows_leaves_its_record(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
     sink = t.joined()
-    assert sink.write(plan(1), t.frame()) == Counts()
+    assert sink.write(plan(1), t.frame()) == WriteCounts()
     assert t.sink().record().epoch == 1
     if key:
-        assert sink.write(plan(2), t.frame((5, "x", "d"))) == Counts(1, 0, 0, 0)
+        assert sink.write(plan(2), t.frame((5, "x", "d"))) == WriteCounts(1, 0, 0, 0)
         assert t.sink().record().epoch == 2
 
 
@@ -168,18 +168,18 @@ def test_same_plan_written_twice_lands_once(table: Any, key: tuple[str, ...]) ->
 def test_only_the_next_epoch_is_taken(table: Any) -> None:
     t = table()
     sink = t.joined()
-    with pytest.raises(RecordError, match="holds epoch 0, epoch 2 can only follow 1"):
+    with pytest.raises(SinkStateError, match="holds epoch 0, epoch 2 can only follow 1"):
         sink.write(plan(2), t.frame((1, "a", "i")))
     sink.write(plan(1), t.frame((1, "a", "i")))
     other = replace(plan(1), end=position(77))
-    with pytest.raises(RecordError, match="holds epoch 1 from other positions, epoch 1 can only follow 0"):
+    with pytest.raises(SinkStateError, match="holds epoch 1 from other positions, epoch 1 can only follow 0"):
         sink.write(other, t.frame((1, "a", "i")))
     assert t.rows() == [(1, "a")]
 
 
 def test_write_before_joining_is_refused(table: Any) -> None:
     t = table()
-    with pytest.raises(RecordError, match="holds no record of this sink"):
+    with pytest.raises(SinkStateError, match="holds no record of this sink"):
         t.prepared().write(plan(1), t.frame((1, "a", "i")))
 
 
@@ -202,7 +202,7 @@ class Gate:
     def __init__(self, folder: Path) -> None:
         self.reached, self.opened = folder / "reached", folder / "opened"
 
-    def through(self, frame: Frame) -> Frame:
+    def through(self, frame: EpochFrame) -> EpochFrame:
         from pyspark.sql import functions as F  # noqa: N812
 
         reached, opened = str(self.reached), str(self.opened)
@@ -252,7 +252,7 @@ def test_step_that_somebody_else_took_is_noticed(table: Any, monkeypatch: pytest
     t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(**options).save(t.path)
     if late:
         monkeypatch.setattr(sink, "_mine", lambda: held)
-    with pytest.raises(RecordError, match="remembers step 4294967305 of this sink"):
+    with pytest.raises(SinkStateError, match="remembers step 4294967305 of this sink"):
         sink.write(plan(1), t.frame((1, "a", "i")))
     assert t.rows() == []
 
@@ -314,7 +314,7 @@ def test_record_is_found_behind_the_commits_of_others(table: Any) -> None:
     t.sql("OPTIMIZE {t}")
     assert t.sink().record() == sink.record()
     assert t.prepared(generation=2).record().epoch == 1
-    assert t.prepared(generation=3).write(plan(2), t.frame((1, "x", "u"))) == Counts(1, 0, 1, 0)
+    assert t.prepared(generation=3).write(plan(2), t.frame((1, "x", "u"))) == WriteCounts(1, 0, 1, 0)
     assert t.sink().count()[1] == 5
 
 
@@ -326,9 +326,9 @@ def test_record_that_log_cleanup_took_is_not_a_new_sink(table: Any) -> None:
     for old in sorted(Path(t.path, "_delta_log").glob("*.json"))[:-1]:
         old.unlink()
     log.clearCache()
-    with pytest.raises(RecordError, match="its log no longer holds the record"):
+    with pytest.raises(SinkStateError, match="its log no longer holds the record"):
         t.sink().record()
-    with pytest.raises(RecordError, match="its log no longer holds the record"):
+    with pytest.raises(SinkStateError, match="its log no longer holds the record"):
         t.prepared(generation=2)
 
 
@@ -338,7 +338,7 @@ def test_restored_table_is_noticed(table: Any) -> None:
     before = t.version
     sink.write(plan(1), t.frame((1, "a", "i")))
     t.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {before}")
-    with pytest.raises(RecordError, match=f"restored version {before}, older than what this sink wrote"):
+    with pytest.raises(SinkStateError, match=f"restored version {before}, older than what this sink wrote"):
         t.prepared(generation=2)
 
 
@@ -355,7 +355,7 @@ def test_table_made_anew_holds_nothing(table: Any, tmp_path: Path) -> None:
         sink.write(plan(2), t.frame((2, "b", "i")))
     shutil.rmtree(t.path)
     t.sql("CREATE TABLE {t} (id bigint, name string) USING delta")
-    with pytest.raises(RecordError, match="was replaced after it was prepared"):
+    with pytest.raises(SinkStateError, match="was replaced after it was prepared"):
         sink.write(plan(2), t.frame((2, "b", "i")))
 
 
@@ -365,10 +365,10 @@ def test_lane_taken_back_to_an_earlier_epoch(table: Any) -> None:
     for number in (1, 2, 3):
         sink.write(plan(number), t.frame((number, "first", "i")))
     back = t.prepared(generation=2)
-    joined = back.join(Record.joined(KEY, 2, 1, position(1), "hash", None))
+    joined = back.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     assert (joined.epoch, joined.baseline) == (1, 3)
-    assert back.write(plan(2), t.frame((2, "again", "u"))) == Counts(1, 0, 1, 0)
-    assert back.write(plan(3), t.frame((3, "again", "u"))) == Counts(1, 0, 1, 0)
+    assert back.write(plan(2), t.frame((2, "again", "u"))) == WriteCounts(1, 0, 1, 0)
+    assert back.write(plan(3), t.frame((3, "again", "u"))) == WriteCounts(1, 0, 1, 0)
     assert t.rows() == [(1, "first"), (2, "again"), (3, "again")]
     with pytest.raises(FencedError):
         sink.write(plan(4), t.frame((4, "zombie", "i")))
@@ -390,7 +390,7 @@ def test_two_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
-    second.join(Record.joined(other, 1, 0, position(0), "hash", None))
+    second.join(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
     sink.write(plan(1), t.frame((1, "a", "i")))
     assert second.record().epoch == 0
     second.write(plan(1), t.frame((2, "b", "i")))
@@ -403,9 +403,9 @@ def test_record_of_another_pipeline_with_the_same_name_is_found(table: Any) -> N
     t.joined().write(plan(1), t.frame((1, "a", "i")))
     anew = t.prepared(identity=replace(KEY, pipeline="uuid-2"))
     assert anew.record() is None
-    assert anew.foreign_record().key == KEY
-    assert t.sink(replace(KEY, pipeline="uuid-2", name="others")).foreign_record() is None
-    assert t.sink(replace(KEY, pipeline="uuid-2", sink="elsewhere")).foreign_record() is None
+    assert anew.find_conflicting_record().key == KEY
+    assert t.sink(replace(KEY, pipeline="uuid-2", name="others")).find_conflicting_record() is None
+    assert t.sink(replace(KEY, pipeline="uuid-2", sink="elsewhere")).find_conflicting_record() is None
 
 
 TYPES = {
@@ -436,7 +436,7 @@ def test_types_come_back_as_they_went_in(table: Any, key: tuple[str, ...], large
     data = pa.Table.from_pylist(values, schema=schema)
     rows = t.spark.createDataFrame(data, from_arrow_schema(schema, prefer_timestamp_ntz=True))
     pos = f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}"
-    frame = Frame(rows.selectExpr("*", f"'i' {OP}", pos), schema, key, None if large else 2, t.spark)
+    frame = EpochFrame(rows.selectExpr("*", f"'i' {OP}", pos), schema, key, None if large else 2, t.spark)
     sink = t.joined()
     sink.write(plan(1), frame)
     found = t.spark.read.format("delta").load(t.path).toArrow().sort_by("id")
@@ -491,7 +491,7 @@ def test_large_epochs_leave_the_driver_path(table: Any) -> None:
     sink = t.joined()
     n = DRIVER_ROWS + 1
     rows = t.spark.range(n).selectExpr("id", "'x' name", f"'i' {OP}", f"named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) {POS}")
-    assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), n, t.spark)) == Counts(n, n, 0, 0)
+    assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), n, t.spark)) == WriteCounts(n, n, 0, 0)
 
 
 @pytest.mark.parametrize(("count", "likely", "local"), [(2, 1, True), (3, 1, False), (2, 5, False), (2, None, False)])
@@ -499,7 +499,7 @@ def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr("headrace.connectors.lakehouse_rows.DRIVER_ROWS", 2)
     t = table("id")
     frame = replace(t.frame(*[(at, "x", "i") for at in range(count)], large=True), likely=likely)
-    source = keyed("lake", frame, t.spark)
+    source = build_merge_source("lake", frame, t.spark)
     assert (source.local, sorted(row.id for row in source.rows.collect())) == (local, list(range(count)))
 
 
@@ -512,7 +512,7 @@ def test_what_is_likely_small_is_looked_at(table: Any, monkeypatch: pytest.Monke
     ],
 )
 def test_describe_opens_nothing(path: str, location: str) -> None:
-    node = DeltaSink.model_validate({"from": "x", "path": path})
+    node = DeltaSinkConfig.model_validate({"from": "x", "path": path})
     found = DeltaTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
     assert found == {"kind": "delta", "asset_key": ["delta", "flights"], "table_name": "flights", "location": location}
 
@@ -537,7 +537,7 @@ def test_days_of_any_calendar_are_found_again(table: Any) -> None:
     sink = t.joined()
     days = [date(1, 1, 1), date(999, 1, 1), date(1582, 10, 10), date(9999, 12, 31)]
 
-    def frame(days: list[date], v: int, op: str) -> Frame:
+    def frame(days: list[date], v: int, op: str) -> EpochFrame:
         found = t.frame(*[((day - date(1970, 1, 1)).days, str(v), op) for day in days])
         return replace(found, rows=found.rows.selectExpr("date_from_unix_date(int(id)) AS day", "bigint(name) AS v", OP, POS))
 

@@ -16,14 +16,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors import registry, splitting
-from headrace.connectors.base import Cut, Snapshot, Window
+from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.files import Files, listing
 from headrace.connectors.files import schema as shape
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import DataError, LaneError, PipelineFileError, SchemaError, TargetError
+from headrace.pipeline.errors import DataError, PipelineFileError, PipelineStateError, SchemaError, TargetError
 from headrace.pipeline.file.loader import from_compiled, parse_pipeline
-from headrace.pipeline.model.nodes import FileSource, HybridSource, OffsetTable
+from headrace.pipeline.model.nodes import FileSourceConfig, HybridSourceConfig, OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
@@ -32,7 +32,7 @@ SPARK = pytest.mark.spark
 
 def files(path: Path | str, kind: str = "parquet", **node: Any) -> Files:
     given = {"path": str(path), "format": kind, "mode": "bounded"} | node
-    return Files(FileSource.model_validate(given), Settings(), ordinal=4, name="src")
+    return Files(FileSourceConfig.model_validate(given), Settings(), ordinal=4, name="src")
 
 
 def put(path: Path, rows: list[Json], schema: pa.Schema | None = None, group: int = 100) -> Path:
@@ -45,8 +45,8 @@ def numbered(first: int, end: int, **more: Any) -> list[Json]:
     return [{"id": number, **more} for number in range(first, end)]
 
 
-def all_of(found: Files, spark: SparkSession, window: Window | None = None) -> list[Any]:
-    snapshot = found.pin(spark, "token")
+def all_of(found: Files, spark: SparkSession, window: HistoryPartition | None = None) -> list[Any]:
+    snapshot = found.create_snapshot(spark, "token")
     return found.read(spark, snapshot, found.splits(spark, snapshot, window, None)).collect()
 
 
@@ -66,7 +66,7 @@ def test_a_path_is_a_file_a_folder_or_a_pattern(tmp_path: Path) -> None:
         (tmp_path / name).write_text("id\n1\n")
 
     def names(path: str) -> list[str]:
-        return [os.path.relpath(file.path, tmp_path) for file in listing.found(path, "src")]
+        return [os.path.relpath(file.path, tmp_path) for file in listing.list_files(path, "src")]
 
     assert names(f"{tmp_path}/b/part-9.csv") == ["b/part-9.csv"]
     assert names(f"file://{tmp_path}/b/part-*.csv") == ["b/part-9.csv", "b/part-10.csv"]
@@ -83,7 +83,7 @@ def test_no_files_is_an_error_at_once(tmp_path: Path, path: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "nope.cvs").touch()
     with pytest.raises(TargetError, match="no files matching") as caught:
-        listing.found(f"{tmp_path}/{path}", "src")
+        listing.list_files(f"{tmp_path}/{path}", "src")
     assert f"{tmp_path}/{path}" in caught.value.message
     if path == "nope.csv":
         assert "nope.cvs" in caught.value.hint
@@ -92,7 +92,7 @@ def test_no_files_is_an_error_at_once(tmp_path: Path, path: str) -> None:
 def test_the_list_survives_the_ledger(tmp_path: Path) -> None:
     put(tmp_path / "dt=2025-01-01" / "a b.parquet", numbered(0, 3))
     put(tmp_path / "dt=__HIVE_DEFAULT_PARTITION__" / "x.parquet", numbered(0, 3))
-    found = [listing.File(file.path, file.size, file.changed, (3,)) for file in listing.found(str(tmp_path), "src")]
+    found = [listing.File(file.path, file.size, file.changed, (3,)) for file in listing.list_files(str(tmp_path), "src")]
     assert listing.unpack(listing.pack(found)) == found
     assert [file.partitions for file in found] == [{"dt": "2025-01-01"}, {"dt": None}]
 
@@ -101,7 +101,7 @@ def test_folders_that_differ_are_refused(tmp_path: Path) -> None:
     put(tmp_path / "dt=2025-01-01" / "a.parquet", numbered(0, 3))
     put(tmp_path / "b.parquet", numbered(0, 3))
     with pytest.raises(SchemaError, match=r"partition folders (none|dt)"):
-        listing.found(str(tmp_path), "src")
+        listing.list_files(str(tmp_path), "src")
 
 
 # --- the pin
@@ -121,7 +121,7 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
 
     paths = [write(name, first) for name, first in (("a", 10), ("b", 20))]
     found = files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}}))
-    snapshot = found.pin(spark, "token")
+    snapshot = found.create_snapshot(spark, "token")
     splits = found.splits(spark, snapshot, None, None)
     before = found.read(spark, snapshot, splits).collect()
     assert sorted(row.id for row in before) == [*range(10, 15), *range(20, 25)]
@@ -134,13 +134,13 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
         lambda: files(tmp_path, kind, **({} if kind == "parquet" else {"schema": {"id": "int64"}})).splits(spark, snapshot, None, None),
     ):
         error = told(ask)
-        assert isinstance(error, LaneError)
+        assert isinstance(error, PipelineStateError)
         assert f"`{paths[1]}` changed after it was pinned" in error.message
         assert error.node == "src"
         assert error.hint
     paths[1].unlink()
     error = told(lazy.collect)
-    assert isinstance(error, LaneError)
+    assert isinstance(error, PipelineStateError)
     assert "it is gone" in error.message
 
 
@@ -150,14 +150,14 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 
     path = tmp_path / "a.csv"
     path.write_text("id\n1\n2\n")
-    file = listing.found(str(path), "src")[0]
-    scan = reader.Scan("src", "csv", pa.schema([("id", pa.string())]))
-    rows = scan.rows(reader.Piece(0, file))
+    file = listing.list_files(str(path), "src")[0]
+    scan = reader.FileScan("src", "csv", pa.schema([("id", pa.string())]))
+    rows = scan.rows(reader.FileRange(0, file))
     assert next(rows)["id"].to_pylist() == ["1", "2"]
     path.write_text("id\n1\n3\n")
     os.utime(path, ns=(file.changed + 1, file.changed + 1))
     error = told(lambda: list(rows))
-    assert isinstance(error, LaneError)
+    assert isinstance(error, PipelineStateError)
     assert "it was written to" in error.message
 
 
@@ -167,7 +167,7 @@ def test_splits_are_groups_of_row_groups(spark: SparkSession, tmp_path: Path, mo
     put(tmp_path / "a.parquet", numbered(0, 250), group=50)
     put(tmp_path / "b.parquet", numbered(250, 320), group=30)
     found = files(tmp_path)
-    snapshot = found.pin(spark, "token")
+    snapshot = found.create_snapshot(spark, "token")
     splits = found.splits(spark, snapshot, None, None)
     assert [split["rows"] for split in splits] == [100, 100, 80, 40]
     assert [len(split["files"]) for split in splits] == [1, 1, 2, 1]
@@ -196,8 +196,8 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
     assert rows[0] == (0, None, "us")
     assert rows[1] == (10, date(2025, 1, 1), "e/u")
     assert len(rows) == 10
-    snapshot = found.pin(spark, "token")
-    splits = found.splits(spark, snapshot, Window("w", "dt", "2025-01-02", "2025-01-03"), None)
+    snapshot = found.create_snapshot(spark, "token")
+    splits = found.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None)
     assert [(split["id"], split["rows"], len(split["files"])) for split in splits] == [("w/00000", 3, 1)]
     assert sorted(row.id for row in found.read(spark, snapshot, splits).collect()) == [20, 21, 22]
     assert sorted(row.region for row in all_of(files(tmp_path, columns="region", filter="region = 'us'"), spark)) == ["us"]
@@ -210,10 +210,10 @@ def test_folders_become_columns_and_windows_go_by_them(spark: SparkSession, tmp_
     assert "dt=2025-01-01" in error.message
     (tmp_path / "dt=2025-01-01" / "region=e%2Fu" / "x.parquet").unlink()  # of another window: not even looked at
     fresh = files(tmp_path, schema={"dt": "date32"})
-    assert fresh.splits(spark, snapshot, Window("w", "dt", "2025-01-02", "2025-01-03"), None) == splits
+    assert fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-02", "2025-01-03"), None) == splits
     assert sorted(row.id for row in fresh.read(spark, snapshot, splits).collect()) == [20, 21, 22]
-    error = told(lambda: fresh.splits(spark, snapshot, Window("w", "dt", "2025-01-01", "2025-01-02"), None))
-    assert isinstance(error, LaneError)
+    error = told(lambda: fresh.splits(spark, snapshot, HistoryPartition("w", "dt", "2025-01-01", "2025-01-02"), None))
+    assert isinstance(error, PipelineStateError)
 
 
 @SPARK
@@ -224,7 +224,7 @@ def test_gaps_and_duplicates_of_offsets(spark: SparkSession, tmp_path: Path) -> 
     found = files(tmp_path / "a.parquet")
     table = OffsetTable(partition_column="p", offset_column="o", topic_column="t")
     for since, gaps in ((0, ((10, 15), (20, 3_000_000))), (12, ((12, 15), (20, 3_000_000))), (18, ((20, 3_000_000),))):
-        measured = found.measure_offsets(spark, found.look(spark), table, "a", {"0": since})
+        measured = found.measure_offsets(spark, found.describe_snapshot(spark), table, "a", {"0": since})
         assert measured == TableOffsets({"0": PartitionOffsets(0, 3_000_001, gaps, duplicates=1)})
 
 
@@ -234,10 +234,10 @@ def test_the_cut_is_exact(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path / "a.parquet", rows)
     found = files(tmp_path / "a.parquet", columns="id, p, o")
     table = OffsetTable(partition_column="p", offset_column="o")
-    measured = found.measure_offsets(spark, found.look(spark), table, "a", {}).partitions
+    measured = found.measure_offsets(spark, found.describe_snapshot(spark), table, "a", {}).partitions
     assert measured == {part: PartitionOffsets(0, 100) for part in ("0", "1", "2")}
-    snapshot = found.pin(spark, "token")
-    splits = found.splits(spark, snapshot, None, Cut("p", "o", {"0": 10, "1": 0}))
+    snapshot = found.create_snapshot(spark, "token")
+    splits = found.splits(spark, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 0}))
     kept = found.read(spark, snapshot, splits, ["id"]).collect()
     assert sorted(row.id for row in kept) == [*range(0, 30, 3), 1000, 1001]
     assert sum(split["rows"] for split in splits) == 12
@@ -252,8 +252,8 @@ def test_what_is_no_parquet_has_no_columns_and_is_named(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": 1}\n')
     with pytest.raises(DataError, match=r"rows\.jsonl` cannot be read as parquet") as caught:
         shape.shape_of(
-            FileSource.model_validate({"path": str(tmp_path), "format": "parquet", "mode": "bounded"}),
-            listing.found(str(tmp_path), "src"),
+            FileSourceConfig.model_validate({"path": str(tmp_path), "format": "parquet", "mode": "bounded"}),
+            listing.list_files(str(tmp_path), "src"),
             "src",
         )
     assert caught.value.node == "src"
@@ -264,15 +264,15 @@ def test_parquet_files_that_do_not_agree_are_refused(spark: SparkSession, tmp_pa
     put(tmp_path / "a.parquet", [{"id": 1, "v": "x", "w": 1.5}], pa.schema([("id", pa.int64()), ("v", pa.string()), ("w", pa.float64())]))
     put(tmp_path / "b.parquet", [{"id": 2, "v": "y"}], pa.schema([("id", pa.int32()), ("v", pa.string())]))
     with pytest.raises(SchemaError, match=r"b\.parquet` lacks the column `w`"):
-        files(tmp_path).pin(spark, "token")
+        files(tmp_path).create_snapshot(spark, "token")
     narrow = files(tmp_path, columns="id, v")
     assert sorted((row.id, row.v) for row in all_of(narrow, spark)) == [(1, "x"), (2, "y")]
     put(tmp_path / "c.parquet", [{"id": "3", "v": "y"}])
     with pytest.raises(SchemaError, match=r"c\.parquet` holds `id` as string, not as int64"):
-        narrow.pin(spark, "token")
+        narrow.create_snapshot(spark, "token")
     (tmp_path / "c.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"c\.parquet` cannot be read as parquet"):
-        narrow.pin(spark, "token")
+        narrow.create_snapshot(spark, "token")
     for declared, said in (({"id": "int32"}, "holds `id` as int64"), ({"nope": "string"}, "has no column `nope`")):
         with pytest.raises(SchemaError, match=said):
             files(tmp_path / "a.parquet", schema=declared).schema(spark)
@@ -327,7 +327,7 @@ def test_csv_values_arrive_exactly(spark: SparkSession, tmp_path: Path) -> None:
     schema = {"id": "int64"} | {name: kind for name, (kind, *_) in zip(names, VALUES, strict=True)}
     found = files(tmp_path, "csv", schema=schema)
     assert found.schema(spark).types == [pa.int64(), *(kind for _, _, kind, _ in VALUES)]
-    snapshot = found.pin(spark, "token")
+    snapshot = found.create_snapshot(spark, "token")
     splits = found.splits(spark, snapshot, None, None)
     table = found.read(spark, snapshot, splits).toArrow().sort_by("id").select(["id", *names])
     assert table.to_pylist() == [
@@ -359,7 +359,7 @@ def test_a_value_that_does_not_fit_is_named(spark: SparkSession, tmp_path: Path,
         path = tmp_path / f"{at}.{kind}"
         path.write_text(f'id,v\n1,\n2,"{value}"\n' if kind == "csv" else f'{{"id": 1}}\n{{"id": 2, "v": "{value}"}}\n')
         found = files(path, kind, schema={"id": "int64", "v": declared})
-        snapshot = found.pin(spark, "token")
+        snapshot = found.create_snapshot(spark, "token")
         pieces = [{"id": "0", "rows": 2, "files": [[0, str(path), 0, 1]], "scope": {"window": None, "cut": None}}]
         error = told(found.read(spark, snapshot, pieces).collect)
         assert isinstance(error, DataError), (declared, value, error)
@@ -433,10 +433,10 @@ sinks:
 def test_files_are_a_phase_of_a_hybrid_source() -> None:
     model = parse_pipeline(HYBRID, "f.yaml").model
     [node] = model.sources.values()
-    assert isinstance(node, HybridSource)
+    assert isinstance(node, HybridSourceConfig)
     first, second = (phase.node() for phase in node.bounded_sources)
-    assert isinstance(first, FileSource)
-    assert isinstance(second, FileSource)
+    assert isinstance(first, FileSourceConfig)
+    assert isinstance(second, FileSourceConfig)
     assert (first.format, first.filter, first.schema_, first.mode) == ("json", "id > 0", {"id": "int64"}, "bounded")
     assert (second.delimiter, second.header) == (";", True)
     assert [entry["kind"] for entry in registry.describe("events", node, Settings())] == ["file", "file", "kafka"]
@@ -453,4 +453,4 @@ def test_describe_opens_nothing() -> None:
 def test_a_handle_is_small_in_every_position() -> None:
     many = [listing.File(f"/data/events/dt=2025-01-01/part-{at:05d}.parquet", 1_000_000 + at, 10**18 + at, (1000,)) for at in range(1000)]
     assert len(str(listing.pack(many))) < 30_000
-    assert Snapshot(listing.pack(many), pinned=True).handle["root"] == "/data/events/dt=2025-01-01"
+    assert Snapshot(listing.pack(many), is_stable=True).handle["root"] == "/data/events/dt=2025-01-01"

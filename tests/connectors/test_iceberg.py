@@ -14,11 +14,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from headrace.connectors import splitting
-from headrace.connectors.base import Cut, Snapshot, Window
+from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.iceberg import IcebergTable
 from headrace.pipeline.config.settings import IcebergSettings, Settings
-from headrace.pipeline.errors import LaneError, SchemaError, SettingsError, TargetError
-from headrace.pipeline.model.nodes import IcebergSource, OffsetTable
+from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
+from headrace.pipeline.model.nodes import IcebergSourceConfig, OffsetTable
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,7 @@ class Warehouse:
 
     def source(self, name: str, **node: Any) -> IcebergTable:
         return IcebergTable(
-            IcebergSource(table_name=name, **node), Settings(iceberg=IcebergSettings(warehouse=str(self.folder))), ordinal=4
+            IcebergSourceConfig(table_name=name, **node), Settings(iceberg=IcebergSettings(warehouse=str(self.folder))), ordinal=4
         )
 
 
@@ -82,7 +82,7 @@ def test_splits_hold_the_snapshot_once(warehouse: Warehouse) -> None:
         warehouse.add(name, first, 300)
     spark.sql(f"DELETE FROM w.{name} WHERE id % 7 = 0")
     table = warehouse.source(name)
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     before = ids(table, spark, snapshot, splits)
     assert len(splits) > 3
@@ -110,7 +110,7 @@ def test_only_the_files_of_a_split_are_opened(warehouse: Warehouse) -> None:
     for first in (0, 200, 400):
         warehouse.add(name, first, 200)
     table = warehouse.source(name)
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     for place, split in enumerate(splits):
         if place not in (1, 2):
@@ -129,17 +129,17 @@ def test_windows_and_filter(warehouse: Warehouse) -> None:
     )
     spark.sql(f"INSERT INTO w.{name} VALUES (9999, NULL, 'x')")
     table = warehouse.source(name, filter="id % 2 = 0 -- even")
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     found = []
     for start, end in (("2013-01-01", "2013-02-01"), ("2013-02-01", "2013-03-01")):
-        splits = table.splits(spark, snapshot, Window(start, "d", start, end), None)
+        splits = table.splits(spark, snapshot, HistoryPartition(start, "d", start, end), None)
         assert all(split["id"].startswith(start) for split in splits)
         found.append(sorted(flat(ids(table, spark, snapshot, splits))))
         assert sum(split["rows"] for split in splits) == len(found[-1])
     assert found == [list(range(0, 744, 2)), list(range(744, 744 + 672, 2))]
-    assert table.splits(spark, snapshot, Window("w", "d", "2020-01-01", "2020-02-01"), None) == []
+    assert table.splits(spark, snapshot, HistoryPartition("w", "d", "2020-01-01", "2020-02-01"), None) == []
     with pytest.raises(SchemaError, match="the filter `nope = 1` is wrong"):
-        warehouse.source(name, filter="nope = 1").pin(spark, "token")
+        warehouse.source(name, filter="nope = 1").create_snapshot(spark, "token")
 
 
 def test_the_cut_is_exact(warehouse: Warehouse) -> None:
@@ -148,10 +148,14 @@ def test_the_cut_is_exact(warehouse: Warehouse) -> None:
     spark.sql(f"INSERT INTO w.{name} SELECT id, id % 3, id div 3, 'a' FROM range(300)")
     spark.sql(f"INSERT INTO w.{name} VALUES (1000, NULL, NULL, 'a'), (1001, 1, NULL, 'a'), (1002, NULL, 5, 'b'), (1003, 9, 77, 'b')")
     table = warehouse.source(name)
-    assert table.fence(OffsetTable(partition_column="p", offset_column="o", topic_column="topic"), "a") == {"0": 100, "1": 100, "2": 100}
-    assert table.fence(OffsetTable(partition_column="p", offset_column="o"), "a") == {"0": 100, "1": 100, "2": 100, "9": 78}
-    snapshot = table.pin(spark, "token")
-    splits = table.splits(spark, snapshot, None, Cut("p", "o", {"0": 10, "1": 0, "12": 3}))
+    assert table.read_end_offsets(OffsetTable(partition_column="p", offset_column="o", topic_column="topic"), "a") == {
+        "0": 100,
+        "1": 100,
+        "2": 100,
+    }
+    assert table.read_end_offsets(OffsetTable(partition_column="p", offset_column="o"), "a") == {"0": 100, "1": 100, "2": 100, "9": 78}
+    snapshot = table.create_snapshot(spark, "token")
+    splits = table.splits(spark, snapshot, None, HandoffFilter("p", "o", {"0": 10, "1": 0, "12": 3}))
     rows = table.read(spark, snapshot, splits, ["id"]).collect()
     assert sorted(row.id for row in rows) == [*range(0, 30, 3), 1000, 1001, 1002]
     assert sum(split["rows"] for split in splits) == len(rows)
@@ -169,7 +173,7 @@ def test_positions_follow_the_order_of_additions(warehouse: Warehouse) -> None:
     for round_ in range(3):
         warehouse.add(name, 0, 120, f"round {round_}")
     table = warehouse.source(name)
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     rows = table.read(spark, snapshot, splits).collect()
     assert len({row._gs_pos for row in rows}) == 360
@@ -187,7 +191,7 @@ def test_many_readings_do_not_pile_up(warehouse: Warehouse) -> None:
     name = warehouse.table()
     warehouse.add(name, 0, 10)
     table = warehouse.source(name)
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     cache = spark._jvm.org.apache.iceberg.spark.SparkTableCache.get()
     before = cache.size()
@@ -212,7 +216,7 @@ def test_types(warehouse: Warehouse) -> None:
         pa.int32(), pa.float32(), pa.decimal128(38, 10), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.binary(),
         pa.list_(pa.struct([("x", pa.int64())])), pa.map_(pa.string(), pa.date32()), pa.bool_(),
     ]  # fmt: skip
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     [row] = table.read(spark, snapshot, table.splits(spark, snapshot, None, None)).toArrow().drop_columns(["_gs_op", "_gs_pos"]).to_pylist()
     assert str(row.pop("b")) == "nan"
     assert row == {
@@ -226,7 +230,7 @@ def test_types(warehouse: Warehouse) -> None:
 
 def test_an_empty_table(warehouse: Warehouse) -> None:
     table = warehouse.source(warehouse.table())
-    snapshot = table.pin(warehouse.spark, "token")
+    snapshot = table.create_snapshot(warehouse.spark, "token")
     assert snapshot.handle["snapshot_id"] is None
     assert table.splits(warehouse.spark, snapshot, None, None) == []
     assert table.read(warehouse.spark, snapshot, []).columns == ["id", "d", "v", "_gs_op", "_gs_pos"]
@@ -237,19 +241,19 @@ def test_an_older_snapshot_and_an_expired_one(warehouse: Warehouse) -> None:
     spark = warehouse.spark
     name = warehouse.table()
     warehouse.add(name, 0, 10)
-    first = warehouse.source(name).pin(spark, "token").handle["snapshot_id"]
+    first = warehouse.source(name).create_snapshot(spark, "token").handle["snapshot_id"]
     warehouse.add(name, 10, 10)
     table = warehouse.source(name, snapshot_id=first)
-    snapshot = table.pin(spark, "token")
+    snapshot = table.create_snapshot(spark, "token")
     splits = table.splits(spark, snapshot, None, None)
     assert flat(ids(table, spark, snapshot, splits)) == list(range(10))
     table._table.load(spark).expireSnapshots().expireSnapshotId(first).commit()
     for ask in (
         lambda: table.read(spark, snapshot, splits),
         lambda: warehouse.source(name).splits(spark, snapshot, None, None),
-        lambda: table.pin(spark, "t"),
+        lambda: table.create_snapshot(spark, "t"),
     ):
-        with pytest.raises(LaneError, match=f"no longer has snapshot {first}"):
+        with pytest.raises(PipelineStateError, match=f"no longer has snapshot {first}"):
             ask()
 
 
@@ -260,7 +264,7 @@ def test_what_is_missing_is_named(warehouse: Warehouse) -> None:
         warehouse.source(f"{name}x").schema(spark)
     assert f"Did you mean {name}" in str(told.value)
     with pytest.raises(TargetError, match="does not exist"):
-        warehouse.source("nowhere.t").pin(spark, "token")
+        warehouse.source("nowhere.t").create_snapshot(spark, "token")
     with pytest.raises(SettingsError, match="no warehouse"):
-        IcebergTable(IcebergSource(table_name="n.t"), Settings()).schema(spark)
+        IcebergTable(IcebergSourceConfig(table_name="n.t"), Settings()).schema(spark)
     assert warehouse.source("n.t").describe()["asset_key"] == ["iceberg", "n", "t"]

@@ -21,21 +21,21 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.base import OP, POS, SinkContext
 from headrace.connectors.iceberg import IcebergTableSink
-from headrace.connectors.iceberg.catalog import Table as Catalog
-from headrace.connectors.iceberg.metadata import State
+from headrace.connectors.iceberg.catalog import WarehouseTable as Catalog
+from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     DataError,
     FencedError,
     GuaranteeError,
-    RecordError,
     SchemaError,
     SettingsError,
+    SinkStateError,
     TargetError,
     TransientError,
 )
-from headrace.pipeline.model.nodes import IcebergSink
-from headrace.pipeline.protocol.epochs import Counts, Record
+from headrace.pipeline.model.nodes import IcebergSinkConfig
+from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 pytestmark = pytest.mark.spark
 
@@ -50,9 +50,9 @@ class Table(LakeTable):
         self.warehouse = str(warehouse)
         self.catalog = Catalog(self.warehouse, "n.flights", "test")
 
-    def node(self) -> IcebergSink:
+    def node(self) -> IcebergSinkConfig:
         given = {"from": "x", "table_name": "n.flights", "warehouse": self.warehouse, "primary_key": list(self.key)}
-        return IcebergSink.model_validate(given)
+        return IcebergSinkConfig.model_validate(given)
 
     def rows(self) -> list[tuple[Any, ...]]:
         return sorted(tuple(row) for row in self.catalog.frame(self.spark, None).collect())
@@ -79,10 +79,10 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     t = table("id")
     sink = t.joined()
     first = t.frame((1, "a", "i"), (2, "b", "i"), (2, "b2", "u"), (3, "c", "i"), (9, "z", "d"), large=large)
-    assert replace(sink.write(plan(1), first), rows=3) == Counts(3, 3, 0, 0)
+    assert replace(sink.write(plan(1), first), rows=3) == WriteCounts(3, 3, 0, 0)
     assert t.rows() == [(1, "a"), (2, "b2"), (3, "c")]
     second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
-    assert sink.write(plan(2), second) == Counts(3, 1, 1, 1)
+    assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
     assert sink.count() == (sink.record(), 3)
     assert t.branches == ["main"]
@@ -92,8 +92,8 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
 def test_epochs_with_and_without_rows_leave_their_record(table: Any, key: tuple[str, ...]) -> None:
     t = table(*key)
     sink = t.joined()
-    assert sink.write(plan(1), t.frame()) == Counts()
-    assert sink.write(plan(2), t.frame((1, "a", "i"))) == Counts(1, 1, 0, 0)
+    assert sink.write(plan(1), t.frame()) == WriteCounts()
+    assert sink.write(plan(2), t.frame((1, "a", "i"))) == WriteCounts(1, 1, 0, 0)
     if key:
         assert sink.write(plan(3), t.frame((5, "x", "d"))).deleted == 0
     record = t.sink().record()
@@ -117,13 +117,13 @@ def test_same_plan_written_twice_lands_once(table: Any, key: tuple[str, ...]) ->
 
 def test_only_the_next_epoch_is_taken(table: Any) -> None:
     t = table()
-    with pytest.raises(RecordError, match="holds no record of this sink"):
+    with pytest.raises(SinkStateError, match="holds no record of this sink"):
         t.prepared().write(plan(1), t.frame((1, "a", "i")))
     sink = t.joined()
-    with pytest.raises(RecordError, match="holds epoch 0, epoch 2 can only follow 1"):
+    with pytest.raises(SinkStateError, match="holds epoch 0, epoch 2 can only follow 1"):
         sink.write(plan(2), t.frame((1, "a", "i")))
     sink.write(plan(1), t.frame((1, "a", "i")))
-    with pytest.raises(RecordError, match="holds epoch 1 from other positions"):
+    with pytest.raises(SinkStateError, match="holds epoch 1 from other positions"):
         sink.write(replace(plan(1), end=position(77)), t.frame((1, "a", "i")))
     assert t.rows() == [(1, "a")]
 
@@ -149,7 +149,7 @@ class Gate:
         self.reached, self.opened = folder / "reached", folder / "opened"
 
     def before(self, acts: Callable[..., bool]) -> Callable[..., bool]:
-        def swap(state: State, **given: Any) -> bool:
+        def swap(state: IcebergMetadata, **given: Any) -> bool:
             if given.get("main") is not None and not self.opened.exists():
                 self.reached.touch()
                 while not self.opened.exists():
@@ -169,7 +169,7 @@ class Gate:
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate(tmp_path)
-    monkeypatch.setattr(State, "swap", made.before(State.swap))
+    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", made.before(IcebergMetadata.commit_if_unchanged))
     return made
 
 
@@ -218,7 +218,7 @@ def test_two_processes_write_one_epoch(table: Any) -> None:
     sinks[1].prepare(SCHEMA, 1)
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(sink.write, plan(1), t.frame((1, "a", "i"), (2, "b", "i"))) for sink in sinks]
-        assert {future.result(240) for future in done} == {Counts(2, 2, 0, 0)}
+        assert {future.result(240) for future in done} == {WriteCounts(2, 2, 0, 0)}
     assert t.rows() == [(1, "a"), (2, "b")]
     assert t.branches == ["main"]
 
@@ -234,7 +234,7 @@ def test_somebody_appends_between_check_and_commit(table: Any, gate: Gate, key: 
         t.sql("INSERT INTO {t} VALUES (1, 'theirs')")
         gate.opened.touch()
         counts = writing.result(120)
-    assert counts == (Counts(2, 1, 1, 0) if key else Counts(2, 2, 0, 0))
+    assert counts == (WriteCounts(2, 1, 1, 0) if key else WriteCounts(2, 2, 0, 0))
     assert t.rows() == ([(1, "ours"), (2, "ours")] if key else [(1, "ours"), (1, "theirs"), (2, "ours")])
     assert t.branches == ["main"]
 
@@ -247,7 +247,7 @@ def test_a_change_without_rows_between_check_and_commit(table: Any, gate: Gate) 
         gate.await_reached()
         t.sql("ALTER TABLE {t} SET TBLPROPERTIES ('theirs' = 'kept')")
         gate.opened.touch()
-        assert writing.result(120) == Counts(1, 1, 0, 0)
+        assert writing.result(120) == WriteCounts(1, 1, 0, 0)
     assert t.rows() == [(1, "a")]
     assert t.java.properties().get("theirs") == "kept"
 
@@ -287,7 +287,7 @@ def test_kill_between_data_and_commit(spark: SparkSession, tmp_path: Path) -> No
     record = sink.record()
     assert record is not None
     assert record.epoch == 1
-    assert sink.write(plan(2), t.frame((1, "a2", "u"), (3, "c", "i"))) == Counts(2, 1, 1, 0)
+    assert sink.write(plan(2), t.frame((1, "a2", "u"), (3, "c", "i"))) == WriteCounts(2, 1, 1, 0)
     assert t.rows() == [(1, "a2"), (2, "b"), (3, "c")]
     assert sink.count() == (sink.record(), 3)
 
@@ -303,7 +303,7 @@ def test_the_record_outlives_expired_snapshots_and_commits_of_others(table: Any)
     assert t.sink().record() == before
     t.java.expireSnapshots().expireOlderThan(int(time.time() * 1000) + 1000).retainLast(1).commit()
     assert t.sink().record() == before
-    assert t.prepared(generation=2).write(plan(2), t.frame((1, "x", "u"))) == Counts(1, 0, 1, 0)
+    assert t.prepared(generation=2).write(plan(2), t.frame((1, "x", "u"))) == WriteCounts(1, 0, 1, 0)
     assert t.rows() == [(1, "x"), (2, "b"), (100, "foreign"), (101, "foreign")]
 
 
@@ -320,10 +320,10 @@ def test_a_table_that_was_rolled_back_holds_no_record(table: Any, later: bool) -
         t.sql("INSERT INTO {t} VALUES (3, 'foreign')")
     again = t.prepared(generation=2)
     assert again.record() is None
-    with pytest.raises(RecordError, match="holds no record"):
+    with pytest.raises(SinkStateError, match="holds no record"):
         again.write(plan(3), t.frame((4, "d", "i")))
     assert again.count() == (None, 1 + later)
-    again.join(Record.joined(KEY, 2, 1, position(1), "hash", None))
+    again.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     again.write(plan(2), t.frame((2, "b", "i")))
     assert (2, "b") in t.rows()
 
@@ -336,7 +336,7 @@ def test_a_table_from_a_backup_answers_with_its_older_record(table: Any, tmp_pat
     sink.write(plan(2), t.frame((2, "b", "i")))
     shutil.rmtree(t.warehouse)
     shutil.copytree(tmp_path / "backup", t.warehouse)
-    with pytest.raises(RecordError, match="holds epoch 1, epoch 3 can only follow 2"):
+    with pytest.raises(SinkStateError, match="holds epoch 1, epoch 3 can only follow 2"):
         sink.write(plan(3), t.frame((3, "c", "i")))
     record = t.prepared(generation=2).record()
     assert record is not None
@@ -351,7 +351,7 @@ def test_a_table_made_anew_holds_nothing(table: Any) -> None:
     assert sink.record() is None
     assert sink.count() == (None, 0)
     t.sql("CREATE TABLE {t} (id bigint, name string) USING iceberg")
-    with pytest.raises(RecordError, match="was replaced after it was prepared"):
+    with pytest.raises(SinkStateError, match="was replaced after it was prepared"):
         sink.write(plan(2), t.frame((2, "b", "i")))
     assert t.prepared(generation=2).record() is None
 
@@ -366,9 +366,9 @@ def test_lane_taken_back_and_baseline(table: Any) -> None:
     record, rows = sink.count()
     assert rows == record.baseline + record.totals.inserted - record.totals.deleted == 4
     back = t.prepared(generation=2)
-    joined = back.join(Record.joined(KEY, 2, 1, position(1), "hash", None))
+    joined = back.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     assert (joined.epoch, joined.baseline) == (1, 4)
-    assert back.write(plan(2), t.frame((2, "again", "u"))) == Counts(1, 0, 1, 0)
+    assert back.write(plan(2), t.frame((2, "again", "u"))) == WriteCounts(1, 0, 1, 0)
     with pytest.raises(FencedError):
         sink.write(plan(4), t.frame((4, "zombie", "i")))
 
@@ -378,14 +378,14 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
-    second.join(Record.joined(other, 1, 0, position(0), "hash", None))
+    second.join(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
     sink.write(plan(1), t.frame((1, "a", "i")))
     assert second.record().epoch == 0
     second.write(plan(1), t.frame((2, "b", "i")))
     assert (sink.record().key, second.record().key) == (KEY, other)
     anew = t.prepared(identity=replace(KEY, pipeline="uuid-2"))
-    assert anew.foreign_record().key == KEY
-    assert t.sink(replace(KEY, pipeline="uuid-2", name="others")).foreign_record() is None
+    assert anew.find_conflicting_record().key == KEY
+    assert t.sink(replace(KEY, pipeline="uuid-2", name="others")).find_conflicting_record() is None
 
 
 @pytest.mark.parametrize(
@@ -415,13 +415,13 @@ def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) ->
     t.schema = pa.schema([("id", pa.decimal128(20, 0)), ("name", pa.string())])
     sink = t.joined()
 
-    def write(number: int, *rows: tuple[Any, ...]) -> Counts:
+    def write(number: int, *rows: tuple[Any, ...]) -> WriteCounts:
         frame = t.frame(*rows)
         return sink.write(plan(number), replace(frame, rows=frame.rows.selectExpr("cast(id as decimal(20,0)) id", "name", OP, POS)))
 
     write(1, (1, "a", "i"), (2, "b", "i"), (3, "c", "i"))
     if key:
-        assert write(2, (1, "z", "u"), (2, None, "d"), (4, "d", "i")) == Counts(3, 1, 1, 1)
+        assert write(2, (1, "z", "u"), (2, None, "d"), (4, "d", "i")) == WriteCounts(3, 1, 1, 1)
         assert {(row.id, row.NAME, row.more) for row in t.catalog.frame(t.spark, None).collect()} == {
             (1, "z", None),
             (3, "c", None),
@@ -449,20 +449,20 @@ def test_a_commit_that_was_lost_is_told(table: Any, monkeypatch: pytest.MonkeyPa
     """On a file system whose rename replaces, another process may overwrite our version of the metadata at the same moment."""
     t = table()
     sink = t.joined()
-    real = State.swap
+    real = IcebergMetadata.commit_if_unchanged
 
-    def lost(state: State, **given: Any) -> bool:
+    def lost(state: IcebergMetadata, **given: Any) -> bool:
         return True if given.get("main") is not None else real(state, **given)
 
-    monkeypatch.setattr(State, "swap", lost)
+    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", lost)
     with pytest.raises(TransientError, match="was lost to another one"):
         sink.write(plan(1), t.frame((1, "a", "i")))
-    monkeypatch.setattr(State, "swap", real)
-    assert sink.write(plan(1), t.frame((1, "a", "i"))) == Counts(1, 1, 0, 0)
+    monkeypatch.setattr(IcebergMetadata, "commit_if_unchanged", real)
+    assert sink.write(plan(1), t.frame((1, "a", "i"))) == WriteCounts(1, 1, 0, 0)
     assert t.rows() == [(1, "a")]
 
 
 def test_describe_opens_nothing() -> None:
-    node = IcebergSink.model_validate({"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"})
+    node = IcebergSinkConfig.model_validate({"from": "x", "table_name": "shop.orders", "warehouse": "/nowhere"})
     found = IcebergTableSink(SinkContext(KEY, node, Settings(), pa.schema([]))).describe()
     assert found == {"kind": "iceberg", "asset_key": ["iceberg", "shop", "orders"], "table_name": "shop.orders", "location": "/nowhere"}

@@ -13,18 +13,18 @@ import pytest
 from kafka_log import await_marker
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import Limits
+from headrace.connectors.base import ReadLimits
 from headrace.connectors.kafka import KafkaStream
 from headrace.connectors.kafka.growth import founding_moments
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.config.settings import KafkaConnection, Settings
 from headrace.pipeline.errors import DataError, HeadraceError, RetentionError, SchemaError, TargetError, TransientError, UserError
-from headrace.pipeline.model.nodes import KafkaSource
+from headrace.pipeline.model.nodes import KafkaSourceConfig
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
 PLAIN = {"id": "int64", "name": "string"}
-MANY = Limits(rows=1_000_000)
+MANY = ReadLimits(rows=1_000_000)
 
 
 class Broker:
@@ -76,7 +76,7 @@ def stream(broker: Broker) -> Iterator[Callable[..., KafkaStream]]:
     made: list[KafkaStream] = []
 
     def make(topic: str, schema: dict[str, str] | None = None, *, ordinal: int = 0, **more: Any) -> KafkaStream:
-        node = KafkaSource.model_validate({"topic": topic, "schema": schema or PLAIN, **more})
+        node = KafkaSourceConfig.model_validate({"topic": topic, "schema": schema or PLAIN, **more})
         made.append(KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers=broker.brokers)), ordinal))
         return made[-1]
 
@@ -94,8 +94,8 @@ def until(found: Callable[[], bool]) -> None:
 
 
 def rows(source: KafkaStream, spark: SparkSession) -> list[dict[str, Any]]:
-    start = source.earliest()
-    return [row.asDict(recursive=True) for row in source.read(spark, start, source.latest(start, MANY)).collect()]
+    start = source.earliest_offsets()
+    return [row.asDict(recursive=True) for row in source.read(spark, start, source.next_end_offsets(start, MANY)).collect()]
 
 
 def failure(source: KafkaStream, spark: SparkSession) -> HeadraceError:
@@ -130,7 +130,7 @@ def test_frame_has_the_schema_that_the_source_announces(topic: Any, stream: Any,
     kinds = {"a": "int8", "b": "uint8", "c": "uint16", "d": "uint32", "e": "uint64", "f": "float16", "g": "timestamp", "h": "date64"}
     kinds |= {"i": "decimal(5,2)", "j": "binary", "k": "boolean", "l": "time64", "m": "float64", "n": "decimal256(30,3)"}
     source = stream(topic(), kinds)
-    frame = source.read(spark, source.earliest(), source.earliest())
+    frame = source.read(spark, source.earliest_offsets(), source.earliest_offsets())
     assert frame.count() == 0
     payload = StructType([field for field in frame.schema.fields if not field.name.startswith("_gs_")])
     assert to_arrow_schema(payload) == source.schema()
@@ -194,7 +194,7 @@ def test_broken_message_fails_also_where_its_columns_are_not_used(broker: Broker
     name = topic()
     broker.send(name, {"id": 1, "name": "a"}, {"id": "x", "name": "b"})
     source = stream(name)
-    frame = source.read(spark, source.earliest(), source.end()).select("name").where("name = 'b'")
+    frame = source.read(spark, source.earliest_offsets(), source.end_offsets()).select("name").where("name = 'b'")
     with pytest.raises(Exception, match="headrace-row"):
         frame.collect()
 
@@ -226,7 +226,7 @@ def test_value_is_held_exactly(
     name = topic()
     broker.send(name, {"v": value}, {"v": None})
     source = stream(name, {"v": kind})
-    frame = source.read(spark, source.earliest(), source.end())
+    frame = source.read(spark, source.earliest_offsets(), source.end_offsets())
     first, second = (row["v"] for row in frame.toArrow().to_pylist())
     if hasattr(first, "isoformat"):
         first = first.isoformat().removesuffix("+00:00")
@@ -282,17 +282,17 @@ def test_only_committed_rows_are_read(broker: Broker, topic: Any, stream: Any, s
     broker.send(name, {"id": 6})
     source = stream(name)
     assert [row["id"] for row in rows(source, spark)] == [1, 4]
-    before = source.latest(source.earliest(), MANY)
-    assert before == source.end()
+    before = source.next_end_offsets(source.earliest_offsets(), MANY)
+    assert before == source.end_offsets()
     assert source.backlog(before) == 2, "rows that wait for an open transaction have arrived"
     (stall,) = source.stalls(before)
     assert (stall.partition, stall.last_stable, stall.high_watermark) == ("0", 6, 8)
     assert stall.since_ms is not None
     assert abs(time.time() * 1000 - stall.since_ms) < 600_000
-    assert source.latest(before, MANY) == before
+    assert source.next_end_offsets(before, MANY) == before
     pending.commit_transaction(30)
-    until(lambda: source.end() != before)
-    after = source.latest(before, MANY)
+    until(lambda: source.end_offsets() != before)
+    after = source.next_end_offsets(before, MANY)
     assert [row["id"] for row in source.read(spark, before, after).collect()] == [5, 6]
     assert source.stalls(after) == []
 
@@ -302,12 +302,12 @@ def test_epoch_takes_a_fair_share(broker: Broker, topic: Any, stream: Any) -> No
     broker.send(name, *({"id": n} for n in range(50)), partition=0)
     broker.send(name, *({"id": n} for n in range(3)), partition=1)
     source = stream(name)
-    at = source.earliest()
+    at = source.earliest_offsets()
     assert at["offsets"] == {"0": 0, "1": 0, "2": 0}
-    at = source.latest(at, Limits(rows=20))
+    at = source.next_end_offsets(at, ReadLimits(rows=20))
     assert at["offsets"] == {"0": 17, "1": 3, "2": 0}
-    assert source.latest(at, Limits(rows=100, per_partition=5))["offsets"] == {"0": 22, "1": 3, "2": 0}
-    assert stream(name, batch_size=4).latest(at, Limits(rows=100))["offsets"] == {"0": 21, "1": 3, "2": 0}
+    assert source.next_end_offsets(at, ReadLimits(rows=100, per_partition=5))["offsets"] == {"0": 22, "1": 3, "2": 0}
+    assert stream(name, batch_size=4).next_end_offsets(at, ReadLimits(rows=100))["offsets"] == {"0": 21, "1": 3, "2": 0}
     assert source.backlog(at) == 33
 
 
@@ -316,8 +316,8 @@ def test_same_range_gives_the_same_rows_again(broker: Broker, topic: Any, stream
     broker.send(name, *({"id": n} for n in range(30)))
     broker.send(name, *({"id": n} for n in range(30, 60)), partition=1)
     source = stream(name)
-    start = source.latest(source.earliest(), Limits(rows=10))
-    end = source.latest(start, Limits(rows=20))
+    start = source.next_end_offsets(source.earliest_offsets(), ReadLimits(rows=10))
+    end = source.next_end_offsets(start, ReadLimits(rows=20))
     first = source.read(spark, start, end).toArrow().sort_by("id")
     broker.send(name, {"id": 99})
     again = stream(name).read(spark, start, end).toArrow().sort_by("id")
@@ -331,11 +331,11 @@ def test_new_partition_begins_at_its_first_row(broker: Broker, topic: Any, strea
     name = topic(1)
     broker.send(name, {"id": 1})
     source = stream(name)
-    before = source.end()
+    before = source.end_offsets()
     broker.admin.create_partitions([NewPartitions(name, 2)])[name].result(30)
-    until(lambda: len(source.end()["offsets"]) == 2)
+    until(lambda: len(source.end_offsets()["offsets"]) == 2)
     Broker(broker.brokers).send(name, {"id": 2}, partition=1)  # the other producer learns of partitions only after minutes
-    after = source.latest(before, MANY)
+    after = source.next_end_offsets(before, MANY)
     assert after["offsets"] == {"0": 1, "1": 1}
     assert [row["id"] for row in source.read(spark, before, after).collect()] == [2]
 
@@ -345,7 +345,7 @@ def grow(broker: Broker, source: KafkaStream, name: str, partitions: int) -> Bro
     from confluent_kafka.cimpl import NewPartitions
 
     broker.admin.create_partitions([NewPartitions(name, partitions)])[name].result(30)
-    until(lambda: len(source.end()["offsets"]) == partitions)
+    until(lambda: len(source.end_offsets()["offsets"]) == partitions)
     return Broker(broker.brokers)
 
 
@@ -355,20 +355,20 @@ def test_known_partitions_are_drained_before_a_new_one_is_read(broker: Broker, t
     source = stream(name)
     new = int(time.time() * 1000)
     old = new - 600_000
-    before = source.latest(source.earliest(), MANY)
+    before = source.next_end_offsets(source.earliest_offsets(), MANY)
     broker.send(name, *({"id": n} for n in range(10)), timestamp=old)
     broker.send(name, *({"id": n} for n in range(10)), partition=1, timestamp=old)
     grown = grow(broker, source, name, 3)
-    at = source.latest(before, Limits(rows=6))
+    at = source.next_end_offsets(before, ReadLimits(rows=6))
     assert at["offsets"] == {"0": 3, "1": 3}, "a partition without rows does not count yet"
     assert "growing" not in at
     grown.send(name, {"id": 100}, partition=2, timestamp=new)
     grown.send(name, {"id": 101}, timestamp=new)
-    at = source.latest(at, Limits(rows=6))
+    at = source.next_end_offsets(at, ReadLimits(rows=6))
     assert at["growing"] == {"partitions": ["2"], "ends": [{"0": 10, "1": 10}, {"0": 11, "1": 10}]}
     grown.send(name, {"id": 102}, timestamp=new)
     seen = [at["offsets"]]
-    while (further := stream(name).latest(json.loads(json.dumps(at)), MANY)) != at:
+    while (further := stream(name).next_end_offsets(json.loads(json.dumps(at)), MANY)) != at:
         at = further
         seen.append(at["offsets"])
     assert seen == [{"0": 6, "1": 6}, {"0": 10, "1": 10}, {"0": 11, "1": 10}, {"0": 12, "1": 10, "2": 1}]
@@ -379,7 +379,7 @@ def test_a_topic_that_grew_twice_while_nothing_ran(broker: Broker, topic: Any, s
     """Keys that moved to the first new partition, and back to a known one with the second growth, are read in this order."""
     name = topic(1)
     source = stream(name)
-    at = source.end()
+    at = source.end_offsets()
     first = int(time.time() * 1000) - 3_600_000
     second = first + 1_800_000
     broker.send(name, {"id": 1}, timestamp=first - 1)
@@ -389,7 +389,7 @@ def test_a_topic_that_grew_twice_while_nothing_ran(broker: Broker, topic: Any, s
     grown.send(name, {"id": 2}, partition=3, timestamp=second)
     grown.send(name, {"id": 1}, timestamp=second + 1)
     seen = []
-    while (further := stream(name).latest(json.loads(json.dumps(at)), MANY)) != at:
+    while (further := stream(name).next_end_offsets(json.loads(json.dumps(at)), MANY)) != at:
         at = further
         seen.append(at["offsets"])
     assert seen == [{"0": 1}, {"0": 1, "1": 1}, {"0": 2, "1": 1}, {"0": 2, "1": 1, "3": 1}]
@@ -405,14 +405,14 @@ def test_many_partitions_with_few_rows_need_few_barriers(step: int) -> None:
 def test_an_open_transaction_before_a_growth_holds_the_new_partition_back(broker: Broker, topic: Any, stream: Any) -> None:
     name = topic(1)
     source = stream(name)
-    before = source.end()
+    before = source.end_offsets()
     pending = broker.transaction(name, {"id": 1}, commit=None)
     grow(broker, source, name, 2).send(name, {"id": 1}, partition=1)
-    assert source.latest(before, MANY) == before
+    assert source.next_end_offsets(before, MANY) == before
     pending.commit_transaction(30)
-    until(lambda: source.end()["offsets"]["0"] == 2)
+    until(lambda: source.end_offsets()["offsets"]["0"] == 2)
     seen = [before]
-    while (further := source.latest(seen[-1], MANY)) != seen[-1]:
+    while (further := source.next_end_offsets(seen[-1], MANY)) != seen[-1]:
         seen.append(further)
     assert [at["offsets"] for at in seen] == [{"0": 0}, {"0": 1}, {"0": 2}, {"0": 2, "1": 1}], "its commit is later than the new row"
 
@@ -428,11 +428,11 @@ def test_a_topic_that_has_grown_is_read_by_the_times_of_first_rows(broker: Broke
     grown = grow(broker, source, name, 3)
     grown.send(name, {"id": 3}, partition=2, timestamp=new)
     grown.send(name, {"id": 3}, timestamp=new)
-    at = source.initial()
+    at = source.initial_offsets()
     assert at["growing"] == {"partitions": [], "ends": [{"0": 2, "1": 1, "2": 0}]}
-    at = source.latest(at, MANY)
+    at = source.next_end_offsets(at, MANY)
     assert at["offsets"] == {"0": 2, "1": 1, "2": 0}
-    assert source.latest(at, MANY)["offsets"] == {"0": 3, "1": 1, "2": 1}
+    assert source.next_end_offsets(at, MANY)["offsets"] == {"0": 3, "1": 1, "2": 1}
 
 
 def test_times_of_producers_are_no_fence(broker: Broker, topic: Any, stream: Any) -> None:
@@ -444,7 +444,7 @@ def test_times_of_producers_are_no_fence(broker: Broker, topic: Any, stream: Any
         time.sleep(1.5 if fence else 0)  # more than the time until the fence is worked out
         since = int(time.time() * 1000)
         broker.send(name, {"id": 2}, timestamp=now - 3 * 3_600_000)
-        assert stream(name).fence_at(since)["offsets"] == {"0": min(fence, 1)}
+        assert stream(name).offsets_for_time(since)["offsets"] == {"0": min(fence, 1)}
 
 
 def test_a_clock_ahead_of_the_brokers_moves_no_fence(broker: Broker, topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,17 +453,17 @@ def test_a_clock_ahead_of_the_brokers_moves_no_fence(broker: Broker, topic: Any,
     broker.send(name, {"id": 1}, {"id": 2})
     real = time.time
     monkeypatch.setattr("headrace.connectors.kafka.source.time", SimpleNamespace(time=lambda: real() + 90))
-    assert stream(name).fence_at(int((real() + 90 - 60) * 1000))["offsets"] == {"0": 0, "1": 0}
+    assert stream(name).offsets_for_time(int((real() + 90 - 60) * 1000))["offsets"] == {"0": 0, "1": 0}
 
 
 def test_new_partition_that_lost_rows_already_is_refused(broker: Broker, topic: Any, stream: Any) -> None:
     name = topic(1)
     source = stream(name)
-    before = source.end() | {"offsets": {}}
+    before = source.end_offsets() | {"offsets": {}}
     broker.send(name, {"id": 1}, {"id": 2})
     broker.delete_before(name, 1)
     with pytest.raises(RetentionError, match="partition 0: next to read 0, earliest held 1"):
-        source.latest(before, MANY)
+        source.next_end_offsets(before, MANY)
 
 
 def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
@@ -472,7 +472,7 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
     name = topic(1)
     broker.send(name, {"id": 1})
     source = stream(name)
-    start, end = source.earliest(), source.end()
+    start, end = source.earliest_offsets(), source.end_offsets()
     broker.admin.delete_topics([name])[name].result(30)
 
     def made() -> bool:
@@ -487,42 +487,42 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
     until(made)
     broker.send(name, {"id": 7})
     with pytest.raises(TargetError, match="was deleted and made anew: its topic id is"):
-        source.latest(end, MANY)
+        source.next_end_offsets(end, MANY)
     with pytest.raises(TargetError, match="was deleted and made anew"):
         stream(name).read(spark, start, end)
 
 
 def test_fewer_partitions_or_another_cluster_is_refused(topic: Any, stream: Any) -> None:
     source = stream(topic(1))
-    at = source.end()
+    at = source.end_offsets()
     with pytest.raises(TargetError, match="lost its partitions 3"):
-        source.latest(at | {"offsets": {"0": 0, "3": 5}}, MANY)
+        source.next_end_offsets(at | {"offsets": {"0": 0, "3": 5}}, MANY)
     with pytest.raises(TargetError, match="is of another cluster: its cluster id is"):
-        source.latest(at | {"cluster_id": "elsewhere"}, MANY)
+        source.next_end_offsets(at | {"cluster_id": "elsewhere"}, MANY)
     with pytest.raises(TargetError, match="next to read 5, end 0"):
-        source.latest(at | {"offsets": {"0": 5}}, MANY)
+        source.next_end_offsets(at | {"offsets": {"0": 5}}, MANY)
 
 
 def test_retention_that_passed_the_position_stops_with_numbers(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
     name = topic(1)
     broker.send(name, *({"id": n} for n in range(10)))
     source = stream(name)
-    start, end = source.earliest(), source.end()
+    start, end = source.earliest_offsets(), source.end_offsets()
     broker.delete_before(name, 4)
     with pytest.raises(RetentionError, match=r"4 offsets .* \(partition 0: next to read 0, earliest held 4\)"):
-        source.latest(start, MANY)
+        source.next_end_offsets(start, MANY)
     with pytest.raises(RetentionError, match="earliest held 4"):
         stream(name).read(spark, start, end)
-    assert source.earliest()["offsets"] == {"0": 4}
-    assert source.latest(start | {"offsets": {"0": 4}}, MANY) == end
+    assert source.earliest_offsets()["offsets"] == {"0": 4}
+    assert source.next_end_offsets(start | {"offsets": {"0": 4}}, MANY) == end
 
 
 def test_retention_that_passes_while_rows_are_read_is_explained(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
     name = topic(1)
     broker.send(name, *({"id": n} for n in range(10)))
     source = stream(name)
-    start = source.earliest()
-    frame = source.read(spark, start, source.latest(start, MANY))
+    start = source.earliest_offsets()
+    frame = source.read(spark, start, source.next_end_offsets(start, MANY))
     broker.delete_before(name, 10)
     with pytest.raises(Exception) as caught:  # noqa: PT011  whatever Spark wraps it in
         frame.collect()
@@ -533,12 +533,12 @@ def test_starting_offsets(broker: Broker, topic: Any, stream: Any) -> None:
     name = topic(2)
     broker.send(name, {"id": 1}, timestamp=1_700_000_000_000)
     broker.send(name, {"id": 2}, timestamp=1_700_000_010_000)
-    assert stream(name).initial()["offsets"] == {"0": 0, "1": 0}
-    assert stream(name, starting_offsets="latest").initial()["offsets"] == {"0": 2, "1": 0}
-    assert stream(name, starting_offsets="1700000000001").initial()["offsets"] == {"0": 1, "1": 0}
-    assert stream(name, starting_offsets="1700000020000").initial()["offsets"] == {"0": 2, "1": 0}
+    assert stream(name).initial_offsets()["offsets"] == {"0": 0, "1": 0}
+    assert stream(name, starting_offsets="latest").initial_offsets()["offsets"] == {"0": 2, "1": 0}
+    assert stream(name, starting_offsets="1700000000001").initial_offsets()["offsets"] == {"0": 1, "1": 0}
+    assert stream(name, starting_offsets="1700000020000").initial_offsets()["offsets"] == {"0": 2, "1": 0}
     with pytest.raises(UserError, match="starting_offsets `soon` is none of"):
-        stream(name, starting_offsets="soon").initial()
+        stream(name, starting_offsets="soon").initial_offsets()
 
 
 def test_fence_that_retention_may_have_passed_is_refused(broker: Broker, topic: Any, stream: Any) -> None:
@@ -546,12 +546,12 @@ def test_fence_that_retention_may_have_passed_is_refused(broker: Broker, topic: 
     broker.send(name, {"id": 1}, {"id": 2})
     now = int(time.time() * 1000)
     source = stream(name)
-    assert source.fence_at(now - 7_200_000)["offsets"] == {"0": 0}  # all that ever came is still there
+    assert source.offsets_for_time(now - 7_200_000)["offsets"] == {"0": 0}  # all that ever came is still there
     broker.delete_before(name, 1)
-    assert source.fence_at(now - 1_800_000)["offsets"] == {"0": 1}
+    assert source.offsets_for_time(now - 1_800_000)["offsets"] == {"0": 1}
     with pytest.raises(RetentionError, match=r"the fence lies 720. s back, .* keeps rows for 3600 s and has lost some of partitions 0"):
-        source.fence_at(now - 7_200_000)
-    assert stream(name, starting_offsets=str(now - 7_200_000)).initial()["offsets"] == {"0": 1}
+        source.offsets_for_time(now - 7_200_000)
+    assert stream(name, starting_offsets=str(now - 7_200_000)).initial_offsets()["offsets"] == {"0": 1}
 
 
 def test_filter_sees_all_columns_and_names_unknown_ones(broker: Broker, topic: Any, stream: Any, spark: SparkSession) -> None:
@@ -571,7 +571,7 @@ def test_filter_does_not_parse_messages_twice(broker: Broker, topic: Any, stream
     name = topic()
     broker.send(name, {"id": 1})
     source = stream(name, filter="id = 1 AND name IS NULL")
-    frame = source.read(spark, source.earliest(), source.end())
+    frame = source.read(spark, source.earliest_offsets(), source.end_offsets())
     plan = frame._jdf.queryExecution().optimizedPlan().toString()
     whole = "from_json(StructField(v,StructType"  # beside it, texts that look like numbers are read again in a branch of their own
     assert plan.count(whole) == 1
@@ -583,7 +583,7 @@ def test_commit_shows_in_the_group(broker: Broker, topic: Any, stream: Any) -> N
     name = topic()
     broker.send(name, {"id": 1}, {"id": 2})
     source = stream(name)
-    source.commit(source.end())
+    source.commit(source.end_offsets())
     asked = [ConsumerGroupTopicPartitions(source.group)]
     held = broker.admin.list_consumer_group_offsets(asked)[source.group].result(30)
     assert source.group == "headrace-src"
@@ -593,17 +593,17 @@ def test_commit_shows_in_the_group(broker: Broker, topic: Any, stream: Any) -> N
 def test_missing_topic_names_what_is_near(topic: Any, stream: Any) -> None:
     name = topic()
     with pytest.raises(TargetError, match=f"topic `{name}x` does not exist at .* Did you mean `{name}`"):
-        stream(f"{name}x").initial()
+        stream(f"{name}x").initial_offsets()
 
 
 def test_brokers_that_do_not_answer_are_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.connectors.kafka import admin
 
     monkeypatch.setattr(admin, "_TIMEOUT", 0.5)
-    node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
+    node = KafkaSourceConfig.model_validate({"topic": "t", "schema": PLAIN})
     source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
     with pytest.raises(TransientError, match=r"Kafka at 127\.0\.0\.1:1 did not answer about topic `t`"):
-        source.initial()
+        source.initial_offsets()
 
 
 def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -611,7 +611,7 @@ def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any
     from confluent_kafka import KafkaError, KafkaException
 
     source = stream(topic(2))
-    expected, real, asked = source.earliest(), source._cluster.admin.list_offsets, []
+    expected, real, asked = source.earliest_offsets(), source._cluster.admin.list_offsets, []
 
     def moving(*args: Any, **more: Any) -> Any:
         asked.append(args)
@@ -620,11 +620,11 @@ def test_a_partition_whose_leader_changes_is_asked_again(topic: Any, stream: Any
         return real(*args, **more)
 
     monkeypatch.setattr(source._cluster.admin, "list_offsets", moving)
-    assert source.earliest() == expected
+    assert source.earliest_offsets() == expected
     assert len(asked) == 3
 
 
 def test_describe_opens_nothing() -> None:
-    node = KafkaSource.model_validate({"topic": "t", "schema": PLAIN})
+    node = KafkaSourceConfig.model_validate({"topic": "t", "schema": PLAIN})
     source = KafkaStream("src", node, Settings(kafka_source=KafkaConnection(brokers="127.0.0.1:1")))
     assert source.describe()["asset_key"] == ["kafka", "t"]

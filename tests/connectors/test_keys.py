@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.clickhouse.colocation import columns_in, exact, leading
+from headrace.connectors.clickhouse.colocation import columns_in, exact_key_columns, leading
 from headrace.connectors.keys import canonical
 from headrace.connectors.lakehouse_rows import last_by_key
 
@@ -60,7 +60,7 @@ def test_what_decides_an_expression_of_a_sorting_key(expression: str, expected: 
 
 def test_how_far_a_key_decides_a_sorting_key() -> None:
     types = {"id": "Int64", "at": "DateTime64(9)", "ms": "DateTime64(3, 'UTC')", "f": "Float64", "low": "LowCardinality(Nullable(String))"}
-    assert exact(("id", "at", "ms", "f", "low", "none"), types) == {"id", "ms", "low"}
+    assert exact_key_columns(("id", "at", "ms", "f", "low", "none"), types) == {"id", "ms", "low"}
     assert leading(("id", "ms", "at"), frozenset({"id", "ms"})) == 2
     assert leading(("ms", "id"), frozenset({"id"})) == 0
     assert leading(("1", "id"), frozenset({"id"})) == 0

@@ -19,11 +19,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, Frame, Sink, SinkContext
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.base import OP, POS, EpochFrame, Sink, SinkContext
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
 from headrace.pipeline.model import nodes
-from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 KEYED = pa.schema([("id", pa.int64()), ("name", pa.string())])
 POSITION_0 = {"src": {"stream": {"offsets": {"0": 0}}}}
@@ -59,7 +59,7 @@ class SinkMaker:
         """A prepared sink that joined before the first epoch."""
         sink = self.open(schema, columns)
         sink.prepare(schema, generation)
-        sink.join(Record.joined(self.key, generation, 0, position(0), "feedfacecafebeef", None))
+        sink.register(CommitRecord.for_registration(self.key, generation, 0, position(0), "feedfacecafebeef", None))
         return sink
 
 
@@ -70,17 +70,17 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
         path = str(folder / "lake")
         return SinkMaker(
             kind,
-            lambda columns: nodes.DeltaSink.model_validate({"type": "delta", "path": path, "primary_key": columns, "from": "x"}),
+            lambda columns: nodes.DeltaSinkConfig.model_validate({"type": "delta", "path": path, "primary_key": columns, "from": "x"}),
             Settings(home=folder),
             spark,
             lambda names: _tuples(spark.read.format("delta").load(path).select(*[f"`{name}`" for name in names]).toArrow()),
             key,
         )
     if kind == "iceberg":
-        catalog = Table(str(folder), "n.target", "reader")
+        catalog = WarehouseTable(str(folder), "n.target", "reader")
         return SinkMaker(
             kind,
-            lambda columns: nodes.IcebergSink.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
+            lambda columns: nodes.IcebergSinkConfig.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
             Settings(home=folder, iceberg=IcebergSettings(warehouse=str(folder))),
             spark,
             lambda names: _tuples(catalog.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
@@ -104,7 +104,7 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
 
     return SinkMaker(
         kind,
-        lambda columns: nodes.PostgresSink.model_validate(
+        lambda columns: nodes.PostgresSinkConfig.model_validate(
             {"type": "postgres", "table": "target", "primary_key": columns, "max_driver_rows": limit, "from": "x"}
         ),
         Settings(home=folder, postgres_sink=connection),
@@ -125,7 +125,7 @@ def frame(
     ops: str,
     key: tuple[str, ...] = ("id",),
     estimate: int | None = None,
-) -> Frame:
+) -> EpochFrame:
     """Rows in the order of their positions; `ops` has one letter per row."""
     listed = list(rows)
     table = pa.Table.from_pylist([dict(row) for row in listed], schema=schema)
@@ -133,7 +133,7 @@ def frame(
     made: DataFrame = spark.createDataFrame(table if listed else [], from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
     place = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).cast("bigint").alias("sub"))
     made = made.withColumn(POS, place).select(*[f"`{name}`" for name in schema.names], OP, POS).repartition(2)
-    return Frame(made, schema, key, len(listed) if estimate is None else estimate, spark)
+    return EpochFrame(made, schema, key, len(listed) if estimate is None else estimate, spark)
 
 
 # One row with something in every column, one with the extremes, one of nulls.

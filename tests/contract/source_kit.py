@@ -22,8 +22,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors import registry, splitting
-from headrace.connectors.base import BoundedSource, Limits, Snapshot, UnboundedSource
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import HeadraceError, UserError
@@ -141,7 +141,7 @@ class BoundedWorld(SourceWorld):
         return source.schema(self.spark)
 
     def fixed(self, source: BoundedSource) -> Json:
-        return source.pin(self.spark, f"token{secrets.token_hex(4)}").handle
+        return source.create_snapshot(self.spark, f"token{secrets.token_hex(4)}").handle
 
     def pieces(self, source: BoundedSource, fixed: Json) -> list[Json]:
         return list(source.splits(self.spark, Snapshot(fixed, fixed["pinned"]), None, None))
@@ -171,7 +171,7 @@ class ClickHouseWorld(BoundedWorld):
             client.command(statement)
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.ClickHouseSource.model_validate({"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more)
+        return nodes.ClickHouseSourceConfig.model_validate({"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         place = self.services.clickhouse
@@ -214,7 +214,7 @@ class IcebergWorld(BoundedWorld):
         self.writer.sql(f"CREATE TABLE w.{self.name} (id bigint, v string) USING iceberg")
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.IcebergSource.model_validate({"type": "iceberg", "table_name": name} | more)
+        return nodes.IcebergSourceConfig.model_validate({"type": "iceberg", "table_name": name} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings(iceberg=IcebergSettings.model_validate({"warehouse": str(self.folder)} | wrong))
@@ -225,7 +225,7 @@ class IcebergWorld(BoundedWorld):
 
     def lose(self, fixed: Json) -> None:
         self.add([(-1, "later")])
-        table = Table(str(self.folder), self.name, NODE)
+        table = WarehouseTable(str(self.folder), self.name, NODE)
         table.load(self.spark).expireSnapshots().expireSnapshotId(fixed["snapshot_id"]).commit()
 
     def never_was(self, fixed: Json) -> Json:
@@ -251,7 +251,7 @@ class FileWorld(BoundedWorld):
         self.add([])
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.FileSource.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
+        return nodes.FileSourceConfig.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings.model_validate(wrong)
@@ -290,7 +290,7 @@ class KafkaWorld(SourceWorld):
         self.producer = Producer({"bootstrap.servers": services.kafka.brokers, "log_level": 0})
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.KafkaSource.model_validate({"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more)
+        return nodes.KafkaSourceConfig.model_validate({"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings(kafka_source=KafkaConnection.model_validate({"brokers": self.services.kafka.brokers} | wrong))
@@ -304,12 +304,12 @@ class KafkaWorld(SourceWorld):
         return source.schema()
 
     def fixed(self, source: UnboundedSource) -> Json:
-        return {"start": source.earliest(), "end": source.end()}
+        return {"start": source.earliest_offsets(), "end": source.end_offsets()}
 
     def pieces(self, source: UnboundedSource, fixed: Json) -> list[Json]:
         at, ends, found = fixed["start"], fixed["end"]["offsets"], []
         while at["offsets"] != ends:
-            reached = source.latest(at, Limits(rows=PIECE))
+            reached = source.next_end_offsets(at, ReadLimits(rows=PIECE))
             offsets = {part: min(offset, ends[part]) for part, offset in reached["offsets"].items()}
             found.append({"start": at, "end": reached | {"offsets": offsets}})
             at = found[-1]["end"]

@@ -11,9 +11,9 @@ from contract_kit import KEYED, SinkMaker, frame, plan, position, sink_maker
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import Sink
-from headrace.pipeline.errors import FencedError, HeadraceError, RecordError
+from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import Record
+from headrace.pipeline.protocol.epochs import CommitRecord
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -30,8 +30,8 @@ def second(maker: SinkMaker, *, share: bool = False) -> SinkMaker:
     return replace(maker, key=key, node=lambda columns: node(columns).model_copy(update={"share": share}))
 
 
-def join(sink: Sink, maker: SinkMaker, generation: int = 1) -> Record:
-    return sink.join(Record.joined(maker.key, generation, 0, position(0), "feedfacecafebeef", None))
+def join(sink: Sink, maker: SinkMaker, generation: int = 1) -> CommitRecord:
+    return sink.register(CommitRecord.for_registration(maker.key, generation, 0, position(0), "feedfacecafebeef", None))
 
 
 def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
@@ -41,13 +41,13 @@ def test_two_pipelines_do_not_claim_one_target(maker: SinkMaker) -> None:
     sink = other.open(KEYED)
     assert [claim.key for claim in sink.claims()] == [maker.key]
     sink.prepare(KEYED, 1)
-    with pytest.raises(RecordError, match="is the target of another pipeline") as refused:
+    with pytest.raises(SinkStateError, match="is the target of another pipeline") as refused:
         join(sink, other)
     assert "--take-over" in (refused.value.hint or "")
     assert "share: true" in (refused.value.hint or "")
     assert [claim.key for claim in sink.claims()] == [maker.key], "a refused claim is still there"
     owner.write(plan(2), frame(maker.spark, KEYED, [{"id": 2, "name": "b"}], "i"))
-    counted = owner.count()
+    counted = owner.read_row_count()
     assert counted is not None
     assert counted[1] == 2
 
@@ -75,7 +75,7 @@ def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> Non
     other = second(maker, share=True)
     sink = other.open(KEYED)
     sink.prepare(KEYED, 1)
-    with pytest.raises(RecordError, match="is the target of another pipeline"):
+    with pytest.raises(SinkStateError, match="is the target of another pipeline"):
         join(sink, other)
     owner.close()
     node = maker.node
@@ -86,7 +86,7 @@ def test_two_pipelines_share_a_target_where_both_say_so(maker: SinkMaker) -> Non
     owner.write(plan(1), frame(maker.spark, KEYED, [{"id": 1, "name": "a"}], "i"))
     sink.write(plan(1), frame(maker.spark, KEYED, [{"id": 2, "name": "b"}], "i"))
     assert sorted(maker.rows(["id"])) == [(1,), (2,)]
-    assert owner.count() is None, "rows of a shared target cannot be counted for one pipeline"
+    assert owner.read_row_count() is None, "rows of a shared target cannot be counted for one pipeline"
     owner.close()
     sink.close()
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.base import Sink
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError
-from headrace.pipeline.protocol.epochs import Counts, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
@@ -34,7 +34,7 @@ def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: S
     sink = maker.open(KEYED)
     sink.prepare(KEYED, 1)
     assert sink.record() is None
-    sink.join(Record.joined(maker.key, 1, 0, position(0), "feedfacecafebeef", None))
+    sink.register(CommitRecord.for_registration(maker.key, 1, 0, position(0), "feedfacecafebeef", None))
     record = sink.record()
     assert record is not None
     assert (record.epoch, record.generation, record.baseline, record.end) == (0, 1, 0, position(0))
@@ -44,7 +44,7 @@ def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: S
 def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
     first = sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (2, "b"), (1, "c"), (3, "d")), "iiui"))
-    assert first == Counts(3, 3, 0, 0)
+    assert first == WriteCounts(3, 3, 0, 0)
     second = sink.write(
         plan(2), frame(maker.spark, KEYED, people((1, None), (2, "e"), (4, "f"), (4, None), (5, "g"), (5, None), (5, "h")), "duididi")
     )
@@ -53,8 +53,8 @@ def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) ->
     record = sink.record()
     assert record is not None
     assert (record.epoch, record.is_of(plan(2)), record.end) == (2, True, position(2))
-    assert sink.count() is not None
-    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == (sink.count() or (None, -1))[1]
+    assert sink.read_row_count() is not None
+    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == (sink.read_row_count() or (None, -1))[1]
     sink.close()
 
 
@@ -77,7 +77,7 @@ def test_an_epoch_that_does_not_follow_is_refused(maker: SinkMaker) -> None:
 
 def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
     sink = maker.joined(KEYED)
-    assert sink.write(plan(1), frame(maker.spark, KEYED, [], "")) == Counts(0, 0, 0, 0)
+    assert sink.write(plan(1), frame(maker.spark, KEYED, [], "")) == WriteCounts(0, 0, 0, 0)
     record = sink.record()
     assert record is not None
     assert record.epoch == 1
@@ -104,7 +104,7 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
     other = replace(maker, key=replace(maker.key, pipeline="0" * 32))
     sink = other.open(KEYED)
     sink.prepare(KEYED, 1)
-    found = sink.foreign_record()
+    found = sink.find_conflicting_record()
     assert found is not None
     assert found.key.pipeline == maker.key.pipeline
     sink.close()
@@ -214,7 +214,7 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
         expected = applied(expected, changes)
         found = {key: (int((at - START).total_seconds()), name) for key, at, name in maker.rows(["id", "at", "name"])}
         assert found == expected, number
-    record, held = sink.record(), sink.count()
+    record, held = sink.record(), sink.read_row_count()
     assert record is not None
     assert held is not None
     assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == held[1]

@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 from source_kit import NODE, ORDINAL, PIECE, ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused, until
 
 from headrace.connectors import registry
-from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, Snapshot, Window
+from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, HistoryPartition, Snapshot
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
-from headrace.pipeline.errors import LaneError, TargetError
+from headrace.pipeline.errors import PipelineStateError, TargetError
 from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -171,9 +171,9 @@ def test_rows_that_the_outside_no_longer_holds_are_an_error(world: SourceWorld) 
     world.lose(fixed)
     fresh = world.open()
     error = refused(lambda: world.read(fresh, fixed, pieces).collect(), NODE)
-    assert isinstance(error, LaneError)
+    assert isinstance(error, PipelineStateError)
     assert error.hint
-    assert isinstance(refused(lambda: world.pieces(world.open(), fixed), NODE), LaneError)
+    assert isinstance(refused(lambda: world.pieces(world.open(), fixed), NODE), PipelineStateError)
 
 
 def test_rows_that_never_were_are_an_error(world: SourceWorld) -> None:
@@ -182,7 +182,7 @@ def test_rows_that_never_were_are_an_error(world: SourceWorld) -> None:
     wrong = world.never_was(fixed)
     pieces = world.pieces(source, fixed) if world.bounded else [wrong]
     error = refused(lambda: world.read(world.open(), wrong, pieces), NODE)
-    assert isinstance(error, LaneError | TargetError)
+    assert isinstance(error, PipelineStateError | TargetError)
     assert error.hint
 
 
@@ -235,7 +235,7 @@ def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
     borders = ["-1000", "0", "13", "14", "1000"]
     found = []
     for low, high in pairwise(borders):
-        splits = source.splits(bounded.spark, snapshot, Window(low, "id", low, high), None)
+        splits = source.splits(bounded.spark, snapshot, HistoryPartition(low, "id", low, high), None)
         found.append(bounded.ids(source, fixed, splits))
     assert found == [[], list(range(13)), [13], list(range(14, 35))]
 
@@ -255,7 +255,7 @@ def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
     for _ in range(2):
-        source.unpin(Snapshot(fixed, fixed["pinned"]))
+        source.release_snapshot(Snapshot(fixed, fixed["pinned"]))
     again = bounded.fixed(source)
     assert bounded.ids(source, again, bounded.pieces(source, again)) == list(range(35))
 
@@ -264,7 +264,7 @@ def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> Non
     source = filled(bounded).open()
     fixed = bounded.fixed(source)
     pieces = bounded.pieces(source, fixed)
-    fetch = source.direct(Snapshot(fixed, fixed["pinned"]), pieces, None)
+    fetch = source.create_split_reader(Snapshot(fixed, fixed["pinned"]), pieces, None)
     assert (fetch is not None) is type(source).capabilities.direct
     if fetch is not None:
         each = [[row["id"] for batch in fetch.fetch(piece) for row in batch.to_pylist()] for piece in pieces]
@@ -318,7 +318,7 @@ def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(bounded: SourceWo
     source = filled(bounded).open()
     session = None if type(source).capabilities.without_spark else spark
     before = source.schema(session)
-    foreseen = list(source.splits(session, source.look(session), None, None))
+    foreseen = list(source.splits(session, source.describe_snapshot(session), None, None))
     pieces = bounded.pieces(source, bounded.fixed(source))
     assert [(piece["id"], piece["rows"]) for piece in foreseen] == [(piece["id"], piece["rows"]) for piece in pieces]
     assert sum(piece["rows"] for piece in foreseen) == 35

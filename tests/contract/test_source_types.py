@@ -146,7 +146,7 @@ def test_clickhouse(spark: SparkSession, services: Services, ch_db: str) -> None
     assert found[0] == wanted([{"id": 1} | {f"c{at}": value for at, (*_, value) in enumerate(CLICKHOUSE)}], schema)[0]
     fixed = world.fixed(source)
     pieces = world.pieces(source, fixed)
-    fetch = source.direct(Snapshot(fixed, fixed["pinned"]), pieces, None)
+    fetch = source.create_split_reader(Snapshot(fixed, fixed["pinned"]), pieces, None)
     direct = [row for piece in pieces for batch in fetch.fetch(piece) for row in batch.to_pylist()]
     assert wanted(direct, schema) == found
     world.close()

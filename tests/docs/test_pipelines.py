@@ -17,7 +17,7 @@ import scores
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pyspark.sql import SparkSession
 
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.jobs.run.events import RunResult, Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
@@ -135,7 +135,7 @@ def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int
     if kind == "Delta":
         return spark.read.format("delta").load(str(settings.home / where)).count()
     if kind == "Iceberg":
-        return Table(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
+        return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
     return int(_asked(f"SELECT count(*) FROM {where}", settings))
 
 

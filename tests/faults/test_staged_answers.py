@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from web import Asked, Service, served
 
 from headrace.jobs.run.repair import replay
-from headrace.pipeline.errors import RecordError
+from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import load_pipeline
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
@@ -86,7 +86,7 @@ def test_both_sinks_hold_the_same_answers(
 
     asked = {key for key in web.keys if int(key.split("/")[2]) >= last - 1}
     shutil.rmtree(asking.folder / "home" / "staging")
-    with pytest.raises(RecordError, match="--recompute"):
+    with pytest.raises(SinkStateError, match="--recompute"):
         replay(file, settings, sink="pg", from_epoch=last - 1, spark=spark)
     assert answers(asking, spark) == held, "a refused replay changes nothing"
     replay(file, settings, sink="pg", from_epoch=last - 1, recompute=True, spark=spark)

@@ -13,7 +13,7 @@ from headrace.jobs.run.events import Until
 from headrace.jobs.run.repair import accept_target, rebuild, replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import LeaseHeldError, RecordError
+from headrace.pipeline.errors import LeaseHeldError, SinkStateError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
@@ -45,7 +45,7 @@ def test_the_sql_changes_between_crash_and_resume(world: World, settings: Settin
 def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, spark: SparkSession) -> None:
     file = to_the_end(world, settings, spark)
     shutil.rmtree(world.ledger.parent)
-    with pytest.raises(RecordError, match="another pipeline named") as refused:
+    with pytest.raises(SinkStateError, match="another pipeline named") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "headrace recover" in str(refused.value)
     rebuild(file, settings, spark=spark)
@@ -66,7 +66,7 @@ def test_a_restored_table_is_refused_then_replayed(world: World, settings: Setti
         connection.execute("INSERT INTO target SELECT * FROM kept")
         connection.execute("DELETE FROM headrace.records")
         connection.execute("INSERT INTO headrace.records SELECT * FROM kept_records")
-    with pytest.raises(RecordError, match="holds epoch 6") as refused:
+    with pytest.raises(SinkStateError, match="holds epoch 6") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "replay" in str(refused.value)
     assert "accept-target" in str(refused.value)
@@ -80,7 +80,7 @@ def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: Sp
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
         connection.execute("DELETE FROM headrace.records")
-    with pytest.raises(RecordError, match="no record"):
+    with pytest.raises(SinkStateError, match="no record"):
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     accept_target(file, settings, sink="pg", spark=spark)
     to_the_end(world, settings, spark)

@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from headrace.pipeline import functions
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.functions import Function, Group, Where, distinct, expand, parsed_names, register, tell_apart
+from headrace.pipeline.functions import DialectScope, Function, Group, distinct, expand, number_generated_rows, parsed_names, register
 from headrace.pipeline.functions.registry import _found
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS
@@ -23,7 +23,7 @@ NOW = datetime(2025, 3, 4, 5, 6, 7, 890000, UTC)
 
 
 def expanded(select: str) -> str:
-    return statements.with_hidden(f"SELECT {select} FROM t", (), now=NOW, node="n")
+    return statements.compile_statement(f"SELECT {select} FROM t", (), now=NOW, node="n")
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_names_of_spark_stay_sparks(call: str) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_names_that_spark_lacks_mean_the_same_in_every_dialect(dialect: str) -> None:
     """Literals of bytes and maps are written otherwise in some."""
-    shown = [(one, call) for one in distinct() if one.where is Where.EVERYWHERE for call, _ in one.examples]
+    shown = [(one, call) for one in distinct() if one.where is DialectScope.EVERYWHERE for call, _ in one.examples]
     for function, call in [(one, call) for one, call in shown if "X'" not in call and "map(" not in call]:
-        text = statements.with_hidden(statements.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
+        text = statements.compile_statement(statements.parse(f"SELECT {call} AS x FROM t", dialect=dialect), (), now=NOW, node="n")
         assert not re.search(rf"\b{function.name}\(", text, re.IGNORECASE), call
 
 
@@ -142,7 +142,7 @@ def test_ids_of_rows_made_of_one_row_follow_from_its_number() -> None:
     assert "hr_number" not in query.sql()
     select = query.find(exp.Select)
     assert select is not None
-    tell_apart(select, [exp.column("hr_number")])
+    number_generated_rows(select, [exp.column("hr_number")])
     assert "CONCAT_WS(':', CAST(hr_number AS STRING))" in query.sql(dialect=statements.DIALECT)
 
 

@@ -66,7 +66,7 @@ def test_lookups_find_what_python_finds(spark: SparkSession, around: str) -> Non
     assert len({text for _, text in documents}) > 500
     for path, steps in PATHS.items():
         columns = ", ".join(around.format(f"{name}(doc, '{path}')") for name in FUNCTIONS)
-        rows = spark.sql(statements.with_hidden(statements.parse(f"SELECT n, {columns} FROM documents"), ())).collect()
+        rows = spark.sql(statements.compile_statement(statements.parse(f"SELECT n, {columns} FROM documents"), ())).collect()
         for row in rows:
             value, text = documents[row[0]]
             found = (row[1], json.loads(row[2]) if row[2] is not None else None, row[3])

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from headrace.jobs.functions import provide
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError, UserError
-from headrace.pipeline.functions import Function, Group, Where, distinct, parsed_names
+from headrace.pipeline.functions import DialectScope, Function, Group, distinct, parsed_names
 from headrace.pipeline.sql import statements
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ class _DataFusion(statements.DIALECT):
 
 
 def _text(function: Function, call: str) -> str:
-    dialect = _DataFusion if function.where is Where.DATAFUSION else statements.DIALECT
+    dialect = _DataFusion if function.where is DialectScope.DATAFUSION else statements.DIALECT
     query = sqlglot.parse_one(f"SELECT CAST({call} AS STRING) AS v FROM one", dialect=dialect)
-    return statements.with_hidden(cast("exp.Query", query), (), now=NOW, node="shown")
+    return statements.compile_statement(cast("exp.Query", query), (), now=NOW, node="shown")
 
 
 @pytest.fixture(scope="module")

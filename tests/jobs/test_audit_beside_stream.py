@@ -10,7 +10,7 @@ import pytest
 
 from headrace.jobs.checks import audit
 from headrace.jobs.checks.ledger_proof import Walk
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record, SinkKey, digest
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey, WriteCounts, digest
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 
 
@@ -46,9 +46,9 @@ class Lane:
 
     def record(self, epoch):
         key = SinkKey(self.lease.pipeline, "p", "main", "out")
-        joined = Record.joined(key, self.lease.generation, epoch - 1, {"n": epoch - 1}, "h", 0)
+        joined = CommitRecord.for_registration(key, self.lease.generation, epoch - 1, {"n": epoch - 1}, "h", 0)
         plan = EpochPlan(epoch, Phase.LIVE, {"n": epoch - 1}, {"n": epoch}, "h", datetime.now(UTC))
-        return joined.next(plan, self.lease.generation, Counts())
+        return joined.after_epoch(plan, self.lease.generation, WriteCounts())
 
     @property
     def state(self):

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.frame import DRIVER_BYTES, Frame
-from headrace.connectors.kafka.peek import Peeked
-from headrace.connectors.kafka.sizes import Sizes
+from headrace.connectors.frame import DRIVER_BYTES, EpochFrame
+from headrace.connectors.kafka.peek import MessageInfo
+from headrace.connectors.kafka.sizes import SizeEstimator
 from headrace.jobs.sources.backfill import _take
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.session import explain_death
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import EngineError, TransientError, WorkerError
+from headrace.pipeline.errors import SparkJvmError, TransientError, WorkerError
 from headrace.pipeline.model.run_options import EpochOptions
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -29,11 +29,11 @@ class Topic:
         self.sizes = sizes
         self.looks = 0
 
-    def look(self, at: Mapping[int, int]) -> dict[int, list[Peeked]]:
+    def look(self, at: Mapping[int, int]) -> dict[int, list[MessageInfo]]:
         self.looks += 1
         return {
             part: [
-                Peeked(place, self.sizes[part][place], 0, by_broker=False)
+                MessageInfo(place, self.sizes[part][place], 0, by_broker=False)
                 for place in range(offset, min(offset + 3, len(self.sizes[part])))
             ]
             for part, offset in at.items()
@@ -41,7 +41,7 @@ class Topic:
 
     def limit(self, most: int) -> dict[int, int]:
         made: Any = self
-        return Sizes(made).limit({part: (0, len(sizes)) for part, sizes in self.sizes.items()}, most)[0]
+        return SizeEstimator(made).limit({part: (0, len(sizes)) for part, sizes in self.sizes.items()}, most)[0]
 
 
 def test_a_range_of_large_messages_is_cut() -> None:
@@ -82,8 +82,8 @@ def test_splits_are_taken_by_rows_and_by_bytes() -> None:
 def test_few_but_large_rows_do_not_pass_through_the_driver(size: int | None, *, passes: bool) -> None:
     rows: Any = SimpleNamespace(toArrow=lambda: pa.table({"a": [1]}))
     spark: Any = None
-    frame = Frame(rows, pa.schema([]), (), 1, spark, size=size)
-    assert (frame.few(rows, 100) is not None) is passes
+    frame = EpochFrame(rows, pa.schema([]), (), 1, spark, size=size)
+    assert (frame.collect_if_small(rows, 100) is not None) is passes
 
 
 def test_sizes_are_written_with_units() -> None:
@@ -100,8 +100,8 @@ JOB = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, mos
 @pytest.mark.parametrize(
     ("text", "kind", "retriable", "blocks"),
     [
-        (JOB + "java.lang.OutOfMemoryError: Java heap space", EngineError, False, True),
-        ("Job 7 cancelled because SparkContext was shut down", EngineError, False, True),
+        (JOB + "java.lang.OutOfMemoryError: Java heap space", SparkJvmError, False, True),
+        ("Job 7 cancelled because SparkContext was shut down", SparkJvmError, False, True),
         (
             JOB + "Python worker exited unexpectedly (crashed)\nCaused by: java.io.EOFException",
             WorkerError,
@@ -119,7 +119,7 @@ def test_only_causes_that_pass_are_tried_without_end(text: str, kind: type, *, r
 
 def test_a_refused_connection_to_the_jvm_is_no_outside_system() -> None:
     error = as_headrace_error(ConnectionRefusedError(111, "Connection refused"))
-    assert isinstance(error, EngineError)
+    assert isinstance(error, SparkJvmError)
     assert "Spark's JVM" in error.message
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headrace.connectors.clickhouse import ClickHouseTable
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
-from headrace.pipeline.model.nodes import ClickHouseSource
+from headrace.pipeline.model.nodes import ClickHouseSourceConfig
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -57,12 +57,12 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
     ]
     client.command(f"INSERT INTO test_direct.t VALUES {', '.join(rows)}")
     connection = ClickHouseConnection(url=services.clickhouse.url, user=services.clickhouse.username, password=services.clickhouse.password)
-    source = ClickHouseTable(ClickHouseSource(table_name="test_direct.t", split_rows=25), Settings(clickhouse_source=connection))
-    snapshot = source.pin(spark, "direct")
+    source = ClickHouseTable(ClickHouseSourceConfig(table_name="test_direct.t", split_rows=25), Settings(clickhouse_source=connection))
+    snapshot = source.create_snapshot(spark, "direct")
     splits = source.splits(spark, snapshot, None, None)
     schema = source.schema(spark)
     session = spark.newSession()
-    whole = pa.Table.from_batches([batch for split in splits for batch in source.direct(snapshot, splits, None).fetch(split)])
+    whole = pa.Table.from_batches([batch for split in splits for batch in source.create_split_reader(snapshot, splits, None).fetch(split)])
     session.createDataFrame(whole).createOrReplaceTempView("s")
 
     def ask(sql: str, then: str = "") -> tuple[pa.Table, pa.Table]:
@@ -74,12 +74,12 @@ def engines(services: Any, spark: Any) -> Iterator[Any]:
             query = translate(then, "first", expected.schema, f"({query})")
             assert query is not None, f"left out: {then}"
             expected = session.sql(then).toArrow()
-        fetch = source.direct(snapshot, splits, query)
+        fetch = source.create_split_reader(snapshot, splits, query)
         batches = [batch for split in splits for batch in fetch.fetch(split)]
         return expected, pa.Table.from_batches(batches) if batches else expected.slice(0, 0)
 
     yield ask
-    source.unpin(snapshot)
+    source.release_snapshot(snapshot)
     source.close()
     client.command("DROP DATABASE test_direct SYNC")
     client.close()

@@ -17,7 +17,7 @@ from headrace.jobs.explain.mermaid import mermaid
 from headrace.jobs.explain.model import Column, Explanation, Guarantee, Node, Part, Target
 from headrace.jobs.explain.text import text
 from headrace.jobs.planning.load_path import Route
-from headrace.pipeline.lineage.relations import Derived, Origin, Step
+from headrace.pipeline.lineage.relations import ColumnLineage, LineageStep, Origin
 
 NASTY = [
     'say "hi"',
@@ -48,7 +48,7 @@ def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)
         key_from=(name,) if kind == "source" else ("a",),
         columns=(Column("id", "BIGINT"), Column("x", "")),
         complete=True,
-        lineage={"id": Derived((Origin("a", "id"),)), "x": Derived((), (Step("t", "x", "'<x>'"),))},
+        lineage={"id": ColumnLineage((Origin("a", "id"),)), "x": ColumnLineage((), (LineageStep("t", "x", "'<x>'"),))},
         parts=(Part("history", "clickhouse", f"db.{name}", pinned=True, said="pinned"),) if kind == "source" else (),
         target=Target(f"public.{name}", True, "appends", Guarantee("exactly_once", "so it is"), "whole epochs", Route("rows", "why not"))
         if kind == "sink"

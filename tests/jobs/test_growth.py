@@ -16,7 +16,7 @@ import pytest
 from headrace.jobs.checks.ledger_proof import walk
 from headrace.jobs.run.rollup import RollingUp
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import RECORD_BYTES, Counts, EpochPlan, Json, Phase, Record, SinkKey
+from headrace.pipeline.protocol.epochs import RECORD_BYTES, CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger import Lease, Ledger, open_sqlite
 
 LONG = bool(os.environ.get("HEADRACE_TEST_FULL"))
@@ -24,7 +24,7 @@ EPOCHS, KEEP, FILES = (518_400, 20_000, 20_000) if LONG else (2_500, 500, 20_000
 FILES_PER_EPOCH = 100
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200 if LONG else 300)]
 SINKS = ("pg", "lake")
-ONE = {sink: Counts(1_000, 990, 10, 0) for sink in SINKS}
+ONE = {sink: WriteCounts(1_000, 990, 10, 0) for sink in SINKS}
 
 
 def offsets(at: int) -> Json:
@@ -55,7 +55,9 @@ class Held:
     def __init__(self, ledger: Ledger, lease: Lease) -> None:
         self.ledger, self.lease = ledger, lease
         self.committed, self.position = 0, position(0)
-        self.record = Record.joined(SinkKey(lease.pipeline, "orders", "main", "pg"), lease.generation, 0, position(0), "h" * 16, 0)
+        self.record = CommitRecord.for_registration(
+            SinkKey(lease.pipeline, "orders", "main", "pg"), lease.generation, 0, position(0), "h" * 16, 0
+        )
         self.largest = 0
 
     def carry(self, phase: Phase, end: Json, pieces: tuple[Json, ...] = ()) -> None:
@@ -63,7 +65,7 @@ class Held:
         plan = EpochPlan(self.committed + 1, phase, self.position, end, "h" * 16, datetime.now(UTC), window, pieces)
         self.ledger.plan(self.lease, plan, {"sql": "select 1"})
         self.ledger.commit(self.lease, plan.number, ONE)
-        self.record = self.record.next(plan, self.lease.generation, ONE["pg"])
+        self.record = self.record.after_epoch(plan, self.lease.generation, ONE["pg"])
         self.largest = max(self.largest, len(json.dumps(self.record.to_json())))
         self.committed, self.position = plan.number, end
 

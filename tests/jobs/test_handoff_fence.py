@@ -29,25 +29,25 @@ def handoff(options: str, loaded: int, earliest: int) -> Handoff:
     """A table with the offsets below `loaded`, and a topic that starts at `earliest`."""
     node: Any = parse_pipeline(FILE % options).model.sources["src"]
     table = SimpleNamespace(measure_offsets=lambda *_: TableOffsets({"0": PartitionOffsets(0, loaded)}))
-    stream = SimpleNamespace(earliest=lambda: {"offsets": {"0": earliest}}, first_filled=lambda _: {})
+    stream = SimpleNamespace(earliest=lambda: {"offsets": {"0": earliest}}, find_filled_gaps=lambda _: {})
     return Handoff("src", node, [table], stream)  # pyright: ignore[reportArgumentType]
 
 
-def fence_of(found: Handoff) -> Any:
+def find_handoff_position(found: Handoff) -> Any:
     nothing: Any = None
     return found.by_offsets(nothing, nothing)
 
 
 def test_messages_after_the_tables_last_one_that_the_topic_has_dropped_are_refused() -> None:
     with pytest.raises(RetentionError, match=r"partition 0: \[3, 5\)") as error:
-        fence_of(handoff("", 3, 5))
+        find_handoff_position(handoff("", 3, 5))
     assert "allow_missing: true" in error.value.hint
 
 
 def test_the_file_can_allow_that_they_are_missing() -> None:
-    assert fence_of(handoff("allow_missing: true", 3, 5)) == {"offsets": {"0": 5}}
+    assert find_handoff_position(handoff("allow_missing: true", 3, 5)) == {"offsets": {"0": 5}}
 
 
 @pytest.mark.parametrize("options", ["", "allow_missing: true"])
 def test_a_table_that_reaches_the_topic_hands_off_at_its_end(options: str) -> None:
-    assert fence_of(handoff(options, 5, 5)) == {"offsets": {"0": 5}}
+    assert find_handoff_position(handoff(options, 5, 5)) == {"offsets": {"0": 5}}

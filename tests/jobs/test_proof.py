@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.checks import ledger_proof
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Record, SinkKey
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger import open_sqlite
 
 
@@ -29,7 +29,7 @@ class Lane:
             phase = Phase.HISTORY if splits else Phase.LIVE
             plan = EpochPlan(at + 1, phase, position(at), position(at + 1), "h", datetime.now(UTC), splits=splits)
             self.ledger.plan(self.lease, plan, {})
-            self.ledger.commit(self.lease, at + 1, {"a": Counts(1, 1, 0, 0)})
+            self.ledger.commit(self.lease, at + 1, {"a": WriteCounts(1, 1, 0, 0)})
             self.at += 1
 
     def walk(self, restarts: tuple[int, ...] = (), *, all_epochs: bool = False) -> ledger_proof.Walk:
@@ -151,7 +151,7 @@ def test_rows_rolled_up_while_they_are_read_are_no_hole(lane, monkeypatch):
 def test_a_rebuilt_ledger_knows_the_lane_from_there_on(tmp_path):
     lane = Lane(tmp_path / "ledger.db")
     key = SinkKey("lost", "p", "main", "a")
-    lane.lease = lane.ledger.rebuild(lane.lease, {"a": Record.joined(key, 4, 7, position(7), "h", 0)}, {}, "h")
+    lane.lease = lane.ledger.rebuild(lane.lease, {"a": CommitRecord.for_registration(key, 4, 7, position(7), "h", 0)}, {}, "h")
     lane.at = 7
     lane.commit(3)
     found = lane.walk()

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import OP, POS, POS_TYPE
-from headrace.connectors.filter_marks import kept_or_marked
+from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.planning.planner import Known, Planner
 from headrace.jobs.sources.pipeline_source import Reading
@@ -116,7 +116,7 @@ def changes(dice: random.Random, count: int) -> list[Change]:
 def frame_of(spark: SparkSession, given: list[Change], first: int, predicate: str) -> Any:
     rows = [(c[1], c[2], c[3], list(c[4]) if c[4] is not None else None, c[0], (9, 0, first + at, 0)) for at, c in enumerate(given)]
     frame = spark.createDataFrame(rows, f"{COLUMNS}, {OP} string, {POS} {POS_TYPE}")
-    return kept_or_marked(frame, predicate) if predicate else frame
+    return mark_filtered_rows(frame, predicate) if predicate else frame
 
 
 def planner(spark: SparkSession, transforms: dict[str, str], keys: dict[str, str], more: str = "", append: str = "") -> Planner:

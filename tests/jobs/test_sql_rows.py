@@ -44,7 +44,7 @@ def run(session: SparkSession) -> Run:
     """`run(text, dialect=…)`: the rows of a statement over `t` in their order, with `_gs_op` and `_gs_pos.sub` behind the columns."""
 
     def rows(text: str, dialect: str = "spark") -> list[tuple[Any, ...]]:
-        said = statements.with_hidden(statements.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x")
+        said = statements.compile_statement(statements.parse(text, dialect=dialect), HIDDEN, rename={"t": "hr_t_0"}, node="x")
         try:
             table = session.sql(said).toArrow()
         except Exception as error:

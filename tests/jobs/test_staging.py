@@ -25,7 +25,7 @@ from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import store as staging_module
 from headrace.jobs.staging.store import EpochStages, Graph, LaneStages, StageTask, Staging
 from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
-from headrace.pipeline.errors import LaneError, RecordError, SettingsError, UserError
+from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.coordinator import Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
@@ -187,7 +187,7 @@ def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: 
 def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable[[Path], None], said: str) -> None:
     made = stages(tmp_path).make("node", random_rows)
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
-    with pytest.raises(LaneError, match=said):
+    with pytest.raises(PipelineStateError, match=said):
         stages(tmp_path).held("node")
 
 
@@ -201,7 +201,7 @@ def test_spark_may_not_be_told_to_pass_over_files(files: str) -> None:
 def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: Any) -> None:
     stages(tmp_path).make("node", random_rows)
     (stages(tmp_path).folder / "node").rename(stages(tmp_path).folder / "other")
-    with pytest.raises(LaneError, match="another epoch or node"):
+    with pytest.raises(PipelineStateError, match="another epoch or node"):
         stages(tmp_path).held("other")
 
 
@@ -306,9 +306,9 @@ def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_row
 
 def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_rows: Any) -> None:
     staging(tmp_path).check(["sink"], replayed=False, recompute=False)
-    with pytest.raises(RecordError, match="staged rows of epoch 7 are gone, and early holds"):
+    with pytest.raises(SinkStateError, match="staged rows of epoch 7 are gone, and early holds"):
         staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
-    with pytest.raises(RecordError, match="--recompute"):
+    with pytest.raises(SinkStateError, match="--recompute"):
         staging(tmp_path).check(["sink"], replayed=True, recompute=False)
     staging(tmp_path, ("early",)).check(["sink"], replayed=True, recompute=True)
     stages(tmp_path).make("second", random_rows)
@@ -318,7 +318,7 @@ def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_r
 
 def test_who_asked_a_table_holds_the_rows_that_filled_it(tmp_path: Path, random_rows: Any) -> None:
     stages(tmp_path).make("second", random_rows)
-    with pytest.raises(RecordError, match="plain holds") as told:
+    with pytest.raises(SinkStateError, match="plain holds") as told:
         staging(tmp_path, ("plain",)).check(["early"], replayed=False, recompute=False)
     assert told.value.node == "first"
 
@@ -327,7 +327,7 @@ class Parts:
     """Stands for a sink, or a table, that may hold a part of an epoch."""
 
     def __init__(self, *, has: bool) -> None:
-        self.began = self.holds = lambda _: has
+        self.has_partial_epoch = self.holds = lambda _: has
         self.wants = lambda _: not has
 
 
@@ -359,7 +359,7 @@ def test_a_part_of_an_epoch_is_not_finished_with_other_rows(tmp_path: Path, rand
     sinks: Any = {"parts": Parts(has=sink), "whole": Parts(has=False)}
     writer = EpochWriter(planner, {}, sinks, stages=lane(tmp_path), pipeline_hash="hash")
     if said:
-        with pytest.raises(RecordError, match=f"epoch 7 are gone, and {said} with the rows that were staged: {tmp_path}") as told:
+        with pytest.raises(SinkStateError, match=f"epoch 7 are gone, and {said} with the rows that were staged: {tmp_path}") as told:
             writer.staging(plan(), ["parts", "whole"])
         assert (told.value.node, "staging.recompute" in told.value.hint) == ("asked", True)
     else:

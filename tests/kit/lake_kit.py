@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS, POS_TYPE, Frame, Sink, SinkContext
+from headrace.connectors.base import OP, POS, POS_TYPE, EpochFrame, Sink, SinkContext
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 KEY = SinkKey("uuid-1", "flights", "main", "lake")
@@ -54,11 +54,11 @@ class LakeTable:
     def joined(self, generation: int = 1, epoch: int = 0) -> Any:
         """The same, which belongs to the lane."""
         sink = self.prepared(generation)
-        sink.join(Record.joined(KEY, generation, epoch, position(epoch), "hash", None))
+        sink.join(CommitRecord.for_registration(KEY, generation, epoch, position(epoch), "hash", None))
         return sink
 
-    def frame(self, *rows: tuple[Any, ...], large: bool = False) -> Frame:
+    def frame(self, *rows: tuple[Any, ...], large: bool = False) -> EpochFrame:
         """Rows are (id, name, operation); the order is that of the arguments."""
         data = [(*row, (0, 0, at, 0)) for at, row in enumerate(rows)]
         found = self.spark.createDataFrame(data, f"id bigint, name string, {OP} string, {POS} {POS_TYPE}")
-        return Frame(found, self.schema, self.key, None if large else len(rows), self.spark)
+        return EpochFrame(found, self.schema, self.key, None if large else len(rows), self.spark)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pydantic import Field, SecretStr
 
 from headrace import (
-    ArrowSink, ArrowSource, ArrowStream, ArrowTransform, EpochSink, Options, Plugin, SideOutput, SourceCapabilities, fan_out,
+    ArrowSink, ArrowSource, ArrowStream, ArrowTransform, TransactionalSink, Options, Plugin, SideOutput, SourceCapabilities, fan_out,
 )
 
 
@@ -28,17 +28,17 @@ class NumbersOptions(Options):
 
 
 class Numbers(ArrowSource):
-    capabilities = SourceCapabilities(bounded=True, pinned=True, without_spark=True)
+    capabilities = SourceCapabilities(bounded=True, stable_snapshot=True, without_spark=True)
 
     def columns(self):
         return pa.schema([("id", pa.int64()), ("word", pa.string())])
 
-    def pieces(self):
+    def list_splits(self):
         starts = range(1, self.options.upto + 1, self.options.step)
         return [{"first": first, "last": min(first + self.options.step - 1, self.options.upto), "rows": self.options.step} for first in starts]
 
-    def batches(self, piece):
-        ids = list(range(piece["first"], piece["last"] + 1))
+    def batches(self, split):
+        ids = list(range(split["first"], split["last"] + 1))
         yield pa.RecordBatch.from_pydict({"id": ids, "word": [f"w{id}" for id in ids]}, schema=self.columns())
 
 
@@ -52,7 +52,7 @@ class Ticks(ArrowStream):
     def columns(self):
         return pa.schema([("n", pa.int64())])
 
-    def ends(self):
+    def partition_ends(self):
         return {"0": int(Path(self.options.path).read_text())}
 
     def batches(self, partition, start, end):
@@ -87,7 +87,7 @@ class FolderOptions(Options):
     primary_key: list[str] = []
 
 
-class Folder(EpochSink):
+class Folder(TransactionalSink):
     """One file holds rows and note: replacing it is the atomic act."""
 
     @property
@@ -97,15 +97,15 @@ class Folder(EpochSink):
     def _read(self):
         return json.loads(self._file.read_text()) if self._file.exists() else {"notes": {}, "rows": []}
 
-    def load(self):
+    def load_note(self):
         return self._read()["notes"].get(self.note_key)
 
     target_id = "rows"
 
-    def rows_now(self):
+    def count_rows(self):
         return len(self._read()["rows"])
 
-    def swap(self, expected, note, rows):
+    def compare_and_swap(self, expected, note, rows):
         assert self.options.token.get_secret_value() == "open sesame"
         held = self._read()
         if held["notes"].get(self.note_key) != expected:

@@ -11,8 +11,8 @@ from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
 from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.transform import script_of
-from headrace.pipeline.errors import Place
-from headrace.pipeline.model.transforms import ScriptTransform
+from headrace.pipeline.errors import FileLocation
+from headrace.pipeline.model.transforms import ScriptTransformConfig
 
 Row = dict[str, Any]
 
@@ -27,10 +27,10 @@ def hidden(table: pa.Table, ops: str = "", sub: int = 0) -> pa.Table:
     return pa.table(arrays, schema=with_hidden(table.schema))
 
 
-def script(source: str, columns: pa.Schema, schema: dict[str, str] | None = None, at: Place | None = None, **options: Any) -> Script:
+def script(source: str, columns: pa.Schema, schema: dict[str, str] | None = None, at: FileLocation | None = None, **options: Any) -> Script:
     """A script node over these columns, not loaded yet."""
     said = {"type": "script", "from": "s", "language": "js", "script": source, "timeout": "300ms", "memory_limit": "32MiB"}
-    node = ScriptTransform.model_validate(said | options | ({"schema": schema} if schema else {}))
+    node = ScriptTransformConfig.model_validate(said | options | ({"schema": schema} if schema else {}))
     payload = final_schema("n", node.schema_, columns)
     return script_of("n", node, columns, payload, key=("id",) if "id" in columns.names else (), text_at=at)
 

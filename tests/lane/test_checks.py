@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import CheckResult, Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.errors import LaneError
+from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
 
@@ -132,5 +132,5 @@ def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSe
 
 
 def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: SparkSession) -> None:
-    with pytest.raises(LaneError, match="no epochs"):
+    with pytest.raises(PipelineStateError, match="no epochs"):
         audit(load_pipeline(world.file), world.settings(), spark=spark)

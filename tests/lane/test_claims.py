@@ -13,7 +13,7 @@ from headrace.jobs.checks.audit import audit
 from headrace.jobs.run import repair
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.pipeline.errors import RecordError
+from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -46,11 +46,11 @@ def test_a_renamed_pipeline_does_not_write_its_rows_twice(world: World, spark: S
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
     assert rows_of(world, spark) == (500, 500)
     two = written(world, "two")
-    with pytest.raises(RecordError, match=r"target of another pipeline: sink 'pg' of 'one' \(.*, epoch 1\)") as refused:
+    with pytest.raises(SinkStateError, match=r"target of another pipeline: sink 'pg' of 'one' \(.*, epoch 1\)") as refused:
         run(two, settings, until=Until.HISTORY, spark=spark)
     assert f"headrace accept-target {two.path} --sink pg --take-over" in (refused.value.hint or "")
     assert rows_of(world, spark) == (500, 500)
-    with pytest.raises(RecordError, match="target of another pipeline"):
+    with pytest.raises(SinkStateError, match="target of another pipeline"):
         repair.accept_target(two, settings, sink="pg", take_over=True, spark=spark)  # the Delta table is still that of `one`
     run(written(world, "one"), settings, until=Until.HISTORY, spark=spark)
     assert {one.passed for one in audit(written(world, "one"), settings, spark=spark) if one.name != "handoff_has_no_gap"} == {True}
@@ -65,7 +65,7 @@ def test_a_target_changes_hands_only_by_a_command(world: World, spark: SparkSess
     run(two, settings, until=Until.HISTORY, spark=spark)
     with psycopg.connect(world.conninfo) as connection:
         assert connection.execute("SELECT count(*) FROM target").fetchall() == [(4,)]
-    with pytest.raises(RecordError, match="sink 'pg' of 'two'"):
+    with pytest.raises(SinkStateError, match="sink 'pg' of 'two'"):
         run(one, settings, until=Until.HISTORY, spark=spark)
     repair.accept_target(one, settings, sink="pg", take_over=True, spark=spark)
     run(one, settings, until=Until.HISTORY, spark=spark)

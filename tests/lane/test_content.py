@@ -23,7 +23,7 @@ from headrace.jobs.run.runner import run
 from headrace.jobs.sources import handoff, pipeline_source
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.lineage.retractions import retractions
-from headrace.pipeline.protocol.table_offsets import fence_of
+from headrace.pipeline.protocol.table_offsets import find_handoff_position
 from headrace.services import Services
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -131,7 +131,7 @@ def test_keys_whose_splits_load_in_any_order_are_found(ran: World, spark: SparkS
     """A direct load keeps no order of splits. Here the oldest are loaded last, by a route that takes the keys for kept together."""
     ask(ran, "CREATE TABLE by_time (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY seq")
     ask(ran, "INSERT INTO by_time SELECT number, number % 20, number FROM numbers(2000)")
-    monkeypatch.setattr(ClickHouseTable, "spreads", lambda *_: "")
+    monkeypatch.setattr(ClickHouseTable, "explain_key_spread", lambda *_: "")
     monkeypatch.setattr(ClickHouseTable, "keeps_together", lambda *_, **__: True)
     load = DirectLoad._run
     monkeypatch.setattr(DirectLoad, "_run", lambda self, plan, fetch, spark, splits: load(self, plan, fetch, spark, splits[::-1]))
@@ -193,7 +193,7 @@ def test_messages_that_neither_history_nor_stream_brought_are_found(
     assert producer.flush(30) == 0
     ask(ran, "CREATE TABLE holes (id Int64, v String, _kafka_partition Int32, _kafka_offset Int64) ENGINE = MergeTree ORDER BY id")
     ask(ran, "INSERT INTO holes SELECT number, 's', 0, number FROM numbers(10) WHERE number NOT IN (4, 5)")
-    monkeypatch.setattr(handoff, "fence_of", lambda have, first, _: fence_of(have, first, lambda _: {}))
+    monkeypatch.setattr(handoff, "find_handoff_position", lambda have, first, _: find_handoff_position(have, first, lambda _: {}))
     wrong = checked(ran, spark, "holes", HOLES)
     assert wrong.passed is False, wrong.message
     assert sorted(wrong.numbers["keys"]) == ["id=4: missing", "id=5: missing"]

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from web import Asked, served
 
-from headrace.connectors.iceberg.catalog import Table
+from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.row_errors import explain_failure
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.run.events import RunResult, Until
@@ -68,7 +68,8 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
 
     def rows() -> list[tuple[object, ...]]:
         ice = sorted(
-            (row.id, row.v, str(row.month)) for row in Table(str(tmp_path / "warehouse"), "n.events", "t").frame(spark, None).collect()
+            (row.id, row.v, str(row.month))
+            for row in WarehouseTable(str(tmp_path / "warehouse"), "n.events", "t").frame(spark, None).collect()
         )
         lake = spark.read.format("delta").load(f"{tmp_path}/delta").collect()
         assert sorted((row.id, row.v, str(row.month)) for row in lake) == ice

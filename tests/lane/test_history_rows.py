@@ -182,14 +182,14 @@ def test_a_copy_that_a_dead_start_left_is_dropped(case: Case, monkeypatch: pytes
     class DeathError(BaseException):
         pass
 
-    real = ClickHouseTable.pin
+    real = ClickHouseTable.create_snapshot
 
     def dying(*arguments: Any) -> Any:
         real(*arguments)
         raise DeathError
 
     with monkeypatch.context() as patched:
-        patched.setattr(ClickHouseTable, "pin", dying)
+        patched.setattr(ClickHouseTable, "create_snapshot", dying)
         with pytest.raises(DeathError):
             case.run("offset_table: {}")
     (orphan,) = case.copies()

@@ -20,7 +20,7 @@ from headrace.jobs.run.events import RunMessage, Until
 from headrace.jobs.run.pipeline_run import LaneRun
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
-from headrace.pipeline.errors import GuaranteeError, PipelineFileError, RecordError, UserError
+from headrace.pipeline.errors import GuaranteeError, PipelineFileError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -215,9 +215,9 @@ def test_a_reset_doubles_no_rows_and_leads_somewhere(world: World, shared_spark:
         assert refused.value.node == sink
         assert f"headrace reset {file.path} --empty-targets" in (refused.value.hint or "")
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
-    from headrace.connectors.iceberg.catalog import Table
+    from headrace.connectors.iceberg.catalog import WarehouseTable
 
-    table = Table(f"{world.folder}/warehouse", f"db.{name}", "ice").path(spark)
+    table = WarehouseTable(f"{world.folder}/warehouse", f"db.{name}", "ice").path(spark)
     spark.sql(f"DROP TABLE {table}")
     interventions.reset(file, settings, empty=True)
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
@@ -246,7 +246,7 @@ def test_a_skipped_epoch_leads_to_a_reset_where_there_is_no_key(world: World, sh
             run(file, settings, until=Until.CAUGHT_UP, spark=spark)
         interventions.skip_open(file, settings)
         connection.execute(f"ALTER TABLE {name}_t DROP CONSTRAINT {name}_t_id_check".encode())
-    with pytest.raises(RecordError, match="it has no key and its target holds 1 rows") as refused:
+    with pytest.raises(SinkStateError, match="it has no key and its target holds 1 rows") as refused:
         replay(file, settings, sink="pg", from_epoch=2, spark=spark)
     assert f"headrace reset {file.path} --empty-targets" in (refused.value.hint or "")
     interventions.reset(file, settings, empty=True)

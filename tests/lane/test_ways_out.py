@@ -21,7 +21,7 @@ from headrace.jobs.run.pipeline_run import LaneRun
 from headrace.jobs.run.repair import accept_target, replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import StateBackend
-from headrace.pipeline.errors import DataError, HeadraceError, LaneError, RecordError, RetentionError, TargetError
+from headrace.pipeline.errors import DataError, HeadraceError, PipelineStateError, RetentionError, SinkStateError, TargetError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
@@ -121,7 +121,7 @@ def test_a_sink_that_was_out_of_the_file_and_a_rewind(world: World, topic: str, 
     produce(world, topic, ("c", 3, 1), ("d", 1, 0))
     run(pipeline(world, topic, ""), settings, until=Until.CAUGHT_UP, spark=spark)
     file = pipeline(world, topic)
-    with pytest.raises(RecordError, match="not in the file during epoch 2") as refused:
+    with pytest.raises(SinkStateError, match="not in the file during epoch 2") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "--sink two --from 2" in refused.value.hint
     replay(file, settings, sink="two", from_epoch=2, spark=spark)
@@ -136,7 +136,7 @@ def test_a_sink_that_was_out_of_the_file_and_a_rewind(world: World, topic: str, 
     checks = {(check.sink, check.name): check for check in audit(file, settings, spark=spark)}
     assert checks["two", "exactly_once_epochs"].passed
     assert not checks["pg", "row_count_matches"].passed
-    with pytest.raises(LaneError, match="the ledger has no epoch 99"):
+    with pytest.raises(PipelineStateError, match="the ledger has no epoch 99"):
         interventions.rewind(file, settings, to="99")
 
 
@@ -152,10 +152,10 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset(world: World, topic: str, sh
     interventions.reset(without, settings, empty=True)
     run(without, settings, until=Until.CAUGHT_UP, spark=spark)
     file = pipeline(world, topic, more)
-    with pytest.raises(RecordError, match="from before the last reset") as refused:
+    with pytest.raises(SinkStateError, match="from before the last reset") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert "--sink two --from 2" in refused.value.hint
-    with pytest.raises(RecordError, match="2 rows from before the last reset"):
+    with pytest.raises(SinkStateError, match="2 rows from before the last reset"):
         replay(file, settings, sink="two", from_epoch=2, spark=spark)
     spark.sql(f"DELETE FROM delta.`{world.folder}/{topic}`")
     replay(file, settings, sink="two", from_epoch=2, spark=spark)
@@ -213,11 +213,11 @@ def test_a_lost_ledger_and_a_sink_without_a_key(world: World, topic: str, shared
     produce(world, topic, ("c", 1, 1), ("c", 2, 1))
     run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     other = settings.model_copy(update={"state_backend": lost(world, topic)})
-    with pytest.raises(RecordError, match="another pipeline named") as refused:
+    with pytest.raises(SinkStateError, match="another pipeline named") as refused:
         run(file, other, until=Until.CAUGHT_UP, spark=spark)
     assert f"headrace recover {path}" in refused.value.hint
     assert f"headrace reset {path} --empty-targets" in refused.value.hint
-    with pytest.raises(RecordError, match="a second time, and it has no key"):
+    with pytest.raises(SinkStateError, match="a second time, and it has no key"):
         accept_target(file, other, sink="pg", spark=spark)
     interventions.reset(file, other, empty=True)
     run(file, other, until=Until.CAUGHT_UP, spark=spark)

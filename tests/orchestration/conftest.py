@@ -12,7 +12,7 @@ from dagkit import FLIGHTS, PARTITIONS
 
 from headrace.jobs.run.events import CheckResult, PartitionCompleted, RunResult
 from headrace.orchestration.pipelines import Pipeline, load
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.epochs import WriteCounts
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ class StandIn:
             asked["listener"](PartitionCompleted(window, dict.fromkeys(file.model.sinks, self.rows)))
         if self.during:
             self.during(**asked)
-        counts = dict.fromkeys(file.model.sinks, Counts(rows=self.rows, inserted=self.rows))
+        counts = dict.fromkeys(file.model.sinks, WriteCounts(rows=self.rows, inserted=self.rows))
         return RunResult(file.name, "uuid", "completed", 1, 1, 1, counts, {}, history_complete=True, caught_up=True)
 
     def audit(self, *_: Any, sinks: Sequence[str] | None = None, content: Any = None, **__: Any) -> list[CheckResult]:

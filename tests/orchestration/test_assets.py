@@ -12,8 +12,8 @@ from dagster import AssetCheckKey
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.run.events import PartitionCompleted, Until
 from headrace.orchestration.build import build
-from headrace.pipeline.errors import BlockedError, LeaseHeldError, Place
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
+from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
 CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
@@ -96,7 +96,7 @@ class TestWindows:
         for number in (1, 2):
             plan = EpochPlan(number, Phase.HISTORY, {"n": number - 1}, {"n": number}, "h", datetime.now(UTC), window="2013-02-01")
             ledger.plan(lease, plan, {})
-            ledger.commit(lease, number, {"flights_pg": Counts(100, inserted=90, deleted=1), "lake": Counts(100, inserted=None)})
+            ledger.commit(lease, number, {"flights_pg": WriteCounts(100, inserted=90, deleted=1), "lake": WriteCounts(100, inserted=None)})
         ledger.close()
         materialize("2013-02-01")
         assert latest(instance, PG)["dagster/partition_row_count"].value == 178
@@ -120,7 +120,7 @@ class TestWindows:
     def test_windows_that_were_complete_before_a_failure_are_reported(self, materialize, stand_in, instance):
         def fail(**asked):
             msg = "epoch 4 failed 3 times"
-            raise BlockedError(msg, node="flights_pg", place=Place("flights.yaml", 9), hint="Mend the target.")
+            raise BlockedError(msg, node="flights_pg", place=FileLocation("flights.yaml", 9), hint="Mend the target.")
 
         stand_in.during = fail
         result = materialize("2013-01-01", "2013-02-01")

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.materialize import materialize
 from headrace.orchestration.pipelines import load
-from headrace.pipeline.errors import LaneError
+from headrace.pipeline.errors import PipelineStateError
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 MONTHS = ["2024-01-01", "2024-02-01", "2024-03-01"]
@@ -57,7 +57,7 @@ def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here
 
         with psycopg.connect(here.conninfo) as connection:
             connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
-        with pytest.raises(LaneError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches") as caught:
+        with pytest.raises(PipelineStateError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches") as caught:
             materialize(here.file, home(here), first=MONTHS[0])
         assert "\n" not in caught.value.message
         assert evaluations(instance, pipeline.sinks["pg"].key)["row_count_matches"] == "FAILED"

@@ -25,12 +25,12 @@ from headrace.orchestration.pipelines import load
 from headrace.orchestration.stream import StreamReporter
 from headrace.orchestration.stream_progress import StreamWindows, Tally
 from headrace.pipeline.file.loader import parse_pipeline
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 
 def epoch(number, *, backlog=0, rows=10):
     plan = EpochPlan(number, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-    counts = {"flights_pg": Counts(rows, inserted=rows - 1, updated=1), "lake": Counts(rows, inserted=None)}
+    counts = {"flights_pg": WriteCounts(rows, inserted=rows - 1, updated=1), "lake": WriteCounts(rows, inserted=None)}
     return EpochCommitted(plan, counts, {"write pg": 0.4, "total": 0.5}, backlog)
 
 
@@ -61,7 +61,7 @@ class TestTally:
     def test_nothing_is_lost_between_reports(self):
         clock = Clock()
         tally = Tally(["flights_pg"], clock)
-        total = Counts()
+        total = WriteCounts()
         epochs = 0
         for number in range(1, 101):
             clock.now += 7
@@ -83,7 +83,7 @@ class TestTally:
         tally = Tally(["lake"], Clock())
         tally.add(epoch(1))
         (figures,) = tally.due(all_of_it=True)
-        assert figures.counts == Counts(10, inserted=None)
+        assert figures.counts == WriteCounts(10, inserted=None)
 
 
 class TestStreamWindows:

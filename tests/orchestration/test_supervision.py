@@ -48,7 +48,7 @@ class Lane:
         plan = EpochPlan(self.committed + 1, Phase.LIVE, self.position, {"flights": {"n": -1}}, "hash", datetime.now(UTC))
         self.ledger.plan(self.lease, plan, {})
         for _ in range(times):
-            self.ledger.failed(self.lease, plan.number, "pg", error)
+            self.ledger.record_failure(self.lease, plan.number, "pg", error)
         return self
 
     def release(self):
@@ -99,9 +99,9 @@ CASES = {
 
 @pytest.mark.parametrize(("failures", "act"), [(1, Act.START), (2, Act.START), (3, Act.GIVE_UP)])
 def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, act):
-    state = lane.hold().epochs(3).open_epoch("EngineError: Spark's JVM was ended by signal 9", times=3).release().state
+    state = lane.hold().epochs(3).open_epoch("SparkJvmError: Spark's JVM was ended by signal 9", times=3).release().state
     blocked = blocked_epoch(lane.pipeline, state)
-    assert "blocked at epoch 4, node 'pg', after 3 equal failures: EngineError: Spark's JVM" in blocked
+    assert "blocked at epoch 4, node 'pg', after 3 equal failures: SparkJvmError: Spark's JVM" in blocked
     assert f"`headrace run {lane.pipeline.file.path}` goes on with this epoch" in blocked
     memory = Memory(3, failures - 1, "run-0")
     found = decide(state, complete=True, last=last(Ended.BADLY, ago=9999), memory=memory, now=NOW, blocked=blocked)
@@ -109,7 +109,7 @@ def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, 
     assert (blocked in found.why) is (act is Act.GIVE_UP)
 
 
-@pytest.mark.parametrize(("error", "times"), [("EngineError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)])
+@pytest.mark.parametrize(("error", "times"), [("SparkJvmError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)])
 def test_an_epoch_that_may_be_tried_again_is_not_blocked(lane, error, times):
     assert not blocked_epoch(lane.pipeline, lane.hold().epochs(3).state)
     assert not blocked_epoch(lane.pipeline, lane.open_epoch(error, times=times).state)

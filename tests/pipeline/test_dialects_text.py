@@ -15,7 +15,7 @@ from headrace.jobs.staging.determinism import impure_nodes
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.transforms import SqlTransform
+from headrace.pipeline.model.transforms import SqlTransformConfig
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS, double_quoted
 from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
@@ -116,7 +116,7 @@ sinks: {b: {type: blackhole, from: x}}
     file = parse_pipeline(text.replace("DIALECT", "datafusion"))
     assert file.model.transforms["x"].inputs("x") == ("orders",)
     node = file.model.transforms["x"]
-    assert isinstance(node, SqlTransform)
+    assert isinstance(node, SqlTransformConfig)
     assert node.spark_sql() == "SELECT `id` FROM orders WHERE `name` RLIKE '^a'"
     for wrong, message in (("oracle", "dialect"), ("duckdb", "dialect"), ("spark", "add `dialect: datafusion`")):
         with pytest.raises(PipelineFileError, match=message):
@@ -153,7 +153,7 @@ SHAPES = st.sampled_from(
 @given(SHAPES, SELECTS, SELECTS)
 def test_every_select_ends_in_the_hidden_columns_once(shape: str, first: list[str], second: list[str]) -> None:
     text = shape.format(", ".join(first), ", ".join(second))
-    found = sqlglot.parse_one(statements.with_hidden(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=statements.DIALECT)
+    found = sqlglot.parse_one(statements.compile_statement(text, HIDDEN, rename={"t": "hr_t_0"}), dialect=statements.DIALECT)
     for select in found.find_all(exp.Select):
         names = [item.alias_or_name for item in select.expressions]
         assert names[-2:] == [OP, POS]
@@ -203,7 +203,7 @@ MOMENT, DAY = "CAST('2025-03-04 23:06:07.890000+00:00' AS TIMESTAMP)", "CAST('20
     ],
 )
 def test_chance_is_seen_in_every_dialect(dialect: str, expression: str, chance: str | None) -> None:
-    assert statements.impure(f"SELECT {expression} AS x FROM t", dialect=dialect) == ((chance,) if chance else ())
+    assert statements.nondeterministic_calls(f"SELECT {expression} AS x FROM t", dialect=dialect) == ((chance,) if chance else ())
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_chance_is_seen_in_every_dialect(dialect: str, expression: str, chance: 
 )
 def test_clocks_stand_still_in_every_dialect(dialect: str, expression: str, meant: str) -> None:
     query = statements.parse(f"SELECT {expression} AS x FROM t", dialect=dialect)
-    assert statements.with_hidden(query, (), now=NOW) == f"SELECT {meant} AS x FROM t"
-    assert statements.impure(f"SELECT {expression} AS x FROM t", dialect=dialect) == ()
+    assert statements.compile_statement(query, (), now=NOW) == f"SELECT {meant} AS x FROM t"
+    assert statements.nondeterministic_calls(f"SELECT {expression} AS x FROM t", dialect=dialect) == ()
 
 
 TABLES = """
@@ -256,7 +256,7 @@ sinks:
 def test_nodes_are_looked_at_in_their_own_dialect(dialect: str) -> None:
     model = parse_pipeline(TABLES.format(dialect), "p.yaml").model
     assert impure_nodes(model) == {"some": "`rand` gives another value each time"}
-    assert graph.asks(model, "old") == ("seen",)
+    assert graph.looked_up_tables(model, "old") == ("seen",)
     assert graph.inputs_of(model, "seen") == ("t",)
     with pytest.raises(PipelineFileError, match="failed to parse SQL"):
         parse_pipeline(TABLES.format(dialect).replace(f"    dialect: {dialect}\n", ""), "p.yaml")

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.pipeline.protocol import table_offsets as fences
-from headrace.pipeline.protocol.table_offsets import Block, Cut, Fence, PartitionOffsets, Range, TableOffsets, fence_of, table_offsets
+from headrace.pipeline.protocol.table_offsets import (
+    Block,
+    HandoffFilter,
+    HandoffPosition,
+    PartitionOffsets,
+    Range,
+    TableOffsets,
+    find_handoff_position,
+    table_offsets,
+)
 
 SMALL = 4  # offsets per block
 
@@ -47,8 +56,8 @@ def test_gaps_between_and_inside_blocks() -> None:
 def test_gaps_below_the_topics_first_offset_do_not_count() -> None:
     have = measured([0, 1, 2, 3, 4, 6, 7, 20, 21], since=10)
     assert have.partitions["0"].gaps == ((10, 20),)
-    assert fence_of(have, {"0": 10}, topic_of(range(10, 30))) == Fence({"0": 10}, {"0": (10, 20)})
-    assert fence_of(have, {"0": 20}, topic_of(range(20, 30))) == Fence({"0": 22}, {})
+    assert find_handoff_position(have, {"0": 10}, topic_of(range(10, 30))) == HandoffPosition({"0": 10}, {"0": (10, 20)})
+    assert find_handoff_position(have, {"0": 20}, topic_of(range(20, 30))) == HandoffPosition({"0": 22}, {})
 
 
 def test_duplicates_are_counted() -> None:
@@ -56,23 +65,23 @@ def test_duplicates_are_counted() -> None:
 
 
 def test_a_partition_that_the_table_lacks_starts_at_its_first_offset() -> None:
-    assert fence_of(TableOffsets({}), {"0": 7}, topic_of([])) == Fence({"0": 7}, {})
+    assert find_handoff_position(TableOffsets({}), {"0": 7}, topic_of([])) == HandoffPosition({"0": 7}, {})
 
 
 def test_offsets_below_the_tables_first_one_are_a_gap() -> None:
-    assert fence_of(measured([5, 6, 7]), {"0": 0}, topic_of(range(9))).offsets == {"0": 0}
-    assert fence_of(measured([5, 6, 7]), {"0": 0}, topic_of([7, 8])).offsets == {"0": 8}
+    assert find_handoff_position(measured([5, 6, 7]), {"0": 0}, topic_of(range(9))).offsets == {"0": 0}
+    assert find_handoff_position(measured([5, 6, 7]), {"0": 0}, topic_of([7, 8])).offsets == {"0": 8}
 
 
 def test_markers_are_not_missing() -> None:
-    assert fence_of(measured([0, 1, 3, 4, 6]), {"0": 0}, topic_of([0, 1, 3, 4, 6])) == Fence({"0": 7}, {})
+    assert find_handoff_position(measured([0, 1, 3, 4, 6]), {"0": 0}, topic_of([0, 1, 3, 4, 6])) == HandoffPosition({"0": 7}, {})
 
 
 def test_more_gaps_than_are_listed_end_at_the_last_one_listed() -> None:
     offsets = range(0, 2 * fences.MOST_GAPS + 10, 2)
     have = measured(offsets)
     assert have.partitions["0"].more
-    fence = fence_of(have, {"0": 0}, topic_of([]))
+    fence = find_handoff_position(have, {"0": 0}, topic_of([]))
     assert fence.offsets["0"] == have.partitions["0"].gaps[-1][0] == 2 * fences.MOST_GAPS - 1
 
 
@@ -86,8 +95,8 @@ def test_each_message_arrives_once(table: set[int], lost: set[int], earliest: in
     in_topic = [offset for offset in messages if offset >= earliest]
     in_table = sorted(table & set(messages))
     have = measured(in_table, earliest) if in_table else TableOffsets({})
-    fence = fence_of(have, {"0": earliest}, topic_of(in_topic)).offsets
-    cut = Cut("p", "o", fence)
+    fence = find_handoff_position(have, {"0": earliest}, topic_of(in_topic)).offsets
+    cut = HandoffFilter("p", "o", fence)
     history = [offset for offset in in_table if cut.keeps({"p": 0, "o": offset})]
     stream = [offset for offset in in_topic if offset >= fence["0"]]
     arrived = sorted(history + stream)
@@ -96,6 +105,6 @@ def test_each_message_arrives_once(table: set[int], lost: set[int], earliest: in
 
 
 def test_the_cut_goes_by_its_own_topic_alone() -> None:
-    cut = Cut("p", "o", {"0": 3}, "t", "mine")
+    cut = HandoffFilter("p", "o", {"0": 3}, "t", "mine")
     rows = [("mine", 0, 2), ("mine", 0, 3), ("other", 0, 9), (None, 0, 9), ("mine", None, 9), ("mine", 1, 0)]
     assert [cut.keeps({"t": topic, "p": part, "o": offset}) for topic, part, offset in rows] == [True, False, True, True, True, False]

@@ -9,7 +9,13 @@ import pytest
 
 from headrace.pipeline.file.changes import FileChanges, file_changes
 from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
-from headrace.pipeline.model.nodes import ClickHouseSource, FileSource, HybridSource, IcebergSource, KafkaSource
+from headrace.pipeline.model.nodes import (
+    ClickHouseSourceConfig,
+    FileSourceConfig,
+    HybridSourceConfig,
+    IcebergSourceConfig,
+    KafkaSourceConfig,
+)
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, content_ref
 from headrace.pipeline.protocol.source_identity import FIXED, source_identity
@@ -48,9 +54,9 @@ def carried(file: PipelineFile, *windows: str, partly: str | None = None, stream
     source = content_ref(source_identity(node))
     here: dict[str, Any] = {"source": source, "pins": [{}], "fence": AT, "cursor": None, "history": positions.no_history()}
     for window in windows:
-        here = positions.with_window(file.model, node, here, window, (positions.bounded_phases(node), 0, ""))
+        here = positions.advance_partition(file.model, node, here, window, (positions.bounded_phases(node), 0, ""))
     if partly is not None:
-        here = positions.with_window(file.model, node, here, partly, (0, 1, "abcd1234"))
+        here = positions.advance_partition(file.model, node, here, partly, (0, 1, "abcd1234"))
     return {"src": here | ({"stream": AT, "began": AT, "catch_up": AT} if stream else {})}
 
 
@@ -67,7 +73,7 @@ class TestWindows:
         here = carried(file, "2024-03-01", "2024-01-01")["src"]["history"]
         assert here["done"] == [["2024-01-01", "2024-02-01"], ["2024-03-01", "2024-04-01"]]
         assert "complete" not in here
-        assert positions.windows_done(file.model, carried(file, "2024-03-01", "2024-01-01")) == ["2024-01-01", "2024-03-01"]
+        assert positions.completed_partitions(file.model, carried(file, "2024-03-01", "2024-01-01")) == ["2024-01-01", "2024-03-01"]
         whole = carried(file, "2024-03-01", "2024-01-01", "2024-02-01")
         history = {"by": None, "done": [["2024-01-01", "2024-04-01"]], "complete": True, "pins": content_ref([{}])}
         assert whole["src"]["history"] | {"by": None} == history
@@ -79,19 +85,19 @@ class TestWindows:
         here = carried(file, "2024-01-01", partly="2024-02-01")["src"]
         assert positions.window_progress(here, "2024-02-01") == (0, 1, "abcd1234")
         assert positions.window_progress(here, "2024-03-01") == (0, 0, "")
-        assert positions.windows_done(file.model, {"src": here}) == ["2024-01-01"]
+        assert positions.completed_partitions(file.model, {"src": here}) == ["2024-01-01"]
 
     def test_history_without_partitions_is_one_window(self) -> None:
         file = parsed(TABLE)
         assert not positions.history_complete(file.model, carried(file))
-        assert positions.windows_done(file.model, carried(file, "")) == [""]
+        assert positions.completed_partitions(file.model, carried(file, "")) == [""]
         assert positions.history_complete(file.model, carried(file, ""))
 
     def test_another_cut_is_never_complete(self) -> None:
         """What `status` and sensors read from the ledger with an edited file."""
         done = carried(parsed(TABLE + MONTHS), "2024-01-01", "2024-02-01", "2024-03-01")
         for text in (TABLE, TABLE + MONTHS.replace("every: month", "every: day"), TABLE + MONTHS.replace("column: day", "column: at")):
-            assert positions.windows_done(parsed(text).model, done) == []
+            assert positions.completed_partitions(parsed(text).model, done) == []
             assert not positions.history_complete(parsed(text).model, done)
 
 
@@ -107,7 +113,7 @@ class TestSize:
     def test_windows_added_after_the_last_one_bring_the_pins_back(self) -> None:
         before, after = parsed(TABLE + MONTHS), parsed(TABLE + MONTHS.replace("end: 2024-04", "end: 2024-06"))
         whole = carried(before, "2024-01-01", "2024-02-01", "2024-03-01")["src"]
-        here = positions.with_window(after.model, after.model.sources["src"], whole, "2024-04-01", (1, 0, ""))
+        here = positions.advance_partition(after.model, after.model.sources["src"], whole, "2024-04-01", (1, 0, ""))
         assert here["pins"] == {"ref": content_ref([{}])}
         assert positions.pins_ref(here) == positions.pins_ref(whole)
 
@@ -117,7 +123,7 @@ class TestSize:
         here: dict[str, Any] = carried(file)["src"] | {"fence": at}
         *_, last = positions.windows_of(file.model)
         here["history"] = {"by": positions.partitions_json(file.model.partitions), "done": [["2015-01-01", last]], "open": {}}
-        here = positions.with_window(file.model, file.model.sources["src"], here, last, (1, 0, ""))
+        here = positions.advance_partition(file.model, file.model.sources["src"], here, last, (1, 0, ""))
         live = positions.without_overlap(here | {"stream": at, "began": at, "catch_up": at, "overlap": {"end": at, "nulls": False}})
         assert positions.history_complete(file.model, {"src": live})
         assert len(json.dumps({"src": live}, separators=(",", ":"))) < 500
@@ -165,9 +171,9 @@ class TestPartitions:
         found = file_changes(after, position)
         assert not found.refused
         assert "history now ends at 2024-06-01" in found.notes[0]
-        assert positions.windows_done(after.model, position) == ["2024-01-01", "2024-02-01", "2024-03-01"]
+        assert positions.completed_partitions(after.model, position) == ["2024-01-01", "2024-02-01", "2024-03-01"]
         assert not positions.history_complete(after.model, position)
-        here = positions.with_window(after.model, after.model.sources["src"], position["src"], "2024-04-01", (1, 0, ""))
+        here = positions.advance_partition(after.model, after.model.sources["src"], position["src"], "2024-04-01", (1, 0, ""))
         assert here["history"]["done"] == [["2024-01-01", "2024-05-01"]]
         assert file_changes(after, {"src": here}) == FileChanges()
 
@@ -316,7 +322,7 @@ class TestSources:
             "hybrid": set(),
         }
         shared = {"type", "primary_key", "telemetry", "description"}
-        for kind in (ClickHouseSource, IcebergSource, FileSource, KafkaSource, HybridSource):
+        for kind in (ClickHouseSourceConfig, IcebergSourceConfig, FileSourceConfig, KafkaSourceConfig, HybridSourceConfig):
             name = kind.model_fields["type"].default
             keys = {field.alias or key for key, field in kind.model_fields.items()} - shared
             assert keys == FIXED[name] | may_change[name]

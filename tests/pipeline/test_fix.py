@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.pipeline.errors import PipelineFileError
-from headrace.pipeline.file.autofix import fixed
+from headrace.pipeline.file.autofix import fix_file_text
 from headrace.pipeline.file.loader import parse_pipeline
 
 OLD = """\
@@ -34,7 +34,7 @@ definition:
 
 
 def test_another_tools_spelling_becomes_ours() -> None:
-    text, said = fixed(OLD, "feed.yaml")
+    text, said = fix_file_text(OLD, "feed.yaml")
     assert said == [
         "took off `definition:` round the file",
         "node 'blocks': removed `parallelism`, which has no effect",
@@ -47,12 +47,12 @@ def test_another_tools_spelling_becomes_ours() -> None:
     assert parse_pipeline(text, "feed.yaml").warnings == ()
     for kept in ("# from the old system", "# the feed", "# where it goes", "# quoted", '"chain.blocks"', "'blocks'"):
         assert kept in text
-    assert fixed(text, "feed.yaml") == (text, [])
+    assert fix_file_text(text, "feed.yaml") == (text, [])
 
 
 def test_a_file_in_todays_spelling_is_left_alone_to_the_byte() -> None:
     text = "version: 1\nname: a\nsources:\n    s:   {type: kafka, topic: t, schema: {id: int64}}\nsinks: { p: {type: print, from: s} }"
-    assert fixed(text, "a.yaml") == (text, [])
+    assert fix_file_text(text, "a.yaml") == (text, [])
 
 
 def test_lists_keep_their_indentation() -> None:
@@ -71,12 +71,12 @@ sinks:
     type: print
     from: s
 """
-    assert fixed(text, "a.yaml") == (f"version: 1\n{text}", ["added `version: 1`"])
+    assert fix_file_text(text, "a.yaml") == (f"version: 1\n{text}", ["added `version: 1`"])
 
 
 def test_mistakes_are_for_people() -> None:
     with pytest.raises(PipelineFileError):
-        fixed(OLD.replace("blocks: #", "block: #"), "feed.yaml")
+        fix_file_text(OLD.replace("blocks: #", "block: #"), "feed.yaml")
 
 
 THEIRS = """\
@@ -107,21 +107,21 @@ name: orders
 
 
 def test_sql_that_only_another_dialect_can_read_gets_its_name() -> None:
-    text, said = fixed(THEIRS, "orders.yaml")
+    text, said = fix_file_text(THEIRS, "orders.yaml")
     assert said == [
         "node 'clean': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
         "node 'chosen': added `dialect: datafusion`, since Spark cannot read its SQL",
     ]
     added = THEIRS.replace("    sql: |\n", "    dialect: datafusion\n    sql: |\n")
     assert text == added.replace("chosen: {type: sql, ", "chosen: {type: sql, dialect: datafusion, ")
-    assert fixed(text, "orders.yaml") == (text, [])
+    assert fix_file_text(text, "orders.yaml") == (text, [])
 
 
 def test_a_dialect_is_added_beside_other_spellings() -> None:
     old = OLD.replace(
         "  transforms: {}\n", "  transforms:\n    some: {type: sql, sql: \"SELECT id FROM blocks WHERE at::text ~ 'x'\"}\n"
     ).replace("from: blocks", "from: some")
-    text, said = fixed(old, "feed.yaml")
+    text, said = fix_file_text(old, "feed.yaml")
     assert said[:2] == [
         "node 'some': added `dialect: datafusion`, since Spark cannot read its SQL (postgres would read the same)",
         "took off `definition:` round the file",
@@ -139,10 +139,10 @@ def test_a_dialect_is_added_beside_other_spellings() -> None:
 )
 def test_what_has_several_meanings_or_none_is_for_people(statement: str) -> None:
     with pytest.raises(PipelineFileError):
-        fixed(THEIRS.replace("SELECT id FROM orders'", f"{statement.replace(chr(39), chr(39) * 2)}'"), "orders.yaml")
+        fix_file_text(THEIRS.replace("SELECT id FROM orders'", f"{statement.replace(chr(39), chr(39) * 2)}'"), "orders.yaml")
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n", "transforms: 5\n", "transforms: {a: 5, b: {sql: 7}}\n", ""])
 def test_what_is_no_pipeline_is_for_people(text: str) -> None:
     with pytest.raises(PipelineFileError):
-        fixed(text, "a.yaml")
+        fix_file_text(text, "a.yaml")

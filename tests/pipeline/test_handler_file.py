@@ -14,8 +14,8 @@ from headrace.jobs.transforms.http.endpoint import without_target
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, parse_pipeline
-from headrace.pipeline.model.handler import shown_url
-from headrace.pipeline.yaml.interpolation import filled
+from headrace.pipeline.model.handler import redact_url
+from headrace.pipeline.yaml.interpolation import interpolate
 
 FILE = """
 version: 1
@@ -97,13 +97,13 @@ def test_variables_stay_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> 
     node: Any = file.model.transforms["ask"]
     assert (node.headers["X-Key"], node.batch_size) == ("k ${ASK_TOKEN}", 7)
     assert "canary" not in str(file.compiled())
-    assert filled(node.url) == "https://host/rows?key=canary"
+    assert interpolate(node.url) == "https://host/rows?key=canary"
     before = file.hash
     monkeypatch.setenv("ASK_TOKEN", "rotated")
     assert from_compiled(file.compiled()).hash == before
     monkeypatch.delenv("ASK_TOKEN")
     with pytest.raises(UserError, match=r"`[$]{ASK_TOKEN}` is not set"):
-        filled(node.url, node="ask")
+        interpolate(node.url, node="ask")
     with pytest.raises(PipelineFileError, match=r"`[$]{ASK_TOKEN}` is not set"):
         parse_pipeline(text.replace("MORE", "batch_size: 5"))
 
@@ -126,7 +126,7 @@ def test_secrets_that_stand_in_the_file_are_worth_a_word() -> None:
     ],
 )
 def test_a_url_is_shown_without_what_is_nobodys_business(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
+    assert redact_url(url) == shown
 
 
 def test_what_has_an_effect_is_part_of_the_pipeline() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.pipeline.lineage.columns import NodeLineage, lineage
-from headrace.pipeline.lineage.relations import Derived
+from headrace.pipeline.lineage.relations import ColumnLineage
 from headrace.pipeline.model.nodes import PipelineModel
 
 SRC = {"id": "BIGINT", "Name": "STRING", "n": "INT", "addr": "STRUCT<city: STRING, zip: STRING>", "tags": "ARRAY<STRING>"}
@@ -34,7 +34,7 @@ def told(*texts: str, known: bool = True, **more: Any) -> NodeLineage:
     return lineage(model(*texts), schemas | more)["out"]
 
 
-def short(derived: Derived) -> str:
+def short(derived: ColumnLineage) -> str:
     """`src.id, src.n | t1.x = id + n`, `-` for no source column."""
     origins = ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins) or "-"
     return " | ".join([origins, *(f"{step.node}.{step.column} = {step.expression}" for step in derived.steps)])

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from headrace.pipeline.compat.streamling_settings import IGNORED
 from headrace.pipeline.config import settings as module
-from headrace.pipeline.config.settings import load_settings, looked_at
+from headrace.pipeline.config.settings import describe_setting_lookup, load_settings
 from headrace.pipeline.errors import SettingsError
 
 SERVICES = {"services": {"postgres": {"host": "local", "port": 3, "user": "u", "password": "local-word", "dbname": "d"}}}
@@ -264,13 +264,13 @@ def test_what_is_ignored_says_what_there_is_instead() -> None:
 
 
 def test_the_places_of_a_setting_that_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert looked_at("iceberg.warehouse") == (
+    assert describe_setting_lookup("iceberg.warehouse") == (
         "looked at HEADRACE__ICEBERG__WAREHOUSE (not set), STREAMLING__ICEBERG__WAREHOUSE (not set), config.yaml (not there), "
         ".headrace/services.json (not there), the default (taken)"
     )
     Path("config.json").write_text('{"iceberg": {"warehouse": ""}}')
     monkeypatch.setenv("HEADRACE_HOME", "elsewhere")
-    assert looked_at("iceberg.warehouse").endswith("config.json:1:14 (taken), elsewhere/services.json (not there)")
+    assert describe_setting_lookup("iceberg.warehouse").endswith("config.json:1:14 (taken), elsewhere/services.json (not there)")
 
 
 def test_yaml_of_the_docs_is_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_quotes_survive(written: str, meant: str) -> None:
         literal = statements.parse(text).selects[0].unalias()
         assert isinstance(literal, exp.Literal)
         assert literal.this == meant
-        text = statements.with_hidden(text, ())
+        text = statements.compile_statement(text, ())
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,19 @@ def test_quotes_survive(written: str, meant: str) -> None:
     ],
 )  # fmt: skip
 def test_what_gives_other_values_in_a_replay_is_known(call: str) -> None:
-    assert len(statements.impure(f"SELECT {call} AS x FROM s")) == 1
-    assert statements.impure(f"SELECT a FROM (SELECT {call} AS a FROM s)") == statements.impure(f"SELECT {call} AS x FROM s")
+    assert len(statements.nondeterministic_calls(f"SELECT {call} AS x FROM s")) == 1
+    assert statements.nondeterministic_calls(f"SELECT a FROM (SELECT {call} AS a FROM s)") == statements.nondeterministic_calls(
+        f"SELECT {call} AS x FROM s"
+    )
 
 
 def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
-    assert statements.impure("SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s") == ()
+    assert (
+        statements.nondeterministic_calls(
+            "SELECT now() AS t, current_date AS d, uuid7() AS u, hash(a) AS h, `user`, version, random FROM s"
+        )
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_what_is_the_same_in_a_replay_needs_no_stage() -> None:
     ],
 )
 def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple[str, ...]) -> None:
-    assert statements.unsteady_in_clickhouse(predicate) == found
+    assert statements.nondeterministic_in_clickhouse(predicate) == found
 
 
 @pytest.mark.parametrize(
@@ -69,4 +76,4 @@ def test_what_lets_other_rows_through_in_clickhouse(predicate: str, found: tuple
     ],
 )
 def test_what_lets_other_rows_through_in_spark(predicate: str, found: tuple[str, ...]) -> None:
-    assert statements.unsteady(predicate) == found
+    assert statements.nondeterministic_filter_calls(predicate) == found

@@ -43,7 +43,7 @@ def test_a_table_has_no_rows_to_read_and_comes_before_who_asks_it():
     assert graph.steps(file.model) == ["known", "hits", "rest"]
     assert graph.inputs_of(file.model, "known") == ("src",)
     assert graph.inputs_of(file.model, "hits") == ("src",)
-    assert graph.asks(file.model, "hits") == ("known",)
+    assert graph.looked_up_tables(file.model, "hits") == ("known",)
     again = from_compiled(file.compiled())
     assert again.hash == file.hash
 
@@ -56,8 +56,8 @@ def test_lineage_leads_through_a_check_and_into_the_table():
 
 @pytest.mark.parametrize("said", ["InMemory", "in_memory", "IN-MEMORY", "in memory", "inmemory"])
 def test_a_backend_is_read_without_case_and_signs(said):
-    assert graph.tables(parsed(TABLE.replace("InMemory", f"'{said}'")).model)["known"].backend_type == "InMemory"
-    assert graph.tables(parsed(TABLE.replace("InMemory", "post-GRES")).model)["known"].backend_type == "Postgres"
+    assert graph.dynamic_tables(parsed(TABLE.replace("InMemory", f"'{said}'")).model)["known"].backend_type == "InMemory"
+    assert graph.dynamic_tables(parsed(TABLE.replace("InMemory", "post-GRES")).model)["known"].backend_type == "Postgres"
 
 
 def test_another_backend_is_refused_in_streamlings_words():

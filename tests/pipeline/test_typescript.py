@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headrace.pipeline.errors import Place, UserError
+from headrace.pipeline.errors import FileLocation, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.file.typescript import javascript
 
@@ -124,13 +124,13 @@ def test_statements_do_not_run_on_into_the_next_line(typescript: str, value: int
 )
 def test_what_is_more_than_types_is_refused_with_its_place(typescript: str, said: str, at: tuple[int, int] | None) -> None:
     with pytest.raises(UserError) as caught:
-        javascript(typescript, node="n", at=Place("f.yaml", 10, 7))
+        javascript(typescript, node="n", at=FileLocation("f.yaml", 10, 7))
     assert said in caught.value.message
     assert caught.value.hint
     assert caught.value.node == "n"
     if at is not None:
         assert f"line {at[0]}, column {at[1]} of the script" in caught.value.message
-        assert caught.value.place == Place("f.yaml", 9 + at[0], 6 + at[1])
+        assert caught.value.place == FileLocation("f.yaml", 9 + at[0], 6 + at[1])
 
 
 def test_a_pipeline_file_with_such_a_script_is_refused_when_it_is_read(tmp_path) -> None:

@@ -83,28 +83,30 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
     for letter in "abcd":
         (tmp_path / letter).mkdir()
     folder: Any = acme_plugin("folder").make
-    assert "is not there for another process" in spoilt(tmp_path / "a", load=lambda self: getattr(self, "kept", None), swap=_in_memory)
+    assert "is not there for another process" in spoilt(
+        tmp_path / "a", load_note=lambda self: getattr(self, "kept", None), compare_and_swap=_in_memory
+    )
     assert "a sink found the record of another one" in spoilt(tmp_path / "b", note_key="same", target_id=None)
 
     def blind(self: Any, expected: Any, note: Any, rows: Any) -> bool:
-        return folder.swap(self, self.load(), note, rows)
+        return folder.compare_and_swap(self, self.load_note(), note, rows)
 
     def unfenced(self: Any, held: Any, generation: int) -> None:
         """Looks away."""
 
-    assert "and not FencedError" in spoilt(tmp_path / "c", swap=blind, _refuse_newer=unfenced)
+    assert "and not FencedError" in spoilt(tmp_path / "c", compare_and_swap=blind, _refuse_newer=unfenced)
 
     def twice(self: Any, expected: Any, note: Any, rows: Any) -> bool:
-        return folder.swap(self, expected, note, rows) and (rows is None or folder.swap(self, note, note, rows))
+        return folder.compare_and_swap(self, expected, note, rows) and (rows is None or folder.compare_and_swap(self, note, note, rows))
 
-    assert "three rows without a key" in spoilt(tmp_path / "d", swap=twice)
+    assert "three rows without a key" in spoilt(tmp_path / "d", compare_and_swap=twice)
 
 
 def _in_memory(self: Any, expected: Any, note: Any, rows: Any) -> bool:
     """Rows are written; the note is kept by the object alone."""
     self.kept = note
     held = self._read()["notes"].get(self.note_key)
-    return importlib.import_module("acme_plugins").Folder.swap(self, held, {"another": "note"}, rows)
+    return importlib.import_module("acme_plugins").Folder.compare_and_swap(self, held, {"another": "note"}, rows)
 
 
 def test_sources_keep_the_contract(tmp_path: Path) -> None:
@@ -116,11 +118,11 @@ def test_sources_keep_the_contract(tmp_path: Path) -> None:
 def test_a_source_that_changes_is_caught(tmp_path: Path) -> None:
     plugin = acme_plugin("numbers")
 
-    def moody(self: Any, piece: Any) -> Any:
-        seen = tmp_path / f"seen{piece['first']}"
+    def moody(self: Any, split: Any) -> Any:
+        seen = tmp_path / f"seen{split['first']}"
         words = ["a"] if not seen.exists() else ["b"]
         seen.touch()
-        yield pa.RecordBatch.from_pydict({"id": [piece["first"]], "word": words}, schema=self.columns())
+        yield pa.RecordBatch.from_pydict({"id": [split["first"]], "word": words}, schema=self.columns())
 
     with pytest.raises(AssertionError, match="one by one do not give the rows"):
         testing.check_source(replace(plugin, make=remade(plugin, "Moody", {"batches": moody})), {"upto": 5})

@@ -51,7 +51,7 @@ def with_lock(self, context):
     self.lock = threading.Lock()
 
 
-def pieces_of_sets(self):
+def splits_of_sets(self):
     return [{"ids": {1, 2}}]
 
 
@@ -59,10 +59,10 @@ class Source(ArrowSource):
     def columns(self):
         return pa.schema([("id", pa.int64()), ("word", pa.string())])
 
-    def pieces(self):
+    def list_splits(self):
         return [{"rows": 1}]
 
-    def batches(self, piece):
+    def batches(self, split):
         yield pa.RecordBatch.from_pydict({"id": [1], "word": ["a"]})
 
 
@@ -81,7 +81,7 @@ def sink(**members):
 
 
 def gives(*batches):
-    def batches_of(self, piece):
+    def batches_of(self, split):
         return iter(batches) if batches else None
     return batches_of
 
@@ -103,7 +103,7 @@ PLUGINS = {
     "bad.wide": Plugin("bad.wide", "transform", transform(columns=lambda self, payload: pa.schema([("id", pa.month_day_nano_interval())]))),
     "bad.class": Plugin("bad.class", "transform", dict),
     "bad.abstract": Plugin("bad.abstract", "transform", ArrowTransform),
-    "bad.sets": Plugin("bad.sets", "source", source(pieces=pieces_of_sets)),
+    "bad.sets": Plugin("bad.sets", "source", source(list_splits=splits_of_sets)),
     "bad.rows": Plugin("bad.rows", "source", source(batches=gives())),
     "bad.ops": Plugin("bad.ops", "source", source(batches=gives(pa.RecordBatch.from_pydict({"id": [1], "word": ["a"], "_gs_op": ["x"]})))),
     "bad.text": Plugin("bad.text", "source", source(batches=gives(pa.RecordBatch.from_pydict({"id": ["1"], "word": ["a"]})))),
@@ -174,12 +174,12 @@ CASES = [
     ("bad.wide", CONTRACT + "`columns` has a type that Spark cannot carry"),
     ("bad.class", "the plugin `bad.class` failed in being made: TypeError"),
     ("bad.abstract", "failed in being made: TypeError: Can't instantiate abstract class ArrowTransform"),
-    ("bad.sets", CONTRACT + "`pin` returned what is no JSON"),
+    ("bad.sets", CONTRACT + "`create_snapshot` returned what is no JSON"),
     ("bad.rows", CONTRACT + "`batches` returned NoneType, and not batches"),
     ("bad.ops", CONTRACT + "`batches` gave an operation other than i, u and d in `_gs_op`"),
     ("bad.text", CONTRACT + "`batches` gave column `id` as string, and announced int64"),
     ("bad.send", "the plugin `bad.send` failed in `write`: ZeroDivisionError: division by zero"),
-    ("bad.counts", CONTRACT + "`write` returned int, and not Counts"),
+    ("bad.counts", CONTRACT + "`write` returned int, and not WriteCounts"),
     ("bad_f", CONTRACT + "the function `bad_f` returned 1 values for"),
     ("bad_g", CONTRACT + "the function `bad_g` returned 1 values for"),
     ("bad_h", "the plugin `bad_h` failed in the function `bad_h`: AttributeError"),

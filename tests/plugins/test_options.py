@@ -21,7 +21,7 @@ from headrace.pipeline.errors import PipelineFileError, PluginError
 from headrace.pipeline.file.json_schema import file_schema
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, load_pipeline, parse_pipeline
 from headrace.pipeline.plugins.discovery import find, installed, load
-from headrace.pipeline.plugins.runtime import State
+from headrace.pipeline.plugins.runtime import PluginState
 
 FILE = """\
 version: 1
@@ -303,7 +303,7 @@ def test_what_is_installed() -> None:
 
 
 def test_state_is_of_one_plugin_in_one_node_of_one_pipeline(tmp_path: Path) -> None:
-    def states(name: str) -> list[State]:
+    def states(name: str) -> list[PluginState]:
         """Of the source and the sink, and of a side output that sees the same source; made as a run makes them."""
         file = parse_pipeline(FILE.replace("name: p", f"name: {name}"), "f.yaml")
         contexts = [plugin_context(one, node(file, one), Settings(home=tmp_path)) for one in ("src", "out")]

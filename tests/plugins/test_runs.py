@@ -127,7 +127,7 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
     Path("out").mkdir()
     Path("ticks").write_text("3")
     folder = importlib.import_module("acme_plugins").Folder
-    whole = folder.swap
+    whole = folder.compare_and_swap
 
     def dies_after(self: Any, expected: Any, note: Any, rows: Any) -> bool:
         whole(self, expected, note, rows)
@@ -137,7 +137,7 @@ def test_an_open_epoch_is_finished_with_secrets_of_the_changed_file(
         return True
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "swap", dies_after)
+        patch.setattr(folder, "compare_and_swap", dies_after)
         with pytest.raises(PluginError, match="died behind the atomic act"):
             run(load_pipeline("ticking.yaml"), settings(tmp_path), until=Until.CAUGHT_UP, spark=spark)
     Path("ticking.yaml").write_text(

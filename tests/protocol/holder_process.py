@@ -9,17 +9,17 @@ import time
 from pathlib import Path
 
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.protocol.coordinator import Lane
-from headrace.pipeline.protocol.epochs import Counts, Phase, Record
-from headrace.pipeline.protocol.ledger import describe_holder, describe_process, open_sqlite
+from headrace.pipeline.protocol.coordinator import EpochCoordinator
+from headrace.pipeline.protocol.epochs import CommitRecord, Phase, WriteCounts
+from headrace.pipeline.protocol.ledger import describe_owner, describe_process, open_sqlite
 
 
 class FileSink:
     """One JSON file as a target: the record alone, replaced in one rename."""
 
-    fences = True
-    keeps = True
-    upserts = True
+    supports_fencing = True
+    stores_record = True
+    is_idempotent = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,9 +28,9 @@ class FileSink:
         pass
 
     def record(self):
-        return Record.from_json(json.loads(self.path.read_text())) if self.path.exists() else None
+        return CommitRecord.from_json(json.loads(self.path.read_text())) if self.path.exists() else None
 
-    def foreign_record(self):
+    def find_conflicting_record(self):
         return None
 
     def refuse_rivals(self):
@@ -39,14 +39,14 @@ class FileSink:
     def release_rivals(self):
         return []
 
-    def join(self, record):
+    def register(self, record):
         self.put(record)
         return record
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         raise NotImplementedError
 
-    def count(self):
+    def read_row_count(self):
         return None
 
     def put(self, record):
@@ -61,9 +61,9 @@ class FileSink:
 def main(folder: Path, ttl: float, jvm: str) -> None:
     say = lambda **words: print(json.dumps(words), flush=True)  # noqa: E731
     ledger = open_sqlite(folder / "ledger.db")
-    holder = describe_holder("test", "process")
+    holder = describe_owner("test", "process")
     try:
-        lane = Lane.open(
+        lane = EpochCoordinator.open(
             ledger,
             "orders",
             "main",
@@ -80,7 +80,7 @@ def main(folder: Path, ttl: float, jvm: str) -> None:
             say(jvm=child.pid)
         say(opened=lane.generation)
         while True:
-            if not lane.busy:
+            if not lane.has_open_epoch:
                 lane.plan({"k": lane.position["k"] + 1}, Phase.LIVE)
 
             def write(work):
@@ -88,8 +88,8 @@ def main(folder: Path, ttl: float, jvm: str) -> None:
                 held = sink.record()
                 assert isinstance(sink, FileSink)
                 assert held is not None
-                sink.put(held.next(work.plan, lane.generation, Counts(1, 1, 0, 0)))
-                return {"a": Counts(1, 1, 0, 0)}
+                sink.put(held.after_epoch(work.plan, lane.generation, WriteCounts(1, 1, 0, 0)))
+                return {"a": WriteCounts(1, 1, 0, 0)}
 
             lane.execute(write)
             say(committed=lane.committed)

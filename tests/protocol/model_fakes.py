@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from headrace.pipeline.errors import FencedError, RecordError, TransientError
-from headrace.pipeline.protocol.claims import Claim, Owner
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Record, SinkKey
+from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
+from headrace.pipeline.protocol.claims import Claim, TargetClaimant
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger.sqlite import SqliteStore
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
@@ -209,7 +209,7 @@ class Target:
     fences: bool
     upserts: bool
     rows: list[Row] = field(default_factory=list)
-    records: dict[SinkKey, Record] = field(default_factory=dict)
+    records: dict[SinkKey, CommitRecord] = field(default_factory=dict)
     fence: dict[SinkKey, int] = field(default_factory=dict)
     base: list[Row] = field(default_factory=list)
     since: int = 0
@@ -242,19 +242,19 @@ class FakeSink:
         self.generation = 0
         self._joins = joins
 
-    keeps = True
+    stores_record = True
 
     @property
-    def fences(self) -> bool:
+    def supports_fencing(self) -> bool:
         return self.target.fences
 
     @property
-    def upserts(self) -> bool:
+    def is_idempotent(self) -> bool:
         return self.target.upserts
 
     def prepare(self, generation: int) -> None:
         self.probe.step()
-        if self.fences:
+        if self.supports_fencing:
             self.raise_fence(generation)
         self.generation = generation
         self.probe.step()
@@ -265,11 +265,11 @@ class FakeSink:
             raise FencedError(msg)
         self.target.fence[self.key] = generation
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         self.probe.step()
         return self.target.records.get(self.key)
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         mine = (self.key.name, self.key.lane, self.key.sink)
         for key, record in self.target.records.items():
             if (key.name, key.lane, key.sink) == mine and key.pipeline != self.key.pipeline:
@@ -281,17 +281,17 @@ class FakeSink:
 
     def refuse_rivals(self) -> None:
         self.probe.step()
-        Owner(self.key, share=False).refuse(self.claims(), self.target.name)
+        TargetClaimant(self.key, share=False).refuse(self.claims(), self.target.name)
 
     def release_rivals(self) -> list[Claim]:
-        rivals = Owner(self.key, share=False).rivals(self.claims())
+        rivals = TargetClaimant(self.key, share=False).rivals(self.claims())
         for claim in rivals:
             self.target.records.pop(claim.key)
             self.target.fence[claim.key] = self.target.fence.get(claim.key, 0) + 1
         return rivals
 
-    def join(self, record: Record) -> Record:
-        Owner(self.key, share=False).refuse(self.claims(), self.target.name)
+    def register(self, record: CommitRecord) -> CommitRecord:
+        TargetClaimant(self.key, share=False).refuse(self.claims(), self.target.name)
         seen = self.target.records.get(self.key)
         written = replace(record, baseline=len(self.target.rows))
 
@@ -306,25 +306,25 @@ class FakeSink:
         self._atomic(act)
         return written
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         def act() -> None:
             self._own()
             self.target.rows = []
 
         self._atomic(act)
 
-    def write(self, plan: EpochPlan, compiled: Json) -> Counts:
+    def write(self, plan: EpochPlan, compiled: Json) -> WriteCounts:
         rows = epoch_rows(plan, compiled["sql"])
-        counts = Counts(len(rows), len(rows), 0, 0)
+        counts = WriteCounts(len(rows), len(rows), 0, 0)
 
         def act() -> None:
             self._own()
             self.compare(plan)
             self.target.put(rows)
-            self.target.records[self.key] = self.target.records[self.key].next(plan, self.generation, counts)
+            self.target.records[self.key] = self.target.records[self.key].after_epoch(plan, self.generation, counts)
 
         held = self.target.records.get(self.key)
-        if not self.fences and held is not None and held.epoch == plan.number:
+        if not self.supports_fencing and held is not None and held.epoch == plan.number:
             return self._skipped(held, plan)
         self._atomic(act)
         return counts
@@ -333,22 +333,22 @@ class FakeSink:
         held = self.target.records.get(self.key)
         if held is None or held.epoch != plan.number - 1:
             msg = f"the sink is at epoch {held and held.epoch}, not at {plan.number - 1}"
-            raise RecordError(msg)
+            raise SinkStateError(msg)
 
-    def count(self):
+    def read_row_count(self):
         return self.target.records.get(self.key), len(self.target.rows)
 
     def close(self) -> None:
         pass
 
-    def _skipped(self, held: Record, plan: EpochPlan) -> Counts:
+    def _skipped(self, held: CommitRecord, plan: EpochPlan) -> WriteCounts:
         if not held.is_of(plan):
             msg = "the sink holds another epoch under this number"
-            raise RecordError(msg)
+            raise SinkStateError(msg)
         return held.counts
 
     def _own(self) -> None:
-        if self.fences and self.target.fence.get(self.key, 0) != self.generation:
+        if self.supports_fencing and self.target.fence.get(self.key, 0) != self.generation:
             msg = "fenced in the act"
             raise FencedError(msg)
 
@@ -357,11 +357,11 @@ class FakeSink:
             def land() -> None:
                 try:
                     act()
-                except (FencedError, RecordError):
+                except (FencedError, SinkStateError):
                     return
 
             self.clock.late.append((self.clock.now + delay, land))
 
-        self.probe.step(None if self.fences else land_later)
+        self.probe.step(None if self.supports_fencing else land_later)
         act()
         self.probe.step()

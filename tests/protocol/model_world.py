@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from model_fakes import Clock, Crash, FakeSink, Interrupt, MemoryStore, Probe, Row, Strand, Target, epoch_rows, process_ledger
 
-from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, LeaseHeldError, RecordError, TransientError
-from headrace.pipeline.protocol.coordinator import Lane, Pending
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Record, SinkKey
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.errors import FencedError, HeadraceError, LeaseHeldError, PipelineStateError, SinkStateError, TransientError
+from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 from headrace.pipeline.protocol.ledger.leases import next_generation
 
 NAME, LANE = "orders", "main"
@@ -35,7 +35,7 @@ class Process:
 
     sinks: frozenset[str]
     probe: Probe = field(default_factory=Probe)
-    lane: Lane | None = None
+    lane: EpochCoordinator | None = None
     generation: int = 0
     """What it gets if nobody comes before it."""
 
@@ -51,7 +51,7 @@ class Process:
 class World:
     """Everything outside of processes, and the truth to check it against."""
 
-    lane_class: type[Lane] = Lane
+    lane_class: type[EpochCoordinator] = EpochCoordinator
     sink_class: type[FakeSink] = FakeSink
     ledger_class: type[Ledger] = Ledger
 
@@ -117,8 +117,8 @@ class World:
         """One epoch: the open one, else the next. What fails in passing is tried again, or the process gives up."""
         splits = ({"id": size},) if size % 2 else ()
 
-        def attempt(lane: Lane) -> None:
-            if not lane.busy:
+        def attempt(lane: EpochCoordinator) -> None:
+            if not lane.has_open_epoch:
                 self._bring_back(lane, frozenset(self._left_behind()))
                 lane.plan({"src": lane.position["src"] + size}, Phase.HISTORY if splits else Phase.LIVE, splits=splits)
             lane.execute(self._writer(lane))
@@ -130,7 +130,7 @@ class World:
                 try:
                     attempt(lane)
                 except TransientError as error:
-                    lane.failed("sink", error)
+                    lane.record_failure("sink", error)
                 else:
                     return
             lane.close()
@@ -145,7 +145,7 @@ class World:
         if (
             process.lane is not None
             and name not in process.lane.sinks
-            and process.lane.busy
+            and process.lane.has_open_epoch
             and not self.broken & process.lane.sinks.keys()
         ):
             self.step(process, 1)
@@ -174,17 +174,17 @@ class World:
             self.close(process)
         return name not in self.broken
 
-    def _bring_back(self, lane: Lane, names: frozenset[str]) -> None:
+    def _bring_back(self, lane: EpochCoordinator, names: frozenset[str]) -> None:
         """The user replays sinks that were out of the file for some epochs; an appending one without a record is adopted."""
         for name in names & lane.sinks.keys():
-            if lane.busy or name not in [finding.sink for finding in lane._problems()]:
+            if lane.has_open_epoch or name not in [finding.sink for finding in lane._problems()]:
                 continue
             harms = self.harms
             self.broken.add(name)
             self._answers_from_where_it_joined(name)
             try:
                 lane.replay(name, self._writer(lane), first=self.tampered.get(name))
-            except RecordError:
+            except SinkStateError:
                 self.adopting.add(name)
                 lane.accept_target(name)
             if self.harms == harms:
@@ -246,7 +246,7 @@ class World:
             probe.arm(None)
         self.check()
 
-    def _opened(self, probe: Probe, file: Json, repair: frozenset[str] = frozenset()) -> Lane:
+    def _opened(self, probe: Probe, file: Json, repair: frozenset[str] = frozenset()) -> EpochCoordinator:
         return self.lane_class.open(
             self._process_ledger(probe),
             NAME,
@@ -349,7 +349,7 @@ class World:
                 commit_timeout=COMMIT_TIMEOUT,
                 sleep=self.clock.sleep,
             )
-        except RecordError:
+        except SinkStateError:
             assert state.open_plan is not None, "a rebuild was refused though the sinks agree"
             assert state.open_plan.pipeline_hash != hash_of(self.file)
             self._use(old)
@@ -370,7 +370,7 @@ class World:
     def _refuses(self, file: Json) -> bool:
         try:
             self._opened(Probe(), file)
-        except RecordError:
+        except SinkStateError:
             return True
         return False
 
@@ -426,7 +426,7 @@ class World:
 
     # --- what must hold
 
-    def state(self) -> LaneState:
+    def state(self) -> PipelineState:
         state = self.ledger.state(NAME, LANE)
         assert state is not None
         return state
@@ -445,7 +445,7 @@ class World:
             if record is not None and name not in self.broken:
                 assert self._holds(state, target, record.epoch), f"{name} holds other rows than epochs up to {record.epoch}"
 
-    def _holds(self, state: LaneState, target: Target, epoch: int) -> bool:
+    def _holds(self, state: PipelineState, target: Target, epoch: int) -> bool:
         rows = target.rows
         if target.upserts and state.open_plan is not None and epoch < state.open_plan.number:
             # A record that was lost came back by a replay; the open epoch, which it did hold, is about to be written again.
@@ -461,7 +461,7 @@ class World:
         self._mended(name)
         return True
 
-    def _check_ledger(self, state: LaneState) -> None:
+    def _check_ledger(self, state: PipelineState) -> None:
         for row in self.ledger.epochs(NAME, LANE, max(self.history, default=0)):
             if row.committed_at is None:
                 continue
@@ -472,7 +472,7 @@ class World:
             assert row.plan.start == (before.end if before else {"src": 0}), f"epoch {number} does not follow on the one before"
         assert state.committed == max(self.history, default=0), "the ledger went back, or has a gap"
 
-    def _expected(self, state: LaneState, target: Target, epoch: int) -> list[Row]:
+    def _expected(self, state: PipelineState, target: Target, epoch: int) -> list[Row]:
         rows = Target(target.name, target.fences, target.upserts, list(target.base))
         for number in range(target.since + 1, epoch + 1):
             plan = self.history.get(number)
@@ -517,8 +517,8 @@ class World:
             target.base, target.since = list(target.rows), record.epoch
             self._mended(name)
 
-    def _writer(self, lane: Lane) -> Callable[[Pending], dict[str, Counts]]:
-        def write(work: Pending) -> dict[str, Counts]:
+    def _writer(self, lane: EpochCoordinator) -> Callable[[Pending], dict[str, WriteCounts]]:
+        def write(work: Pending) -> dict[str, WriteCounts]:
             counts = {}
             for name in work.sinks:
                 sink = lane.sinks[name]
@@ -538,11 +538,11 @@ class World:
         overtaken = state is not None and state.generation > (process.lane.generation if process.lane else process.generation)
         if isinstance(error, LeaseHeldError):
             assert held or not self.proofs, f"refused without a holder: {error}"
-        elif isinstance(error, RecordError):
+        elif isinstance(error, SinkStateError):
             wrong = self.broken & (self._members() | process.sinks) or self._left_behind() & process.sinks
             assert wrong or overtaken, f"refused though nothing was wrong: {error}"
         elif not isinstance(error, TransientError) and not (
-            isinstance(error, LaneError) and (self.broken or self._left_behind() or overtaken)
+            isinstance(error, PipelineStateError) and (self.broken or self._left_behind() or overtaken)
         ):
             assert isinstance(error, FencedError), f"neither a refusal nor a fence: {error!r}"
         if process.lane is not None:
@@ -570,5 +570,5 @@ class World:
     def _key(self, name: str) -> SinkKey:
         return SinkKey(self.state().pipeline, NAME, LANE, name)
 
-    def _record(self, name: str) -> Record | None:
+    def _record(self, name: str) -> CommitRecord | None:
         return self.targets[name].records.get(self._key(name)) if self.ledger.state(NAME, LANE) is not None else None

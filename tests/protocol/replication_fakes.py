@@ -17,9 +17,9 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from headrace.connectors.base import BoundedSource, Cut, Snapshot, SourceCapabilities, Window
+from headrace.connectors.base import BoundedSource, HandoffFilter, HistoryPartition, Snapshot, SourceCapabilities
 from headrace.connectors.kafka.admin import Topic
-from headrace.connectors.kafka.peek import Peeked
+from headrace.connectors.kafka.peek import MessageInfo
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
@@ -198,16 +198,16 @@ class ModelPeeker:
     def __init__(self, server: TopicServer) -> None:
         self._server = server
 
-    def look(self, at: Mapping[int, int]) -> dict[int, list[Peeked]]:
-        found: dict[int, list[Peeked]] = {}
+    def look(self, at: Mapping[int, int]) -> dict[int, list[MessageInfo]]:
+        found: dict[int, list[MessageInfo]] = {}
         for part, first in at.items():
             for offset, message in enumerate(self._server.partitions[part]):
                 if offset >= max(first, self._server.earliest_offsets.get(part, 0)) and message.row is not None:
-                    found[part] = [Peeked(offset, 100, message.sent_ms, by_broker=self._server.has_broker_time())]
+                    found[part] = [MessageInfo(offset, 100, message.sent_ms, by_broker=self._server.has_broker_time())]
                     break
         return found
 
-    def first(self, at: Mapping[int, int]) -> dict[int, Peeked]:
+    def first(self, at: Mapping[int, int]) -> dict[int, MessageInfo]:
         return {part: messages[0] for part, messages in self.look(at).items()}
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class TableServer:
 class ModelTable(BoundedSource):
     """A bounded source with the contract of the real ones: a split is a list of row numbers of the snapshot."""
 
-    capabilities = SourceCapabilities(bounded=True, pinned=True, without_spark=True)
+    capabilities = SourceCapabilities(bounded=True, stable_snapshot=True, without_spark=True)
 
     def __init__(
         self, server: TableServer, engine: SqlEngine, ordinal: int, split_rows: int, sorted_by: str, predicate: str | None
@@ -243,13 +243,13 @@ class ModelTable(BoundedSource):
     def schema(self, spark: Any) -> Any:
         raise NotImplementedError
 
-    def pin(self, spark: Any, token: str) -> Snapshot:
+    def create_snapshot(self, spark: Any, token: str) -> Snapshot:
         del spark
         rows = sorted(self._server.rows, key=lambda row: (row[self._sorted_by] is None, row[self._sorted_by]))
         self._server.snapshots.setdefault(token, [dict(row) for row in rows])
-        return Snapshot({"pinned": True, "snapshot": token}, pinned=True)
+        return Snapshot({"pinned": True, "snapshot": token}, is_stable=True)
 
-    def splits(self, spark: Any, snapshot: Snapshot, window: Window | None, cut: Cut | None) -> list[Json]:
+    def splits(self, spark: Any, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> list[Json]:
         del spark
         rows = self._rows(snapshot)
         numbers = [number for number, row in enumerate(rows) if _in_window(row, window) and (cut is None or cut.keeps(row))]
@@ -287,7 +287,7 @@ class ModelTable(BoundedSource):
 
         return table_offsets(blocks, since, search)
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def release_snapshot(self, snapshot: Snapshot) -> None:
         self._server.snapshots.pop(snapshot.handle["snapshot"], None)
 
     def _rows(self, snapshot: Snapshot) -> list[Row]:
@@ -304,7 +304,7 @@ class ModelTable(BoundedSource):
         return {name: row[name] for name in columns} | {"_gs_op": "i", "_gs_pos": position}
 
 
-def _in_window(row: Row, window: Window | None) -> bool:
+def _in_window(row: Row, window: HistoryPartition | None) -> bool:
     return window is None or (row[window.column] is not None and window.start <= row[window.column] < window.end)
 
 

@@ -1,7 +1,7 @@
 """The world of the replication model: what producers send, what the history table holds, what a run does, and what must come out.
 
-A run drives the product's own `jobs.run.runner` loops, `History`, `Stream`, `LaneSource`, `KafkaStream`, `Lane`, `Ledger` and SQL compiler
-over the fakes of `replication_fakes`. The oracle knows nothing of them: it replays what producers sent.
+A run drives the product's own `jobs.run.runner` loops, `History`, `Stream`, `LaneSource`, `KafkaStream`, `EpochCoordinator`, `Ledger` and SQL
+compiler over the fakes of `replication_fakes`. The oracle knows nothing of them: it replays what producers sent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from model_fakes import Clock, Crash, Interrupt, MemoryStore, Probe, process_led
 from replication_fakes import Frame, Message, ModelPeeker, ModelTable, ModelTarget, Row, SqlEngine, TableServer, TopicServer
 
 from headrace.connectors.base import HIDDEN
-from headrace.connectors.kafka.growth import Growth
-from headrace.connectors.kafka.sizes import Sizes
+from headrace.connectors.kafka.growth import TopicGrowth
+from headrace.connectors.kafka.sizes import SizeEstimator
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.jobs.run import runner as run_module
 from headrace.jobs.run.epoch_writer import EpochWriter
@@ -28,15 +28,15 @@ from headrace.jobs.run.events import Until
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.handoff import Handoff
 from headrace.jobs.sources.pipeline_source import LaneSource
-from headrace.jobs.sources.snapshots import keep_opening, open_sources, pin_owner, sweep_pins
+from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, pin_owner
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import FencedError, HeadraceError, RecordError, UserError
+from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of, parse_pipeline
 from headrace.pipeline.lineage.retractions import Retractions, retractions
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.coordinator import Lane, Pending
-from headrace.pipeline.protocol.epochs import Counts, Json, Record, SinkKey
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey, WriteCounts
+from headrace.pipeline.protocol.ledger import PipelineState
 from headrace.pipeline.protocol.table_offsets import Range
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.filter_marking import FAILED
@@ -95,8 +95,8 @@ epoch: {{stream_rows: {self.epoch_rows}, history_rows: 4, interval: 0s}}
 class ModelSink:
     """A fenced sink over a `ModelTarget`: rows and record change together."""
 
-    fences = True
-    keeps = True
+    supports_fencing = True
+    stores_record = True
 
     def __init__(self, world: World, name: str, key: SinkKey, probe: Probe) -> None:
         self.target = world.targets[name]
@@ -107,7 +107,7 @@ class ModelSink:
         self.generation = 0
 
     @property
-    def upserts(self) -> bool:
+    def is_idempotent(self) -> bool:
         return self.target.keyed
 
     def prepare(self, generation: int) -> None:
@@ -117,44 +117,44 @@ class ModelSink:
             raise FencedError(msg)
         self._fences[self.key] = self.generation = generation
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         return self._state.get(self.key)
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         others = [record for key, record in self._state.items() if key.name == self.key.name and key.pipeline != self.key.pipeline]
         return others[0] if others else None
 
     def refuse_rivals(self) -> None:
         if rivals := [key.name for key in self._state if key.pipeline != self.key.pipeline]:
             msg = f"the target belongs to pipeline {rivals[0]}"
-            raise RecordError(msg, hint="headrace accept-target --take-over", node=self.key.sink)
+            raise SinkStateError(msg, hint="headrace accept-target --take-over", node=self.key.sink)
 
     def release_rivals(self) -> list[Any]:
         return []
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         written = replace(record, baseline=len(self.target.rows))
         self.probe.step()
         self._state[self.key] = written
         self.probe.step()
         return written
 
-    def write_rows(self, plan: Any, rows: list[Row]) -> Counts:
+    def write_rows(self, plan: Any, rows: list[Row]) -> WriteCounts:
         """Write an epoch's rows and its record."""
         self.probe.step()
         before = self._state[self.key]
         assert self._fences[self.key] == self.generation
         assert before.epoch == plan.number - 1, f"epoch {plan.number} is written over epoch {before.epoch}"
-        counts = Counts(len(rows), len(rows), 0, 0)
+        counts = WriteCounts(len(rows), len(rows), 0, 0)
         self.target.put(rows)
-        self._state[self.key] = before.next(plan, self.generation, counts)
+        self._state[self.key] = before.after_epoch(plan, self.generation, counts)
         self.probe.step()
         return counts
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         return self.record(), len(self.target.rows)
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         self.probe.step()
         self.target.rows = []
         self.probe.step()
@@ -173,9 +173,9 @@ class ModelStream(KafkaStream):
         cluster: Any = server
         peeker: Any = ModelPeeker(server)
         self._cluster, self._peeker = cluster, peeker
-        self._growth, self._sizes = Growth(name, cluster, peeker), Sizes(peeker)
+        self._growth, self._sizes = TopicGrowth(name, cluster, peeker), SizeEstimator(peeker)
 
-    def first_filled(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
+    def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
         found: dict[str, int] = {}
         for part, listed in gaps.items():
             messages = self._server.partitions[int(part)]
@@ -220,7 +220,7 @@ class World:
     topic: TopicServer = field(default_factory=lambda: TopicServer({0: [], 1: []}))
     tables: dict[str, TableServer] = field(default_factory=dict)
     targets: dict[str, ModelTarget] = field(default_factory=dict)
-    sink_states: dict[str, dict[SinkKey, Record]] = field(default_factory=dict)
+    sink_states: dict[str, dict[SinkKey, CommitRecord]] = field(default_factory=dict)
     sink_fences: dict[str, dict[SinkKey, int]] = field(default_factory=dict)
     sequence: int = 0
     base: list[Row] = field(default_factory=list)
@@ -491,12 +491,12 @@ class ModelRun:
         self.eyes = SimpleNamespace(lags=_ignore, planned=_ignore, phase=_ignore)
         self.began = False
         """Whether the lane was opened."""
-        self.lane: Lane = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.lane: EpochCoordinator = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def execute(self) -> str:
         """Open the lane, finish the open epoch, then run history and stream."""
         self._open()
-        if self.lane.busy:
+        if self.lane.has_open_epoch:
             self.lane.execute(self._write)
         run_module._history(self, positions.windows_of(self.file.model))  # pyright: ignore[reportArgumentType]
         caught_up = False
@@ -513,7 +513,7 @@ class ModelRun:
 
     def _open(self, repair: tuple[str, ...] = ()) -> None:
         ledger = self.lane_ledger = process_ledger(self.world.store, self.probe, proofs=True)
-        self.lane = Lane.open(
+        self.lane = EpochCoordinator.open(
             ledger,
             self.file.name,
             LANE,
@@ -532,7 +532,7 @@ class ModelRun:
         )
         self.began = True
         if not self.lane.committed:
-            sweep_pins(self._sources_of(self.file), self.lane.lease, self.lane.position)
+            drop_stale_snapshots(self._sources_of(self.file), self.lane.lease, self.lane.position)
 
     def close(self) -> None:
         """Give the lane back after an error."""
@@ -592,7 +592,7 @@ class ModelRun:
         source.handoff = Handoff(name, node, source.bounded, source.unbounded)
         return source
 
-    def _check_file(self, state: LaneState) -> None:
+    def _check_file(self, state: PipelineState) -> None:
         check_file(self.file, state, self.lane_ledger)
 
     def _retractions(self, file: PipelineFile) -> Retractions:
@@ -610,13 +610,13 @@ class ModelRun:
         file = self._version(compiled)
         return {name: ModelSink(self.world, name, SinkKey(uuid, file.name, LANE, name), self.probe) for name in file.model.sinks}
 
-    def _write(self, pending: Pending) -> Mapping[str, Counts]:
+    def _write(self, pending: Pending) -> Mapping[str, WriteCounts]:
         file = self._version(pending.compiled)
         sources = self._sources_of(file)
         planner: Any = SimpleNamespace(spark=None, source_schemas=dict.fromkeys(sources, SimpleNamespace(names=list(COLUMNS))), file=file)
         readings = EpochWriter(planner, sources, {})._readings(pending.plan)
         rows = self._compile(file, {name: reading.frame for name, reading in readings.items()}, pending)
-        found: dict[str, Counts] = {}
+        found: dict[str, WriteCounts] = {}
         for name in pending.sinks:
             sink = self.lane.sinks[name]
             assert isinstance(sink, ModelSink)
@@ -632,7 +632,7 @@ class ModelRun:
         node: Any = file.model.transforms["shaped"]
         found = self._retractions(file)
         marking = found.marking("shaped", marked=not found.marked.isdisjoint(views))
-        text = statements.with_hidden(
+        text = statements.compile_statement(
             node.query("shaped"), HIDDEN, now=pending.plan.planned_at, rename=names, node="shaped", sources=behind, marking=marking
         )
         rows = self.world.engine.query(text, {names[name]: frame for name, frame in views.items()}).rows

@@ -10,8 +10,8 @@ import pytest
 from model_fakes import Crash, FakeSink, Interrupt, Probe
 from model_world import FILES, LANE, NAME, World
 
-from headrace.pipeline.errors import FencedError, HeadraceError, LaneError, RecordError
-from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SinkStateError
+from headrace.pipeline.protocol.coordinator import EpochCoordinator
 from headrace.pipeline.protocol.epochs import Phase
 from headrace.pipeline.protocol.ledger.interventions import skipped_epochs, skipped_ranges
 
@@ -24,19 +24,19 @@ def world():
     return World()
 
 
-def opened(world: World, repair: frozenset[str] = frozenset(), file=FILE) -> Lane:
+def opened(world: World, repair: frozenset[str] = frozenset(), file=FILE) -> EpochCoordinator:
     world.clock.sleep(100.0)
     return world._opened(Probe(), file, repair)
 
 
-def run(world: World, lane: Lane, epochs: int = 1) -> None:
+def run(world: World, lane: EpochCoordinator, epochs: int = 1) -> None:
     for _ in range(epochs):
-        if not lane.busy:
+        if not lane.has_open_epoch:
             lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
         lane.execute(world._writer(lane))
 
 
-def half(world: World) -> Lane:
+def half(world: World) -> EpochCoordinator:
     """A lane whose epoch 3 is at `keyed` only."""
     lane = opened(world)
     run(world, lane, 2)
@@ -68,7 +68,7 @@ def test_an_open_epoch_is_skipped_at_the_sinks_that_lack_it(world):
     (event,) = skipped_epochs(events, "log")
     assert event["data"]["sinks"] == ["log"]
     assert not skipped_epochs(events, "keyed")
-    with pytest.raises(LaneError, match="no epoch is open"):
+    with pytest.raises(PipelineStateError, match="no epoch is open"):
         lane.skip_open()
 
 
@@ -115,7 +115,7 @@ def test_a_skip_that_dies_anywhere_is_done_or_not(world, step):
     except Crash:
         pass
     lane = opened(world)
-    if lane.busy:
+    if lane.has_open_epoch:
         lane.skip_open()
     run(world, lane)
     assert offsets(world, "log") == [0, 1, 2, 3, 6, 7]
@@ -144,10 +144,10 @@ def test_a_reset_that_dies_anywhere_is_finished_by_the_next_run(world, step):
     for name in ("log", "keyed"):
         sink = old.sinks[name]
         assert isinstance(sink, FakeSink)
-        with pytest.raises((FencedError, RecordError)):
+        with pytest.raises((FencedError, SinkStateError)):
             sink.write(work.plan, FILE)
         with pytest.raises(FencedError):
-            sink.empty()
+            sink.truncate()
     run(world, lane, 2)
     assert offsets(world, "log") == offsets(world, "keyed") == [0, 1, 2, 3]
     assert [row.plan.number for row in world.ledger.epochs(NAME, LANE)] == [1, 2, 3, 4, 5]
@@ -176,18 +176,18 @@ def test_a_sink_that_was_out_of_the_file_in_a_reset_needs_an_empty_target(world,
     lane = opened(world, file={"sql": "v1", "sinks": [other]})
     run(world, lane, epochs)
     lane.close()
-    with pytest.raises(RecordError, match="before the last reset") as refused:
+    with pytest.raises(SinkStateError, match="before the last reset") as refused:
         opened(world)
     printed = re.search(r"`headrace (replay|accept-target) FILE --sink (\w+)(?: --from (\d+))?`", refused.value.hint)
     assert printed
     assert printed[2] == name
     lane = opened(world, repair=frozenset({name}))
     if epochs:
-        with pytest.raises(RecordError, match="4 rows from before the last reset"):
+        with pytest.raises(SinkStateError, match="4 rows from before the last reset"):
             lane.replay(name, world._writer(lane), first=3)
-        with pytest.raises(RecordError, match="cannot be replayed"):
+        with pytest.raises(SinkStateError, match="cannot be replayed"):
             lane.replay(name, world._writer(lane), first=2)
-        with pytest.raises(RecordError, match="leave out epochs 3 to 3"):
+        with pytest.raises(SinkStateError, match="leave out epochs 3 to 3"):
             lane.replay(name, world._writer(lane), first=4)
     world.targets[name].rows = []
     if printed[1] == "replay":
@@ -205,7 +205,7 @@ def test_a_replay_does_not_go_back_to_before_a_reset(world):
     reset(world, {"log": True, "keyed": True})
     lane = opened(world)
     run(world, lane)
-    with pytest.raises(RecordError, match="epochs before 3 are from before the last reset"):
+    with pytest.raises(SinkStateError, match="epochs before 3 are from before the last reset"):
         lane.replay("keyed", world._writer(lane), first=1)
     lane.replay("keyed", world._writer(lane), first=3)
     assert offsets(world, "log") == offsets(world, "keyed") == [0, 1]

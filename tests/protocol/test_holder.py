@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from headrace.pipeline.protocol.ledger import describe_holder, describe_process
+from headrace.pipeline.protocol.ledger import describe_owner, describe_process
 from headrace.pipeline.protocol.ledger.owner import end_jvm
 
 HERE = socket.gethostname()
@@ -51,7 +51,7 @@ def test_a_holder_without_a_jvm_needs_no_killing():
 
 
 def test_a_holder_describes_this_process():
-    holder = describe_holder("run-1", "cli", file="orders.yaml")
+    holder = describe_owner("run-1", "cli", file="orders.yaml")
     assert (holder["pid"], holder["host"], holder["run_id"], holder["launched_by"], holder["file"]) == (
         os.getpid(),
         HERE,

@@ -17,14 +17,14 @@ from headrace.pipeline.errors import (
     DataError,
     FencedError,
     InternalError,
-    LaneError,
     LeaseHeldError,
-    RecordError,
+    PipelineStateError,
+    SinkStateError,
     TransientError,
 )
-from headrace.pipeline.protocol.coordinator import Lane
+from headrace.pipeline.protocol.coordinator import EpochCoordinator
 from headrace.pipeline.protocol.coordinator.blocking import find_block
-from headrace.pipeline.protocol.epochs import Phase, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, Phase
 from headrace.pipeline.protocol.ledger import open_sqlite
 
 PG, LOG, LAKE = FILES[0], FILES[2], FILES[3]
@@ -35,21 +35,21 @@ def world():
     return World()
 
 
-def opened(world: World, file=PG, **more) -> Lane:
+def opened(world: World, file=PG, **more) -> EpochCoordinator:
     process = world.open(file, **more)
     assert process.lane is not None, world.log
     return process.lane
 
 
-def run(world: World, lane: Lane, epochs: int = 1) -> None:
+def run(world: World, lane: EpochCoordinator, epochs: int = 1) -> None:
     for _ in range(epochs):
         lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
         lane.execute(world._writer(lane))
     world.check()
 
 
-def refused(world: World, file=PG) -> RecordError:
-    with pytest.raises(RecordError) as error:
+def refused(world: World, file=PG) -> SinkStateError:
+    with pytest.raises(SinkStateError) as error:
         world._opened(Probe(), file)
     return error.value
 
@@ -110,7 +110,7 @@ def test_a_ledger_that_lost_its_last_commits_gives_out_no_generation_twice(world
     with pytest.raises(FencedError):
         first.plan({"src": 5}, Phase.LIVE)
     with pytest.raises(FencedError):
-        first.sinks["log"].join(Record.joined(world._key("log"), first.generation, 0, {"src": 0}, "", None))
+        first.sinks["log"].register(CommitRecord.for_registration(world._key("log"), first.generation, 0, {"src": 0}, "", None))
     run(world, second)
 
 
@@ -172,7 +172,7 @@ def test_a_replay_waits_for_the_open_epoch_of_the_file_without_the_sink(world):
     lane.close()
     world.processes.clear()
     lane = world._opened(Probe(), LOG, frozenset(["keyed"]))
-    with pytest.raises(LaneError, match="without this sink") as error:
+    with pytest.raises(PipelineStateError, match="without this sink") as error:
         lane.replay("keyed", world._writer(lane))
     assert "headrace run FILE" in error.value.hint
 
@@ -198,8 +198,8 @@ def test_a_new_ledger_is_refused_by_the_sinks_of_a_lost_one(world):
 def test_a_rebuild_needs_a_record_in_every_sink_of_the_file(world):
     ran(world)
     world._use(MemoryStore(world.clock))
-    with pytest.raises(RecordError, match="sink log holds no record"):
-        Lane.rebuild(
+    with pytest.raises(SinkStateError, match="sink log holds no record"):
+        EpochCoordinator.rebuild(
             world._process_ledger(Probe()),
             "orders",
             "main",
@@ -218,12 +218,14 @@ def test_a_rebuild_does_not_ask_sinks_that_keep_nothing(world):
 
     def sinks(pipeline, compiled):
         found = world._factory(Probe())(pipeline, compiled)
-        found["log"].keeps = False
+        found["log"].stores_record = False
         return found
 
     ledger = world._process_ledger(Probe())
-    Lane.rebuild(ledger, "orders", "main", {}, sinks, file, "h", sleep=world.clock.sleep)
-    lane = Lane.open(ledger, "orders", "main", {}, sinks, file, "h", initial={"src": 0}, sleep=world.clock.sleep, threaded=False)
+    EpochCoordinator.rebuild(ledger, "orders", "main", {}, sinks, file, "h", sleep=world.clock.sleep)
+    lane = EpochCoordinator.open(
+        ledger, "orders", "main", {}, sinks, file, "h", initial={"src": 0}, sleep=world.clock.sleep, threaded=False
+    )
     assert (lane.committed, lane.position) == (3, {"src": 6})
     assert {name: row.epoch for name, row in world.state().sinks.items()} == {"pg": 0, "delta": 0, "log": 3}
 
@@ -232,18 +234,18 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     lane = opened(world)
     lane.plan({"src": 2}, Phase.LIVE)
     for attempt in range(5):
-        assert lane.failed("pg", TransientError("the server is away")) == attempt + 1
+        assert lane.record_failure("pg", TransientError("the server is away")) == attempt + 1
     assert find_block(world.ledger, world.state(), 3, "orders.yaml") is None
-    assert lane.failed("pg", DataError("value 17 does not fit")) == 1
-    assert lane.failed("pg", DataError("value 18 does not fit")) == 2
+    assert lane.record_failure("pg", DataError("value 17 does not fit")) == 1
+    assert lane.record_failure("pg", DataError("value 18 does not fit")) == 2
     with pytest.raises(BlockedError, match=r"blocked at epoch 1, node 'pg', after 3 equal failures: DataError: value 19") as error:
-        lane.failed("pg", DataError("value 19 does not fit"))
+        lane.record_failure("pg", DataError("value 19 does not fit"))
     assert "goes on with this epoch" in error.value.hint
     found = find_block(world.ledger, world.state(), 3, "FILE")
     assert found is not None
     assert str(found) == str(error.value)
     lane.execute(world._writer(lane))
-    assert lane.failed("pg", DataError("too late")) == 0
+    assert lane.record_failure("pg", DataError("too late")) == 0
     assert find_block(world.ledger, world.state(), 3, "FILE") is None
 
 
@@ -274,7 +276,7 @@ def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouche
     lane = opened(world, LAKE)
     lane.plan({"src": 2}, Phase.LIVE)
     world.clock.sleep(11)
-    again = Lane.open(
+    again = EpochCoordinator.open(
         world._process_ledger(Probe()),
         "orders",
         "main",
@@ -288,7 +290,7 @@ def test_an_epoch_that_a_paused_process_knows_is_dropped_only_if_the_user_vouche
         sleep=world.clock.sleep,
         threaded=False,
     )
-    assert again.busy is not vouched
+    assert again.has_open_epoch is not vouched
 
 
 def test_a_row_that_was_removed_is_replayed_and_the_baseline_taken_anew(world):
@@ -311,11 +313,11 @@ def test_a_row_that_was_removed_is_replayed_and_the_baseline_taken_anew(world):
 def test_rows_are_not_replayed_over_rows_without_a_key(world):
     ran(world)
     lane = opened(world, repair=frozenset({"pg"}))
-    with pytest.raises(RecordError, match=r"no key and its target holds 6 rows") as error:
+    with pytest.raises(SinkStateError, match=r"no key and its target holds 6 rows") as error:
         lane.replay("pg", world._writer(lane), first=2)
     assert "Empty the target and replay from epoch 1" in error.value.hint
     world.targets["pg"].rows = []
-    with pytest.raises(RecordError, match="no key"):
+    with pytest.raises(SinkStateError, match="no key"):
         lane.replay("pg", world._writer(lane), first=2)
     assert lane.replay("pg", world._writer(lane), first=1) == range(1, 4)
     assert len(world.targets["pg"].rows) == 6
@@ -345,7 +347,7 @@ def test_what_cannot_be_replayed_or_adopted_is_refused(world):
         (lambda: lane.replay("pg", write, first=9), "on are to be replayed, and the last one is 3"),
         (lambda: lane.accept_target("pg"), "nothing to accept"),
     ):
-        with pytest.raises(LaneError, match=says):
+        with pytest.raises(PipelineStateError, match=says):
             act()
 
 
@@ -354,7 +356,7 @@ def test_a_lane_under_repair_does_nothing_else(world):
     del world.targets["pg"].records[world._key("pg")]
     lane = opened(world, repair=frozenset({"pg"}))
     for act in (lambda: lane.plan({"src": 9}, Phase.LIVE), lane.pending, lambda: lane.execute(world._writer(lane))):
-        with pytest.raises(LaneError, match="'pg' must be replayed or adopted first"):
+        with pytest.raises(PipelineStateError, match="'pg' must be replayed or adopted first"):
             act()
     lane.accept_target("pg")
     world._mended("pg")
@@ -369,7 +371,7 @@ def test_a_sink_that_holds_more_than_the_ledger_is_not_adopted(world):
     world.targets["delta"].records[key] = replace(record, epoch=9)
     world.broken.add("delta")
     lane = opened(world, repair=frozenset({"delta"}))
-    with pytest.raises(RecordError, match="holds epoch 9"):
+    with pytest.raises(SinkStateError, match="holds epoch 9"):
         lane.accept_target("delta")
 
 
@@ -391,7 +393,7 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
     world.targets["pg"] = target
     world.ledger = ledger
     how = {"sinks": world._factory(Probe()), "compiled": {"sql": "v1", "sinks": ["pg"]}, "pipeline_hash": "h", "initial": {"src": 0}}
-    lane = Lane.open(ledger, "orders", "main", {}, ttl=0.6, **how)
+    lane = EpochCoordinator.open(ledger, "orders", "main", {}, ttl=0.6, **how)
     waits = {"waiting": "a service"}
     lane.heartbeat.more = lambda: waits
     lane.progress({"rows": 7})

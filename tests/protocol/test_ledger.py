@@ -10,9 +10,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from headrace.pipeline.errors import FencedError, InternalError, LaneError, LeaseHeldError, RecordError, SettingsError, TransientError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase, Record, SinkKey
-from headrace.pipeline.protocol.ledger import describe_holder, open_sqlite, sqlite
+from headrace.pipeline.errors import (
+    FencedError,
+    InternalError,
+    LeaseHeldError,
+    PipelineStateError,
+    SettingsError,
+    SinkStateError,
+    TransientError,
+)
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey, WriteCounts
+from headrace.pipeline.protocol.ledger import describe_owner, open_sqlite, sqlite
 from headrace.pipeline.protocol.ledger.store import SCHEMA_VERSION
 
 HOLDER = {"host": "elsewhere", "pid": 1, "run_id": "r1", "launched_by": "cli"}
@@ -43,7 +51,7 @@ def test_a_pipeline_keeps_its_uuid_and_each_holder_gets_a_higher_generation(open
 
 def test_a_held_lane_names_its_holder(open_ledger):
     one, two = open_ledger(), open_ledger()
-    lease = one.acquire("orders", "main", describe_holder("run-7", "dagster"), 30)
+    lease = one.acquire("orders", "main", describe_owner("run-7", "dagster"), 30)
     with pytest.raises(LeaseHeldError, match=r"host .*, pid \d+, run run-7, launched by dagster, since 20") as refused:
         two.acquire("orders", "main", HOLDER, 30)
     assert refused.value.retriable
@@ -85,7 +93,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_fenced(open_ledger):
     for name, act in late.items():
         with pytest.raises(FencedError):
             pytest.fail(f"{name} of a fenced holder went through: {act()}")
-    two.commit(new, 1, {"a": Counts(5, 5, 0, 0)})
+    two.commit(new, 1, {"a": WriteCounts(5, 5, 0, 0)})
 
 
 def test_what_was_left_unsettled_stays_so_until_somebody_settles_it(open_ledger):
@@ -112,7 +120,7 @@ def test_epochs_are_gapless_and_plans_immutable(open_ledger):
     with pytest.raises(InternalError, match="not the open one"):
         ledger.commit(lease, 2, {})
     second = plan(2, 5, 9, hash="h2")
-    ledger.commit(lease, 1, {"a": Counts(5, 4, 1, 0), "b": Counts(5, None, None, None)})
+    ledger.commit(lease, 1, {"a": WriteCounts(5, 4, 1, 0), "b": WriteCounts(5, None, None, None)})
     ledger.plan(lease, second, BODY | {"sql": "select 2"})
     state = ledger.state("orders")
     assert state is not None
@@ -120,12 +128,12 @@ def test_epochs_are_gapless_and_plans_immutable(open_ledger):
     assert ledger.compiled("h2")["sql"] == "select 2"
     with pytest.raises(InternalError, match="nope"):
         ledger.compiled("nope")
-    ledger.commit(lease, 2, {"a": Counts(4, 4, 0, 0)})
+    ledger.commit(lease, 2, {"a": WriteCounts(4, 4, 0, 0)})
     with pytest.raises(InternalError, match="none is"):
         ledger.commit(lease, 2, {})
     rows = list(ledger.epochs("orders"))
     assert [row.plan for row in rows] == [first, second]
-    assert rows[0].counts == {"a": Counts(5, 4, 1, 0), "b": Counts(5, None, None, None)}
+    assert rows[0].counts == {"a": WriteCounts(5, 4, 1, 0), "b": WriteCounts(5, None, None, None)}
     assert all(row.committed_at for row in rows)
     assert [row.plan.number for row in ledger.epochs("orders", first=2)] == [2]
     assert [row.plan.number for row in ledger.epochs("orders", last=1)] == [1]
@@ -150,7 +158,7 @@ def test_a_commit_is_whole_or_not_at_all(open_ledger, monkeypatch):
     with monkeypatch.context() as broken:
         broken.delattr("headrace.pipeline.protocol.ledger.interventions.plain")
         with pytest.raises(NameError):
-            ledger.commit(lease, 1, {"a": Counts()})
+            ledger.commit(lease, 1, {"a": WriteCounts()})
     (row,) = ledger.epochs("orders")
     assert row.committed_at is None
     state = ledger.state("orders")
@@ -204,7 +212,7 @@ def test_a_rewind_moves_the_next_start_only(open_ledger):
     ledger = open_ledger()
     lease = begun(ledger)
     ledger.plan(lease, plan(1, 0, 5), BODY)
-    with pytest.raises(LaneError, match="open epoch"):
+    with pytest.raises(PipelineStateError, match="open epoch"):
         ledger.rewind(lease, {"k": 0}, after=0)
     ledger.commit(lease, 1, {})
     ledger.rewind(lease, {"k": 2}, after=0)
@@ -218,15 +226,15 @@ def test_a_rewind_moves_the_next_start_only(open_ledger):
     assert state.ended == {"k": 6}
 
 
-def joined(uuid: str, sink: str, epoch: int, at: int, generation: int = 4) -> Record:
-    return Record.joined(SinkKey(uuid, "orders", "main", sink), generation, epoch, {"k": at}, "h1", 0)
+def joined(uuid: str, sink: str, epoch: int, at: int, generation: int = 4) -> CommitRecord:
+    return CommitRecord.for_registration(SinkKey(uuid, "orders", "main", sink), generation, epoch, {"k": at}, "h1", 0)
 
 
 def test_a_lost_ledger_is_rebuilt_from_level_sinks(open_ledger):
     ledger = open_ledger()
     lease = ledger.acquire("orders", "main", HOLDER, 30)
     seventh = plan(7, 20, 30)
-    at = joined("old-uuid", "a", 6, 20).next(seventh, 5, Counts(10, 10, 0, 0))
+    at = joined("old-uuid", "a", 6, 20).after_epoch(seventh, 5, WriteCounts(10, 10, 0, 0))
     fresh = ledger.rebuild(lease, {"a": at, "b": joined("old-uuid", "b", 7, 30)}, BODY, "h1")
     assert fresh.pipeline == "old-uuid"
     assert fresh.generation > 5
@@ -236,7 +244,7 @@ def test_a_lost_ledger_is_rebuilt_from_level_sinks(open_ledger):
     assert {name: row.state for name, row in state.sinks.items()} == {"a": "joined", "b": "joined"}
     with pytest.raises(FencedError):
         ledger.heartbeat(lease, 30)
-    with pytest.raises(RecordError, match="only an empty one"):
+    with pytest.raises(SinkStateError, match="only an empty one"):
         ledger.rebuild(fresh, {"a": at}, BODY, "h1")
     ledger.release(fresh, clean=False)
     assert not ledger.acquire("orders", "main", HOLDER, 30).settled
@@ -246,9 +254,9 @@ def test_a_lost_ledger_is_rebuilt_with_the_epoch_that_was_open(open_ledger):
     ledger = open_ledger()
     seventh = plan(7, 20, 30, splits=({"id": 1}, {"id": 2}), phase=Phase.HISTORY, window="2013-02")
     behind = joined("old", "b", 6, 20)
-    ahead = joined("old", "a", 6, 20).next(seventh, 5, Counts())
+    ahead = joined("old", "a", 6, 20).after_epoch(seventh, 5, WriteCounts())
     lease = ledger.acquire("orders", "main", HOLDER, 30)
-    with pytest.raises(RecordError, match="another version of the file"):
+    with pytest.raises(SinkStateError, match="another version of the file"):
         ledger.rebuild(lease, {"a": ahead, "b": behind}, BODY, "h2")
     ledger.rebuild(lease, {"a": ahead, "b": behind}, BODY, "h1")
     state = ledger.state("orders")
@@ -269,7 +277,7 @@ def test_a_lost_ledger_is_rebuilt_with_the_epoch_that_was_open(open_ledger):
 def test_records_that_lead_nowhere_are_refused(records, says, tmp_path):
     ledger = open_sqlite(tmp_path / "ledger.db")
     lease = ledger.acquire("orders", "main", HOLDER, 30)
-    with pytest.raises(RecordError, match=says):
+    with pytest.raises(SinkStateError, match=says):
         ledger.rebuild(lease, records, BODY, "h1")
     state = ledger.state("orders")
     assert state is not None
@@ -277,11 +285,11 @@ def test_records_that_lead_nowhere_are_refused(records, says, tmp_path):
 
 
 def test_records_survive_json_and_newer_formats_are_refused():
-    record = joined("u", "a", 6, 20).next(plan(7, 20, 30, splits=({"id": 1},)), 5, Counts(1, None, 0, 0))
-    assert Record.from_json(record.to_json()) == record
-    assert Record.from_json(joined("u", "a", 6, 20).to_json()).is_join
+    record = joined("u", "a", 6, 20).after_epoch(plan(7, 20, 30, splits=({"id": 1},)), 5, WriteCounts(1, None, 0, 0))
+    assert CommitRecord.from_json(record.to_json()) == record
+    assert CommitRecord.from_json(joined("u", "a", 6, 20).to_json()).is_registration
     with pytest.raises(InternalError, match="format 99"):
-        Record.from_json(record.to_json() | {"format": 99})
+        CommitRecord.from_json(record.to_json() | {"format": 99})
 
 
 def test_a_newer_schema_is_refused(tmp_path):
@@ -394,7 +402,7 @@ def test_a_heartbeat_thread_and_the_coordinator_share_a_ledger(open_ledger):
     thread.start()
     for number in range(1, 30):
         ledger.plan(lease, plan(number, number - 1, number), BODY)
-        ledger.commit(lease, number, {"a": Counts(1, 1, 0, 0)})
+        ledger.commit(lease, number, {"a": WriteCounts(1, 1, 0, 0)})
     stop.set()
     thread.join()
     assert errors == []

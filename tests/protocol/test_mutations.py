@@ -15,9 +15,9 @@ from model_fakes import FakeSink, Interrupt
 from model_world import COMMIT_TIMEOUT, FILES, TTL, World
 from test_model import LONG, Machine
 
-from headrace.pipeline.protocol.coordinator import Lane, Pending
-from headrace.pipeline.protocol.coordinator.reconcile import Verdict
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
+from headrace.pipeline.protocol.coordinator.reconcile import ReconcileStatus
+from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger
 from headrace.pipeline.protocol.ledger import writer as ledger_module
 
@@ -60,17 +60,17 @@ class Unfenced(FakeSink):
         pass
 
 
-class FencedLate(Lane):
+class FencedLate(EpochCoordinator):
     """Rule 1: the fence comes before the record is read. Here after."""
 
-    def _enter(self, compiled, pipeline_hash):
+    def _open_version(self, compiled, pipeline_hash):
         prepare, self._prepare = self._prepare, lambda: None
-        super()._enter(compiled, pipeline_hash)
+        super()._open_version(compiled, pipeline_hash)
         del self._prepare
         prepare()
 
 
-class NoWait(Lane):
+class NoWait(EpochCoordinator):
     """Rule 1: what a former run began at a sink that does not fence is waited out. Here it is not."""
 
     def _wait_out(self):
@@ -78,41 +78,41 @@ class NoWait(Lane):
             self.lease = self.ledger.settle(self.lease)
 
 
-class CleanLie(Lane):
+class CleanLie(EpochCoordinator):
     """Rule 1: a lane is given back clean only with no write under way. Here always."""
 
     def close(self, *, clean=None):  # noqa: ARG002
         super().close(clean=True)
 
 
-class AbsenceGoesAhead(Lane):
+class AbsenceGoesAhead(EpochCoordinator):
     """Rule 1: a missing record is never a go-ahead. Here the sink joins anew, in silence."""
 
-    def _agree(self):
-        state = self._ask()
+    def _reconcile_sinks(self):
+        state = self._load_state()
         for name, sink in self.sinks.items():
             if state.open_plan is None and name in state.sinks and sink.record() is None:
                 self._write_join(name, state.committed, state.ended)
-        super()._agree()
+        super()._reconcile_sinks()
 
 
-class OlderGoesAhead(Lane):
+class OlderGoesAhead(EpochCoordinator):
     """Rule 1: a sink that holds less than the ledger is refused. Here it is set level, in silence."""
 
-    def _agree(self):
-        state = self._ask()
+    def _reconcile_sinks(self):
+        state = self._load_state()
         for name, sink in self.sinks.items():
             record = sink.record()
             if state.open_plan is None and record is not None and record.epoch < state.committed:
                 self._write_join(name, state.committed, state.ended)
-        super()._agree()
+        super()._reconcile_sinks()
 
 
-class PlannedLate(Lane):
+class PlannedLate(EpochCoordinator):
     """Rule 2: the plan is in the ledger before any sink is touched. Here it follows with the commit."""
 
     def plan(self, end, phase, *, window=None, splits=()):
-        self._ready()
+        self._ensure_writable()
         plan = self._draft(end, phase, window=window, splits=splits)
         self._state, self._findings, self._doubtful = replace(self._state, open_plan=plan), {}, False
         return plan
@@ -123,7 +123,7 @@ class PlannedLate(Lane):
         return super().commit(counts)
 
 
-class TodaysFile(Lane):
+class TodaysFile(EpochCoordinator):
     """Rule 2: an open epoch is finished by what it stores. Here by the file as it is now."""
 
     def pending(self):
@@ -131,16 +131,16 @@ class TodaysFile(Lane):
         return work and Pending(work.plan, self.compiled | {"sinks": work.compiled["sinks"]}, work.sinks)
 
 
-class DropsHeld(Lane):
+class DropsHeld(EpochCoordinator):
     """Rule 2: only an epoch that no sink holds is dropped. Here any that the file no longer means."""
 
-    def _advance(self):
-        held, self._held = self._held, dict
-        super()._advance()
-        self._held = held
+    def _apply_sink_changes(self):
+        held, self._open_epoch_records = self._open_epoch_records, dict
+        super()._apply_sink_changes()
+        self._open_epoch_records = held
 
 
-class DropsBeforePaused(Lane):
+class DropsBeforePaused(EpochCoordinator):
     """Rule 2: not dropped while a paused process knows the plan. Here it is."""
 
     def _may_drop(self):
@@ -171,7 +171,7 @@ class TwoActs(FakeSink):
         return counts
 
 
-class CommitsEarly(Lane):
+class CommitsEarly(EpochCoordinator):
     """Rule 4: all sinks have returned before the commit. Here the first is enough."""
 
     def execute(self, write):
@@ -179,31 +179,31 @@ class CommitsEarly(Lane):
         if work is None:
             return {}
         counts = write(work._replace(sinks=work.sinks[:1]))
-        done = self.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), Counts())))
+        done = self.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), WriteCounts())))
         write(work._replace(sinks=tuple(name for name in work.sinks[1:] if name in self.sinks)))
         return done
 
 
-class NobodySkipped(Lane):
+class NobodySkipped(EpochCoordinator):
     """Rule 5: sinks that hold the open epoch are skipped. Here it is written again."""
 
-    def _held(self):
+    def _open_epoch_records(self):
         return {}
 
     def _may_drop(self):
         return False
 
 
-class ForgetsFailures(Lane):
+class ForgetsFailures(EpochCoordinator):
     """Rule 5: after a failure the sinks are asked again who holds the epoch. Here it is assumed that none does."""
 
-    def failed(self, node, error):
-        attempts = super().failed(node, error)
+    def record_failure(self, node, error):
+        attempts = super().record_failure(node, error)
         self._doubtful, self._findings = False, {}
         return attempts
 
 
-class JoinsFirst(Lane):
+class JoinsFirst(EpochCoordinator):
     """A sink that joins is noted before it is touched. Here after."""
 
     def _join(self, name, epoch, position, data=None):
@@ -211,24 +211,24 @@ class JoinsFirst(Lane):
         super()._join(name, epoch, position, data)
 
 
-class ComesBackAnew(Lane):
+class ComesBackAnew(EpochCoordinator):
     """Rule 5: a sink that was out of the file for some epochs lacks them. Here it joins as if it were new."""
 
-    def _agree(self):
-        super()._agree()
+    def _reconcile_sinks(self):
+        super()._reconcile_sinks()
         for name in self._newcomers():
             if name in self._findings and self._state.open_plan is None:
-                self._findings[name] = replace(self._findings[name], verdict=Verdict.LEVEL)
+                self._findings[name] = replace(self._findings[name], status=ReconcileStatus.LEVEL)
                 self._state = replace(self._state, sinks={sink: row for sink, row in self._state.sinks.items() if sink != name})
 
 
-class StartsAnew(Lane):
+class StartsAnew(EpochCoordinator):
     """Rule 5: a new ledger never starts anew at sinks of a lost one. Here it does."""
 
-    def _agree(self):
+    def _reconcile_sinks(self):
         for sink in self.sinks.values():
-            sink.foreign_record = lambda: None
-        super()._agree()
+            sink.find_conflicting_record = lambda: None
+        super()._reconcile_sinks()
 
 
 class RebuildsAnything(Ledger):
@@ -240,7 +240,7 @@ class RebuildsAnything(Ledger):
         return super().rebuild(lease, level, compiled, pipeline_hash)
 
 
-class ReplaysOverRows(Lane):
+class ReplaysOverRows(EpochCoordinator):
     """A replay over rows needs a key or an empty target. Here it is let through."""
 
     def _set_back(self, sink, row, start, held):
@@ -248,7 +248,7 @@ class ReplaysOverRows(Lane):
 
 
 MUTATIONS = [value for value in list(globals().values()) if isinstance(value, type) and value.__module__ == __name__]
-PARTS = {Lane: "lane_class", Ledger: "ledger_class", FakeSink: "sink_class"}
+PARTS = {EpochCoordinator: "lane_class", Ledger: "ledger_class", FakeSink: "sink_class"}
 WALKS = 4_000
 STEPS = 12
 

@@ -16,14 +16,14 @@ import replication_world
 from replication_world import FileVersion, ModelSink, ModelStream, World
 from test_replication_model import LONG
 
-from headrace.connectors.kafka.growth import Growth
+from headrace.connectors.kafka.growth import TopicGrowth
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.jobs.sources import handoff
 from headrace.pipeline.file import changes as file_changes
 from headrace.pipeline.lineage.retractions import Retractions
 from headrace.pipeline.protocol.coordinator import reconcile
-from headrace.pipeline.protocol.coordinator.reconcile import Finding, Verdict
-from headrace.pipeline.protocol.table_offsets import Cut, Fence, TableOffsets
+from headrace.pipeline.protocol.coordinator.reconcile import ReconcileResult, ReconcileStatus
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, HandoffPosition, TableOffsets
 
 WALKS = 60
 RAW_ERRORS = (AssertionError, IndexError, KeyError)
@@ -50,33 +50,33 @@ def follow_any_source(patch: Patch) -> None:
 def ignore_gaps(patch: Patch) -> None:
     """The stream starts at the first message that history lacks. Here after the largest offset in the table."""
 
-    def fence_of(have: TableOffsets, earliest: dict[str, int], first_filled: Any) -> Fence:
-        del first_filled
+    def find_handoff_position(have: TableOffsets, earliest: dict[str, int], find_filled_gaps: Any) -> HandoffPosition:
+        del find_filled_gaps
         ends = {part: mine.end for part, mine in have.partitions.items()}
-        return Fence({part: ends.get(part, offset) for part, offset in earliest.items()}, {})
+        return HandoffPosition({part: ends.get(part, offset) for part, offset in earliest.items()}, {})
 
-    patch.setattr(handoff, "fence_of", fence_of)
+    patch.setattr(handoff, "find_handoff_position", find_handoff_position)
 
 
 def drop_rows_without_offset(patch: Patch) -> None:
     """Rows of the table without an offset are history's. Here the handoff drops them."""
-    keeps = Cut.keeps
-    patch.setattr(Cut, "keeps", lambda cut, row: row[cut.offset_column] is not None and keeps(cut, row))
+    keeps = HandoffFilter.keeps
+    patch.setattr(HandoffFilter, "keeps", lambda cut, row: row[cut.offset_column] is not None and keeps(cut, row))
 
 
 def let_sinks_come_back(patch: Patch) -> None:
     """A sink that was out of the file lacks epochs. Here it goes on where the others are."""
-    patch.setattr(reconcile, "_judge_return", lambda *args: Finding(args[2].sink, Verdict.LEVEL, args[3]))
+    patch.setattr(reconcile, "_judge_return", lambda *args: ReconcileResult(args[2].sink, ReconcileStatus.LEVEL, args[3]))
 
 
 def read_new_partitions_at_once(patch: Patch) -> None:
     """A new partition is read after the known ones have reached a barrier. Here at once."""
 
-    def follow(_: Growth, after: Any, partitions: Any, ends: Any) -> Any:
+    def follow(_: TopicGrowth, after: Any, partitions: Any, ends: Any) -> Any:
         return after | {"offsets": {str(part): after["offsets"].get(str(part), 0) for part in partitions}}, dict(ends)
 
-    patch.setattr(Growth, "follow", follow)
-    patch.setattr(Growth, "founded", lambda _, position: position)
+    patch.setattr(TopicGrowth, "follow", follow)
+    patch.setattr(TopicGrowth, "founded", lambda _, position: position)
 
 
 def share_every_target(patch: Patch) -> None:
@@ -87,7 +87,7 @@ def share_every_target(patch: Patch) -> None:
 def measure_lag_to_the_stable_end(patch: Patch) -> None:
     """Rows behind an open transaction are backlog. Here the stream ends before them."""
     patch.setattr(ModelStream, "lags", lambda _, at: dict.fromkeys(at["offsets"], 0))
-    patch.setattr(ModelStream, "arrived", lambda self: self.end())
+    patch.setattr(ModelStream, "high_watermarks", lambda self: self.end_offsets())
 
 
 def trust_times_of_producers(patch: Patch) -> None:

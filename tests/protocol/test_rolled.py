@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 import pytest
 
 from headrace.pipeline.errors import FencedError, InternalError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 from headrace.pipeline.protocol.ledger import Lease, Ledger, open_sqlite
 from headrace.pipeline.protocol.ledger import rollup as rolled_module
 from headrace.pipeline.protocol.ledger.chain import START
 
 HOLDER = {"host": "elsewhere", "pid": 1}
-ONE = {"a": Counts(1, 1, 0, 0)}
+ONE = {"a": WriteCounts(1, 1, 0, 0)}
 
 
 def begun(ledger: Ledger) -> Lease:
@@ -60,7 +60,7 @@ def test_summaries_join_and_grow(open_ledger, monkeypatch):
     assert kept(ledger) == [11, 12]
     first, second = ledger.rolled_up("orders")
     assert (first.link_before, second.link_before) == (START, first.link)
-    assert first.counts == {"a": Counts(6, 6, 0, 0)}
+    assert first.counts == {"a": WriteCounts(6, 6, 0, 0)}
     assert first.first_at <= first.last_at <= second.first_at
     assert [row.linked for row in ledger.stored("orders", "main", 10, second.link)] == [True, True]
     state = ledger.state("orders")
@@ -96,7 +96,7 @@ def test_history_goes_when_it_is_complete_and_its_windows_stay_countable(open_le
     assert ledger.roll_up(lease, 1, history=True) == 1
     assert ledger.roll_up(lease, 1, history=True) == 2
     assert ranges(ledger) == [(1, 5, 0, 5), (6, 7, 5, 7)]
-    assert before == ledger.window_counts("orders") == {"w0": {"a": Counts(2, 2, 0, 0)}, "w1": {"a": Counts(3, 3, 0, 0)}}
+    assert before == ledger.window_counts("orders") == {"w0": {"a": WriteCounts(2, 2, 0, 0)}, "w1": {"a": WriteCounts(3, 3, 0, 0)}}
     assert [event["kind"] for event in ledger.events("orders")] == ["opened", "began", "skipped"]
 
 

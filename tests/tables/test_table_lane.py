@@ -18,7 +18,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from headrace import services as local
-from headrace.connectors.postgres.lookup_table import ValueTable, Where
+from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.checks.preflight import check
 from headrace.jobs.dynamic_tables.base import distinct_texts, register
@@ -32,9 +32,9 @@ from headrace.jobs.run.runner import run
 from headrace.jobs.sources.pipeline_source import lane_sources
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend, TableConnection
-from headrace.pipeline.errors import HeadraceError, RecordError, TargetError, TransientError
+from headrace.pipeline.errors import HeadraceError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
@@ -111,7 +111,7 @@ def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tm
 
     (store,) = (tmp_path / "home" / "tables").rglob("*.db")
     moved = store.rename(store.with_suffix(".away"))
-    with pytest.raises(RecordError, match="and it is not here; the ledger is at epoch 3"):
+    with pytest.raises(SinkStateError, match="and it is not here; the ledger is at epoch 3"):
         run(file, settings, until=Until.HISTORY, spark=spark)
     for stray in store.parent.glob("*.db*"):
         stray.unlink()
@@ -192,8 +192,8 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     found = conninfo_to_dict(pg)
     values = {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
     connection = TableConnection.model_validate(values)
-    node = DynamicTable(backend_type="Postgres", backend_entity_name="nowhere")
-    table = ValueTable("known", Where.of(node, connection), Address(connection, "headrace test", "known"))
+    node = DynamicTableConfig(backend_type="Postgres", backend_entity_name="nowhere")
+    table = ValueTable("known", LookupTableColumns.of(node, connection), Address(connection, "headrace test", "known"))
     session = spark.newSession()
     register(session, {"known": OutsideTable(table, at_most=10, committed=0).lookup(PLAN)})
     frame: Any = session.sql("SELECT dynamic_table_check('known', CAST(id AS STRING)) FROM range(3)")

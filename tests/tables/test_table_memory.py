@@ -14,7 +14,7 @@ from headrace.jobs.dynamic_tables.base import checker
 from headrace.jobs.dynamic_tables.broadcast import TAIL, Segment, ValueSet
 from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
 from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
-from headrace.pipeline.errors import FencedError, RecordError, TargetError
+from headrace.pipeline.errors import FencedError, SinkStateError, TargetError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: La
     former = lane.open(former=True)
     assert not former.wants(plan(2))
     assert held(former, 1, "a", "b") == [True, False]
-    with pytest.raises(RecordError, match="it stands at epoch 2; epoch 3 is to be written again"):
+    with pytest.raises(SinkStateError, match="it stands at epoch 2; epoch 3 is to be written again"):
         former.wants(plan(3))
 
 
@@ -184,7 +184,7 @@ def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:
     lane.path.unlink()
     for other in lane.path.parent.glob("main.db-*"):
         other.unlink()
-    with pytest.raises(RecordError, match="and it is not here; the ledger is at epoch 1") as caught:
+    with pytest.raises(SinkStateError, match="and it is not here; the ledger is at epoch 1") as caught:
         lane.open()
     assert caught.value.node == "t"
     assert "another backend_entity_name" in caught.value.hint
@@ -196,10 +196,10 @@ def test_values_that_are_older_or_newer_than_the_ledger(lane: Lane) -> None:
     fill(table, 1, "a")
     fill(table, 2, "b")
     lane.committed = 5
-    with pytest.raises(RecordError, match="it stands at epoch 2; the ledger is at epoch 5"):
+    with pytest.raises(SinkStateError, match="it stands at epoch 2; the ledger is at epoch 5"):
         lane.open()
     lane.committed = 0
-    with pytest.raises(RecordError, match=r"stand at epoch 2, the ledger only at 0"):
+    with pytest.raises(SinkStateError, match=r"stand at epoch 2, the ledger only at 0"):
         lane.open()
 
 

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from headrace.connectors.postgres.lookup_table import ValueTable, Where
+from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.postgres import CachedTable, OutsideTable
 from headrace.pipeline.config.settings import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError
-from headrace.pipeline.model.transforms import DynamicTable
+from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Server:
         self.made: list[ValueTable] = []
 
     def table(self, entity: str = "known", connection: TableConnection | None = None, **keys: Any) -> ValueTable:
-        node = DynamicTable(backend_type="Postgres", backend_entity_name=entity, **keys)
+        node = DynamicTableConfig(backend_type="Postgres", backend_entity_name=entity, **keys)
         server = connection or self.connection
-        self.made.append(ValueTable("t", Where.of(node, server), Address(server, "headrace test", "t")))
+        self.made.append(ValueTable("t", LookupTableColumns.of(node, server), Address(server, "headrace test", "t")))
         return self.made[-1]
 
     def values(self, table: str = "public.known", column: str = "value") -> list[str]:
@@ -229,7 +229,7 @@ def test_a_server_that_is_away_is_worth_another_try(server: Server) -> None:
     with pytest.raises(TransientError) as caught:
         server.table("known", away).check()
     assert caught.value.node == "t"
-    assert lookup.held([]) == []
+    assert lookup.contains([]) == []
 
 
 def test_a_table_that_was_dropped_and_a_wrong_password_are_the_users(server: Server) -> None:

@@ -17,7 +17,7 @@ from headrace.jobs.transforms.python.calls import Call, find
 from headrace.jobs.transforms.python.transform import allowed, check_function
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
-from headrace.pipeline.model.transforms import PythonTransform
+from headrace.pipeline.model.transforms import PythonTransformConfig
 
 MODULE = """
 import pyarrow as pa
@@ -222,7 +222,7 @@ def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: st
     ],
 )
 def test_options_that_a_function_does_not_take_are_told_before_any_row(function: str, options: dict[str, Any], said: str) -> None:
-    node = PythonTransform.model_validate({"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options})
+    node = PythonTransformConfig.model_validate({"from": "s", "function": f"rates_of_ours.fx:{function}", "options": options})
     settings = load_settings(python_transforms={"allow": ["rates_of_ours"]})
     if not said:
         check_function(node, settings, "n")
@@ -259,4 +259,4 @@ def test_the_setting_is_a_list_or_a_text_with_commas(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("path", ["f", "a:b:c", "a.b", "a-b:c", "a:", ":f", "os.system('x'):f", "a:f()"])
 def test_a_function_is_named_by_module_and_name(path: str) -> None:
     with pytest.raises(ValueError, match="function"):
-        PythonTransform.model_validate({"type": "python", "from": "s", "function": path})
+        PythonTransformConfig.model_validate({"type": "python", "from": "s", "function": path})

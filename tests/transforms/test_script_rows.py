@@ -9,7 +9,7 @@ import pytest
 from scriptkit import bare, hidden, rows, run, script
 
 from headrace.connectors.base import FAN_OUT, POS
-from headrace.pipeline.errors import DataError, Place, UserError
+from headrace.pipeline.errors import DataError, FileLocation, UserError
 
 ONE = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": None}]
 
@@ -115,7 +115,7 @@ def test_an_error_of_the_script_is_told_with_its_line_and_its_place() -> None:
     assert (
         "row id 3 (partition 7, offset 2): TypeError: cannot read property 'length' of null (line 3 of the script)" in caught.value.message
     )
-    made = script(source, pa.Table.from_pylist(ONE).schema, at=Place("f.yaml", 11, 7))
+    made = script(source, pa.Table.from_pylist(ONE).schema, at=FileLocation("f.yaml", 11, 7))
     with pytest.raises(DataError, match=r"line 3 of the script, f\.yaml:13:"):
         list(made.rows(hidden(pa.Table.from_pylist(ONE)).to_batches(), pa.schema([])))
 
@@ -143,7 +143,7 @@ def test_no_value_of_a_text_is_told() -> None:
 )
 def test_a_script_that_does_not_load_is_told_before_any_row(source: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        script(source, pa.schema({"id": pa.int64()}), at=Place("f.yaml", 11, 7)).check()
+        script(source, pa.schema({"id": pa.int64()}), at=FileLocation("f.yaml", 11, 7)).check()
     assert said in caught.value.message
     assert caught.value.place is not None
     assert caught.value.place.file == "f.yaml"
@@ -159,11 +159,11 @@ def test_a_place_is_told_only_where_there_is_one() -> None:
         ("function process(r) {\n  return {...r\n}", "p.yaml:42", " (line 3 of the script, p.yaml:42)"),
     ):
         with pytest.raises(UserError) as caught:
-            script(source, columns.schema, at=Place("p.yaml", 40, 7)).check()
+            script(source, columns.schema, at=FileLocation("p.yaml", 40, 7)).check()
         assert str(caught.value.place) == at
         assert caught.value.message.endswith(where) if where else "line" not in caught.value.message
     with pytest.raises(UserError, match=r"deterministic: false` \(line 2 of the script, p\.yaml:41:"):
-        run("function process(r) {\n  r.id = Math.random();\n  return r;\n}\n", columns, at=Place("p.yaml", 40, 7))
+        run("function process(r) {\n  r.id = Math.random();\n  return r;\n}\n", columns, at=FileLocation("p.yaml", 40, 7))
 
 
 def test_clocks_stand_at_the_epochs_time_and_chance_is_refused() -> None:

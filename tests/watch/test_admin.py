@@ -20,7 +20,7 @@ from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.monitoring.admin import Admin, Looks
 from headrace.jobs.monitoring.sample_buffer import Samples
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
-from headrace.pipeline.errors import LaneError, UserError
+from headrace.pipeline.errors import PipelineStateError, UserError
 
 FILE = """
 version: 1
@@ -212,14 +212,14 @@ def test_tail_waits_for_a_run_that_starts(
     assert (said.err, json.loads(said.out)["data"]) == ("seen is starting, rows come when it has\n", {"id": 7})
     ledger.set_holder(lease, here)
     monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.release(lease)))
-    with pytest.raises(LaneError, match="`seen` is not running"):
+    with pytest.raises(PipelineStateError, match="`seen` is not running"):
         tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
     ledger.close()
 
 
 def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -> None:
     path = tmp_path / "seen.yaml"
-    with pytest.raises(LaneError, match="`seen` is not running"):
+    with pytest.raises(PipelineStateError, match="`seen` is not running"):
         tail(path, None, as_json=False, rows=1)
     with pytest.raises(UserError, match=r"no node `sr` .*did you mean `src`") as raised:
         tail(path, "sr", as_json=False, rows=1)
@@ -240,7 +240,7 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
     ],
 )
 def test_tail_names_the_setting_or_the_place(running: Callable[..., Path], holder: dict[str, object], said: str, hint: str) -> None:
-    with pytest.raises(LaneError, match=said) as raised:
+    with pytest.raises(PipelineStateError, match=said) as raised:
         tail(running(**holder), None, as_json=False, rows=1)
     assert hint in (raised.value.hint or "")
 

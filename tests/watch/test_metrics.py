@@ -23,9 +23,9 @@ from headrace.jobs.transforms.http import call_metrics
 from headrace.pipeline.config.settings import MetricsSettings, Settings
 from headrace.pipeline.errors import TransientError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
-from headrace.pipeline.plugins.discovery import Found
+from headrace.pipeline.plugins.discovery import InstalledPlugin
 from headrace.pipeline.plugins.runtime import NoMetrics, PluginContext
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 FILE = """
 version: 1
@@ -253,7 +253,7 @@ def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
     assert set(found["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
     assert "headrace_checkpoint_markers_sent_total" not in found, "the run that planned it has counted it"
     assert eyes._health()["phase"] == "history"
-    eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0}, None)
+    eyes.committed(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
     assert set(scraped(eyes._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
     eyes.close()
 
@@ -262,7 +262,7 @@ def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_metrics, "taken", lambda: {"ask": call_metrics.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
     eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-    eyes.committed(plan, {"hole": Counts(5)}, {"total": 1.0, "write hole": 0.5}, None)
+    eyes.committed(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
     found = scraped(eyes._meters)
     (labels,) = found["headrace_http_requests_total"]
     assert dict(labels) == {
@@ -338,7 +338,7 @@ def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None
 
 
 def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:
-    found = Found("acme.orders", "acme", "1.0", "acme:plugin")
+    found = InstalledPlugin("acme.orders", "acme", "1.0", "acme:plugin")
     before, alone = PluginContext("pg", None, found), PluginContext("acme.orders", None, found, labels={"team": "acme"})
     NoMetrics().counter("rows")
     withdraw = offer(meters, {"pg": {"id": "pg"}})

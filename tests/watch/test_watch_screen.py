@@ -17,7 +17,7 @@ from rich.console import Console
 from headrace.commands.watch import View, Watcher, age, plain, table
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 from headrace.pipeline.protocol.ledger import Lease, Ledger
 
 
@@ -43,7 +43,7 @@ class Lane:
 
     def commit(self, rows: int) -> None:
         self.plan()
-        self.ledger.commit(self.lease, self.number, {"out": Counts(rows)})
+        self.ledger.commit(self.lease, self.number, {"out": WriteCounts(rows)})
 
     def says(self, **progress: object) -> None:
         self.ledger.heartbeat(self.lease, 60.0, Json(progress))
@@ -70,7 +70,7 @@ def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
     lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None)
     assert watcher.look()[0].phase == "starting"
     lane.plan()
-    lane.ledger.failed(lane.lease, 1, "out", "TargetError: no such table")
+    lane.ledger.record_failure(lane.lease, 1, "out", "TargetError: no such table")
     (view,) = watcher.look()
     assert (view.phase, view.epoch, view.error) == ("live", 0, "out: TargetError: no such table")
     ledger.release(lane.lease)

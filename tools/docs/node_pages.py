@@ -17,7 +17,7 @@ from headrace.pipeline.model import nodes
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
 
-UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceNode, nodes.TransformNode, nodes.AnySink), strict=True))
+UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True))
 _WRITTEN = "<!-- Written by `make docs` from pipeline/model/nodes.py and tools/docs/parts/{part}. Change those. -->\n"
 _FIRST = ("Example", "Options", "Guarantee", "Types", "Rights")
 _READERS = {

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from headrace.pipeline.model.plugins import PluginNode
+from headrace.pipeline.model.plugins import PluginNodeConfig
 from headrace.pipeline.types.durations import spell_duration
 
 HEAD = "| key | type | default | description |\n|---|---|---|---|\n"
@@ -139,7 +139,7 @@ def _model(kind: Any) -> bool:
 
 def _is_node(model: Any) -> bool:
     field = model.model_fields.get("type")
-    return field is not None and (get_origin(field.annotation) is Literal or issubclass(model, PluginNode))
+    return field is not None and (get_origin(field.annotation) is Literal or issubclass(model, PluginNodeConfig))
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

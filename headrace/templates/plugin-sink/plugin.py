@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from headrace import OP, EpochSink, Options, Plugin
+from headrace import OP, Options, Plugin, TransactionalSink
 
 
 class TableOptions(Options):
@@ -20,7 +20,7 @@ class TableOptions(Options):
     table: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$$", description="The table; made if it is missing.")
 
 
-class Table(EpochSink):
+class Table(TransactionalSink):
     """`swap` is the atomic act: it compares the note, and writes note and rows, in one transaction."""
 
     @property
@@ -37,12 +37,12 @@ class Table(EpochSink):
         found = connection.execute("SELECT note FROM headrace_notes WHERE key = ?", [self.note_key]).fetchone()
         return json.loads(found[0]) if found else None
 
-    def load(self) -> dict[str, Any] | None:
+    def load_note(self) -> dict[str, Any] | None:
         """The note that the file holds."""
         with closing(self._connect()) as connection:
             return self._note(connection)
 
-    def swap(self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None) -> bool:
+    def compare_and_swap(self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None) -> bool:
         """Note and rows, if the note is still the expected one."""
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")

@@ -22,20 +22,20 @@ class NumbersOptions(Options):
 class Numbers(ArrowSource):
     """Every piece is a range; the same piece always gives the same rows, so it is pinned."""
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, pinned=True, without_spark=True)
+    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True, without_spark=True)
 
     def columns(self) -> pa.Schema:
         """One column."""
         return pa.schema([("n", pa.int64())])
 
-    def pieces(self) -> Sequence[dict[str, Any]]:
+    def list_splits(self) -> Sequence[dict[str, Any]]:
         """Ranges; `rows` says how many rows each has."""
         last = self.options.upto
         return [{"first": at, "rows": min(PIECE, last - at + 1)} for at in range(1, last + 1, PIECE)]
 
-    def batches(self, piece: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    def batches(self, split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """The rows of a piece. Runs in Spark's workers: open connections here, and not in `__init__`."""
-        numbers = range(piece["first"], piece["first"] + piece["rows"])
+        numbers = range(split["first"], split["first"] + split["rows"])
         yield pa.RecordBatch.from_pydict({"n": list(numbers)}, schema=self.columns())
 
 

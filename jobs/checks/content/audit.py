@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.connectors import registry
 from headrace.connectors.base import Sink, SinkContext
-from headrace.connectors.content import Content
+from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
 from headrace.jobs.checks.content.compare import SHOWN, Difference, compare
 from headrace.jobs.checks.content.expected import Expected, expected_at_sink, expected_by_key, passes_key, reads_the_clock
@@ -31,7 +31,7 @@ from headrace.pipeline.errors import HeadraceError, InternalError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import Json, SinkKey
-from headrace.pipeline.protocol.ledger import LaneState, Ledger
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +55,7 @@ class ContentAudit:
         file: PipelineFile,
         settings: Settings,
         ledger: Ledger,
-        state: LaneState,
+        state: PipelineState,
         spark: SparkSession,
         budget: int | None,
         *,
@@ -132,14 +132,14 @@ class ContentAudit:
                 content.close()
             sink.close()
 
-    def _unreadable(self, name: str, sink: Sink, content: Content) -> str:
+    def _unreadable(self, name: str, sink: Sink, content: TargetContent) -> str:
         """Why the target's rows cannot be compared; empty where they can."""
         if lost := [column for column in graph.key_of(self._file.model, name) if column not in content.columns]:
             return f"the key column `{lost[0]}` cannot be read back from the target"
         mine = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
         return "other pipelines write the target too" if any(claim.key != mine for claim in sink.claims()) else ""
 
-    def _against(self, name: str, assembly: Assembly, content: Content, scope: Scope) -> CheckResult:
+    def _against(self, name: str, assembly: Assembly, content: TargetContent, scope: Scope) -> CheckResult:
         planner, model = assembly.planner, assembly.file.model
         if reads_the_clock(planner, name, scope.last):
             return _unknown(name, "values depend on the time of the epoch that wrote them")
@@ -168,7 +168,7 @@ class ContentAudit:
             for source in sources.values():
                 source.close()
 
-    def _is_small(self, inputs: list[Input], content: Content) -> bool:
+    def _is_small(self, inputs: list[Input], content: TargetContent) -> bool:
         """Whether both sides fit into the driver."""
         if sum(one.rows for one in inputs) > DRIVER_ROWS or sum(one.size for one in inputs) > DRIVER_BYTES:
             return False
@@ -222,7 +222,7 @@ class _Work:
     name: str
     single: str | None
     inputs: list[Input]
-    content: Content
+    content: TargetContent
     scope: Scope
     key: tuple[str, ...]
 
@@ -251,7 +251,9 @@ def _unknown(name: str, why: str) -> CheckResult:
     return CheckResult(NAME, name, None, f"not applicable: {why}")
 
 
-def _result(name: str, found: Difference, expected: Expected | Sample, content: Content, scope: Scope, inputs: list[Input]) -> CheckResult:
+def _result(
+    name: str, found: Difference, expected: Expected | Sample, content: TargetContent, scope: Scope, inputs: list[Input]
+) -> CheckResult:
     skipped = [column for column in expected.columns if column not in content.columns]
     limits = [*scope.limits, *(limit for one in inputs for limit in one.limits)]
     if expected.unclear:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, POS, Snapshot, Window
+from headrace.connectors.base import OP, POS, HistoryPartition, Snapshot
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.checks.content.scope import Scope
 from headrace.jobs.sources.backfill import pieces_of
@@ -71,7 +71,7 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
 
 def stream_filter(node: Any) -> str | None:
     """The predicate that a source's stream rows must meet."""
-    return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.has_stream(node) else None
+    return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.is_unbounded(node) else None
 
 
 class Inputs:
@@ -105,7 +105,7 @@ class Inputs:
     def _stream(self, found: Input, source: LaneSource, end: Json, schema: pa.Schema) -> None:
         assert source.unbounded is not None  # noqa: S101
         start = self._stream_start(source, end)
-        earliest = source.unbounded.earliest()
+        earliest = source.unbounded.earliest_offsets()
         known, ends = positions.offsets(earliest), positions.offsets(end["stream"])
         begin = {part: positions.offsets(start).get(part, known.get(part, 0)) for part in ends}
         readable = {part: min(max(at, known.get(part, at)), ends[part]) for part, at in begin.items()}
@@ -117,7 +117,7 @@ class Inputs:
             readable = {part: max(at, ends[part] - share) for part, at in readable.items()}
         self._take(found, _distance(readable, ends))
         here = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
-        found.size += source.unbounded.size(here["stream"], end["stream"], _SIZED) or 0
+        found.size += source.unbounded.estimate_bytes(here["stream"], end["stream"], _SIZED) or 0
         unbegun = "stream" not in self._scope.first.start[source.name]
         if unbegun and not self._keyed and here.get("cursor") and not here.keys() & {"overlap", "catch_up"}:
             found.miss("it is unknown where the overlap of history and stream ends")
@@ -170,7 +170,7 @@ class Inputs:
     def _pieces(self, source: LaneSource, end: Json) -> list[tuple[int, int, list[Json]]]:
         """(window, phase, splits): of whole windows where all of them are in, else as the epochs had them."""
         keys = positions.windows_of(self._model)
-        done = [positions.window_done(self._model, end, key) for key in keys]
+        done = [positions.is_partition_done(self._model, end, key) for key in keys]
         if self._scope.first.number > 1 or not all(done):
             return self._carried(source)
         return [
@@ -188,16 +188,16 @@ class Inputs:
             for phase, splits in pieces_of(plan.splits, source.name).items()
         ]
 
-    def _splits(self, source: LaneSource, end: Json, phase: int, window: Window | None) -> list[Json]:
+    def _splits(self, source: LaneSource, end: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
         """At a keyed sink without the cut at the fence: the stream's rows are later ones of the same keys."""
         if not self._keyed:
             return source.splits(self._spark, end, phase, window)
         handle = source.pins(end)[phase]
         return list(source.bounded[phase].splits(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), window, None))
 
-    def _window(self, key: str) -> Window | None:
+    def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)
-        return Window(key, self._model.partitions.column, *bounds) if bounds and self._model.partitions else None
+        return HistoryPartition(key, self._model.partitions.column, *bounds) if bounds and self._model.partitions else None
 
     def _take(self, found: Input, rows: int) -> None:
         found.rows += rows

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from headrace.connectors.base import OP, POS
-from headrace.connectors.content import Content
+from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
 from headrace.jobs.checks.content.compare import Difference, normal
 from headrace.jobs.checks.content.expected import rows_after_sql, rows_at_sink, rows_by_sql, union_of
@@ -72,7 +72,7 @@ def sample_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: Epoch
     return Sample(live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear)
 
 
-def compare_sample(sample: Sample, content: Content, key: Sequence[str], *, whole: bool) -> Difference | None:
+def compare_sample(sample: Sample, content: TargetContent, key: Sequence[str], *, whole: bool) -> Difference | None:
     """Return how the target differs from a sample; None where its rows cannot be looked up.
 
     `whole`: all rows of the target came from the epochs that are compared.

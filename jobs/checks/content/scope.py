@@ -9,7 +9,7 @@ from typing import Any
 from headrace.jobs.staging.determinism import impure_behind
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.protocol.epochs import EpochPlan, Json, Record
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json
 from headrace.pipeline.protocol.ledger import Ledger
 
 
@@ -33,8 +33,8 @@ def refusal(model: PipelineModel, sink: str) -> str:
     node: Any = model.sinks[sink]
     if node.delivery == "at_least_once":
         return "the sink is at-least-once by its file"
-    if graph.tables(model):
-        return f"the values of the dynamic table `{next(iter(graph.tables(model)))}` depend on the epoch"
+    if graph.dynamic_tables(model):
+        return f"the values of the dynamic table `{next(iter(graph.dynamic_tables(model)))}` depend on the epoch"
     if impure := impure_behind(model, sink):
         return f"the rows of `{impure[0]}` cannot be computed again"
     if getattr(node, "on_conflict", "update") == "nothing" or getattr(node, "update_where", None):
@@ -50,7 +50,7 @@ def refusal(model: PipelineModel, sink: str) -> str:
     return f"the history of `{unpinned[0]}` is not pinned (`snapshot: none`)" if unpinned else ""
 
 
-def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: Record, joined: int) -> Scope | str:
+def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int) -> Scope | str:
     """The epochs up to the record's that the same file carried, or why there are none to compare."""
     first: EpochPlan | None = None
     last: EpochPlan | None = None

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import Place, SettingsError, UserError
+from headrace.pipeline.errors import FileLocation, SettingsError, UserError
 from headrace.pipeline.file.loader import PipelineFile
-from headrace.pipeline.model.handler import HandlerTransform, header_problem, url_problem
-from headrace.pipeline.yaml.interpolation import VARIABLE, filled
+from headrace.pipeline.model.handler import HandlerTransformConfig, header_problem, url_problem
+from headrace.pipeline.yaml.interpolation import VARIABLE, interpolate
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,12 @@ class Target:
     secrets: tuple[str, ...] = field(repr=False)
 
 
-def target_of(name: str, node: HandlerTransform, settings: Settings, place: Callable[..., Place | None] = lambda *_: None) -> Target:
+def target_of(
+    name: str, node: HandlerTransformConfig, settings: Settings, place: Callable[..., FileLocation | None] = lambda *_: None
+) -> Target:
     """Raises UserError for a variable or a secret that is not set, or cannot be sent. `place` gives the place of a key of the node."""
-    url = filled(node.url, node=name)
-    headers = {key: filled(value, node=name) for key, value in node.headers.items()}
+    url = interpolate(node.url, node=name)
+    headers = {key: interpolate(value, node=name) for key, value in node.headers.items()}
     secrets = [value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)]
     secrets += [part for part in secrets for part in part.split(" ", 1)[1:]]
     hint = "See the variable or the setting that it comes from."
@@ -59,7 +61,7 @@ def without_target(file: PipelineFile, settings: Settings) -> list[UserError]:
     """Handlers that could not send anything, each with its reason. Asks no service."""
     problems: list[UserError] = []
     for name, node in file.model.transforms.items():
-        if isinstance(node, HandlerTransform):
+        if isinstance(node, HandlerTransformConfig):
             try:
                 target_of(name, node, settings, lambda *path, name=name: file.place_of(name, *path))
             except UserError as error:
@@ -76,5 +78,5 @@ def _in_url(url: str, written: str) -> list[str]:
     """Texts of a URL that a message must not show: what variables brought, the password, values of the query."""
     parts = urlsplit(url)
     found = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
-    found += [filled(match[0]) for match in VARIABLE.finditer(written)]
+    found += [interpolate(match[0]) for match in VARIABLE.finditer(written)]
     return [text for text in found if len(text) > 3]

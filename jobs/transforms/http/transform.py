@@ -19,7 +19,7 @@ from headrace.jobs.transforms.http.decode import Decoder
 from headrace.jobs.transforms.http.encode import row_json
 from headrace.jobs.transforms.http.endpoint import target_of
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.handler import HandlerTransform, override_types, shown_url
+from headrace.pipeline.model.handler import HandlerTransformConfig, override_types, redact_url
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
@@ -40,7 +40,7 @@ class HandlerRows(RowTransform):
 
         del httpx  # a missing package is told when the node is opened, not in the first task
         super().__init__(context)
-        self._node: HandlerTransform = context.node
+        self._node: HandlerTransformConfig = context.node
         self._payload = arrow_schema(spark_schema(answered(context.name, context.node, context.schema)))
         names = self._payload.names
         shared = all(name in names and name in context.schema.names for name in context.key)
@@ -84,7 +84,7 @@ class HandlerRows(RowTransform):
         return Service(
             node=name,
             url=target.url,
-            shown=shown_url(node.url),
+            shown=redact_url(node.url),
             headers=target.headers,
             secrets=target.secrets,
             timeout=node.timeout.total_seconds(),
@@ -122,7 +122,7 @@ class HandlerRows(RowTransform):
         return rows.select(*(F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)))
 
 
-def answered(name: str, node: HandlerTransform, asked: pa.Schema) -> pa.Schema:
+def answered(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Schema:
     """The columns of an answer: those that are sent, retyped, without those that go, and new ones behind them.
 
     Raises SchemaError for a type that cannot be read from JSON.
@@ -150,7 +150,7 @@ def rows_of(plan: EpochPlan) -> int:
         start = plan.start.get(name, {})
         before, after = start.get("stream", start.get("fence")), end.get("stream")
         if after is not None and before is not None:
-            total += positions.distance(before, after)
+            total += positions.offset_lag(before, after)
     return total
 
 

@@ -14,7 +14,7 @@ from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, 
 from headrace.jobs.transforms.python.calls import Call, check_options, find
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, UserError
-from headrace.pipeline.model.transforms import PythonTransform
+from headrace.pipeline.model.transforms import PythonTransformConfig
 from headrace.pipeline.protocol.epochs import EpochPlan
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PythonRows(RowTransform):
 
     def __init__(self, context: TransformContext) -> None:
         super().__init__(context)
-        node: PythonTransform = context.node
+        node: PythonTransformConfig = context.node
         check_function(node, context.settings, context.name)
         payload = final_schema(context.name, node.schema_, context.schema)
         self._call = Call(context.name, node.function, node.options, payload, node.batch_size)
@@ -39,7 +39,7 @@ class PythonRows(RowTransform):
         return rows.mapInArrow(_task(self._call, self._hidden), self._spark_schema)
 
 
-def check_function(node: PythonTransform, settings: Settings, name: str) -> None:
+def check_function(node: PythonTransformConfig, settings: Settings, name: str) -> None:
     """Raises UserError for a function that is not trusted, is not there, or cannot be called with the node's options."""
     allowed(node.function, settings.python_transforms.allow, name)
     check_options(find(node.function, name), node.function, node.options, name)

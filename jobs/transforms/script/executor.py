@@ -18,7 +18,7 @@ import pyarrow.compute
 from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
 from headrace.jobs.transforms.script.process import Limits, Program, StoppedError, Vm, borrowed
-from headrace.pipeline.errors import DataError, HeadraceError, Place, UserError
+from headrace.pipeline.errors import DataError, FileLocation, HeadraceError, UserError
 from headrace.pipeline.types.durations import spell_duration
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
@@ -44,7 +44,7 @@ class Script:
     outputs: dict[str, tuple[pa.DataType, pa.DataType]]
     batch: int
     key: tuple[str, ...] = ()
-    text_at: Place | None = None
+    text_at: FileLocation | None = None
 
     def at(self, moment: datetime) -> Script:
         """The same with a clock that stands at `moment`."""
@@ -162,7 +162,7 @@ class Script:
                 return DataError(f"{at}{said}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
         return DataError(msg, node=self.node, hint=hint)
 
-    def _place(self, stack: str) -> tuple[Place | None, str]:
+    def _place(self, stack: str) -> tuple[FileLocation | None, str]:
         """Where in the script an error was raised, for a place and for a sentence. Frames of Headrace's own code end the search."""
         lines = self.program.script.count("\n") + 1
         for name, line, column in _FRAME.findall(stack):

@@ -14,9 +14,9 @@ from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, 
 from headrace.jobs.transforms.script.arrow_json import encoded, shape
 from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.process import Limits, Program
-from headrace.pipeline.errors import HeadraceError, Place, SchemaError
+from headrace.pipeline.errors import FileLocation, HeadraceError, SchemaError
 from headrace.pipeline.file.typescript import javascript
-from headrace.pipeline.model.transforms import ScriptTransform
+from headrace.pipeline.model.transforms import ScriptTransformConfig
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.types.arrow import parse_type
 from headrace.pipeline.types.int256 import stored
@@ -33,7 +33,7 @@ class ScriptRows(RowTransform):
 
     def __init__(self, context: TransformContext) -> None:
         super().__init__(context)
-        node: ScriptTransform = context.node
+        node: ScriptTransformConfig = context.node
         self._payload = final_schema(context.name, node.schema_, context.schema)
         self._script = script_of(context.name, node, context.schema, self._payload, key=context.key, text_at=context.text_at)
         self._script.check()
@@ -46,7 +46,13 @@ class ScriptRows(RowTransform):
 
 
 def script_of(
-    name: str, node: ScriptTransform, inputs: pa.Schema, payload: pa.Schema, *, key: tuple[str, ...] = (), text_at: Place | None = None
+    name: str,
+    node: ScriptTransformConfig,
+    inputs: pa.Schema,
+    payload: pa.Schema,
+    *,
+    key: tuple[str, ...] = (),
+    text_at: FileLocation | None = None,
 ) -> Script:
     """The node as a task runs it. `payload` are the columns that come out. Raises UserError for TypeScript that cannot be stripped."""
     _check_inputs(name, inputs)

@@ -6,7 +6,7 @@ import re
 
 from headrace.pipeline import errors
 from headrace.pipeline.errors import BlockedError, HeadraceError
-from headrace.pipeline.protocol.ledger.model import LaneState
+from headrace.pipeline.protocol.ledger.model import PipelineState
 from headrace.pipeline.protocol.ledger.reader import LedgerReader
 
 _STORED = re.compile(r"(?P<node>.*?): (?P<text>(?P<kind>\w+): .*)", re.DOTALL)
@@ -32,7 +32,7 @@ def blocked_error(number: int, node: str, attempts: int, text: str, file: str) -
     )
 
 
-def find_block(ledger: LedgerReader, state: LaneState, max_attempts: int, file: str) -> BlockedError | None:
+def find_block(ledger: LedgerReader, state: PipelineState, max_attempts: int, file: str) -> BlockedError | None:
     """Return the error of a lane whose open epoch has failed too often in the same way, None where it may be tried again."""
     if state.open_plan is None:
         return None

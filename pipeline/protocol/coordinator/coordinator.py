@@ -9,17 +9,17 @@ from typing import Self
 
 from headrace.pipeline.errors import InternalError
 from headrace.pipeline.protocol.coordinator.blocking import blocked_error, failure_text, is_blocking
-from headrace.pipeline.protocol.coordinator.repair import Repairs
+from headrace.pipeline.protocol.coordinator.repair import CoordinatorRepairs
 from headrace.pipeline.protocol.coordinator.sinks import Pending
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
-from headrace.pipeline.protocol.ledger.reader import plain
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
+from headrace.pipeline.protocol.ledger.reader import normalize_position
 
-Write = Callable[[Pending], Mapping[str, Counts]]
+Write = Callable[[Pending], Mapping[str, WriteCounts]]
 """Writes one epoch to the sinks that `Pending` names; returns what each acknowledged. Raises if any of them failed."""
 
 
-class Lane(Repairs):
-    """A lane that this process holds. Make it with `Lane.open`, use it as a context manager.
+class EpochCoordinator(CoordinatorRepairs):
+    """A lane that this process holds. Make it with `EpochCoordinator.open`, use it as a context manager.
 
         with Lane.open(ledger, name, "main", holder, open_sinks, compiled, pipeline_hash, initial=start) as lane:
             while lane.busy or (step := next_step(lane.position)):
@@ -46,7 +46,7 @@ class Lane(Repairs):
         return self._state.committed
 
     @property
-    def busy(self) -> bool:
+    def has_open_epoch(self) -> bool:
         """Whether an epoch is open, so that `execute` has work."""
         return self._state.open_plan is not None
 
@@ -58,16 +58,16 @@ class Lane(Repairs):
     def pending(self) -> Pending | None:
         """The open epoch and the sinks that do not hold it, asked from the sinks where that is in doubt; None if none is open.
 
-        Raises RecordError when a record no longer agrees with the ledger.
+        Raises SinkStateError when a record no longer agrees with the ledger.
         """
-        self._ready()
+        self._ensure_writable()
         if self._doubtful:
-            self._agree()
+            self._reconcile_sinks()
             self._doubtful = False
         if self._state.open_plan is None:
-            self._catch_up()
+            self._switch_to_current_version()
             return None
-        held = self._held()
+        held = self._open_epoch_records()
         return Pending(self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held))
 
     def _draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
@@ -79,28 +79,28 @@ class Lane(Repairs):
             self._state.committed + 1,
             phase,
             self.position,
-            plain(end),
+            normalize_position(end),
             self.pipeline_hash,
             datetime.now(UTC),
             window=window,
             splits=tuple(splits),
         )
-        return EpochPlan.from_json(plain(plan.to_json()))
+        return EpochPlan.from_json(normalize_position(plan.to_json()))
 
     def plan(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
         """Stores the next epoch in the ledger. Raises InternalError while another one is open."""
-        self._ready()
-        if self.busy:
+        self._ensure_writable()
+        if self.has_open_epoch:
             msg = f"epoch {self._state.committed + 1} is still open"
             raise InternalError(msg)
-        self._catch_up()
+        self._switch_to_current_version()
         plan = self._draft(end, phase, window=window, splits=splits)
         self._doubtful = True
         self.ledger.plan(self.lease, plan, self.compiled)
-        self._sure()
+        self._refresh_state()
         return plan
 
-    def execute(self, write: Write) -> Mapping[str, Counts]:
+    def execute(self, write: Write) -> Mapping[str, WriteCounts]:
         """Writes the open epoch to the sinks that lack it, and commits it; returns the counts of all sinks.
 
         What `write` raises passes through; tell `failed` about it, then execute again. Returns an empty mapping where the
@@ -113,25 +113,25 @@ class Lane(Repairs):
         counts = write(work) if work.sinks else {}
         return self.commit(counts)
 
-    def commit(self, counts: Mapping[str, Counts]) -> Mapping[str, Counts]:
+    def commit(self, counts: Mapping[str, WriteCounts]) -> Mapping[str, WriteCounts]:
         """Commits the open epoch, once every sink of it has returned.
 
         Counts of sinks that held the epoch already come from their records. Raises InternalError for a sink without counts.
         """
-        self._ready()
+        self._ensure_writable()
         plan = self._state.open_plan
-        full = {name: record.counts for name, record in self._held().items()} | dict(counts)
+        full = {name: record.counts for name, record in self._open_epoch_records().items()} | dict(counts)
         if plan is None or full.keys() != self.sinks.keys():
             msg = f"epoch {plan.number if plan else '?'} cannot be committed: counts of {sorted(full)}, sinks are {sorted(self.sinks)}"
             raise InternalError(msg)
         self._doubtful = True
         self.ledger.commit(self.lease, plan.number, full)
         self._writing = False
-        self._sure()
-        self._catch_up()
+        self._refresh_state()
+        self._switch_to_current_version()
         return full
 
-    def failed(self, node: str, error: BaseException) -> int:
+    def record_failure(self, node: str, error: BaseException) -> int:
         """Notes that the open epoch failed at `node`; returns how many times in a row it did in this way.
 
         Raises BlockedError after `max_attempts` equal failures, those of former runs included, unless the error is one that
@@ -139,12 +139,12 @@ class Lane(Repairs):
         """
         self._doubtful = True
         self.check()
-        self._state = self._ask()
+        self._state = self._load_state()
         if (plan := self._state.open_plan) is None:
-            self._catch_up()
+            self._switch_to_current_version()
             return 0
         text = failure_text(error)
-        attempts = self.ledger.failed(self.lease, plan.number, node, text)
+        attempts = self.ledger.record_failure(self.lease, plan.number, node, text)
         if attempts >= self.max_attempts and is_blocking(error):
             raise blocked_error(plan.number, node, attempts, text, self._file) from error
         return attempts
@@ -163,18 +163,18 @@ class Lane(Repairs):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _sure(self) -> None:
+    def _refresh_state(self) -> None:
         """After a plan or a commit of our own nobody needs to be asked: no sink holds the open epoch."""
-        self._state = self._ask()
+        self._state = self._load_state()
         self._findings = {}
         self._doubtful = False
 
-    def _catch_up(self) -> None:
+    def _switch_to_current_version(self) -> None:
         """With no epoch open, nothing is being written, and the file as it is now takes over; again, if that failed before."""
-        if self.busy:
+        if self.has_open_epoch:
             return
         self._writing = False
         if self._body_hash != self.pipeline_hash or not self._agreed:
-            self._check_file(self._ask())
-            self._enter(self.compiled, self.pipeline_hash)
-            self._advance()
+            self._check_file(self._load_state())
+            self._open_version(self.compiled, self.pipeline_hash)
+            self._apply_sink_changes()

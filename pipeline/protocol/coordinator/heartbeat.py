@@ -9,7 +9,7 @@ from collections.abc import Callable
 from headrace.pipeline.errors import FencedError, HeadraceError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.ledger import Lease, Ledger
-from headrace.pipeline.protocol.log_context import carried
+from headrace.pipeline.protocol.log_context import with_log_context
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,9 @@ class Heartbeat:
         self._last = clock()
         self._lost: FencedError | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=carried(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
+        self._thread = (
+            threading.Thread(target=with_log_context(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
+        )
         self.progress: Json = {}
         self.more: Callable[[], Json] = dict
         """What is asked before every beat, for what changes while the run's own thread is busy. Must not raise."""

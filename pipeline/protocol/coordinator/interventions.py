@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.pipeline.errors import LaneError
-from headrace.pipeline.protocol.coordinator.startup import OpenLane
+from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.protocol.coordinator.startup import CoordinatorStartup
 
 
-class Exits(OpenLane):
+class CoordinatorInterventions(CoordinatorStartup):
     """What a user decides when an epoch can never be finished."""
 
     def skip_open(self) -> tuple[int, tuple[str, ...]]:
@@ -14,24 +14,24 @@ class Exits(OpenLane):
 
         All sinks were fenced when the lane was opened, so no process of an earlier run can write the epoch later. The ledger
         commits and notes it in one transaction; a process that dies after it leaves sinks that join at the next start. Raise
-        LaneError where no epoch is open, where every sink holds it, or where a sink cannot refuse an older process.
+        PipelineStateError where no epoch is open, where every sink holds it, or where a sink cannot refuse an older process.
         """
         self.check()
         self._doubtful = False
-        self._agree()
-        plan, held = self._state.open_plan, self._held()
+        self._reconcile_sinks()
+        plan, held = self._state.open_plan, self._open_epoch_records()
         if plan is None:
             msg = "no epoch is open, so there is none to skip"
-            raise LaneError(msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over.")
+            raise PipelineStateError(msg, hint=f"`headrace run {self._file}` goes on; `headrace reset {self._file}` starts over.")
         lacking = tuple(name for name in self.sinks if name not in held)
         if not lacking:
             msg = f"every sink holds epoch {plan.number}, so there is nothing to skip"
-            raise LaneError(msg, hint=f"`headrace run {self._file}` commits it.")
-        if unfenced := [name for name in lacking if not self.sinks[name].fences]:
+            raise PipelineStateError(msg, hint=f"`headrace run {self._file}` commits it.")
+        if unfenced := [name for name in lacking if not self.sinks[name].supports_fencing]:
             msg = f"epoch {plan.number} cannot be skipped: an earlier process could still write it"
-            raise LaneError(msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0])
+            raise PipelineStateError(msg, hint=f"`headrace reset {self._file}` starts over.", node=unfenced[0])
         self.ledger.skip(self.lease, plan.number, {name: record.counts for name, record in held.items()}, lacking)
-        self._enter(self.compiled, self.pipeline_hash)
-        self._advance()
-        self._agree()
+        self._open_version(self.compiled, self.pipeline_hash)
+        self._apply_sink_changes()
+        self._reconcile_sinks()
         return plan.number, lacking

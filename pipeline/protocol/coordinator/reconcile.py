@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from headrace.pipeline.errors import RecordError
-from headrace.pipeline.protocol.epochs import Record, digest
-from headrace.pipeline.protocol.ledger import EpochRow, LaneState, SinkRow
+from headrace.pipeline.errors import SinkStateError
+from headrace.pipeline.protocol.epochs import CommitRecord, digest
+from headrace.pipeline.protocol.ledger import EpochRow, PipelineState, SinkRow
 
 
-class Verdict(StrEnum):
+class ReconcileStatus(StrEnum):
     """What a record says beside the ledger's committed epoch N."""
 
     LEVEL = "level"
@@ -27,65 +27,75 @@ class Verdict(StrEnum):
     """It holds a record of this pipeline, and the ledger never heard of the sink."""
 
 
-AGREES = (Verdict.LEVEL, Verdict.AHEAD)
+AGREES = (ReconcileStatus.LEVEL, ReconcileStatus.AHEAD)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReconcileResult:
     """One sink's verdict, with what to tell the user where it is not an agreement."""
 
     sink: str
-    verdict: Verdict
-    record: Record | None
+    status: ReconcileStatus
+    record: CommitRecord | None
     message: str = ""
     hint: str = ""
 
 
-def judge(state: LaneState, last: EpochRow | None, row: SinkRow, record: Record | None, file: str) -> Finding:
+def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
     """The verdict on a sink that the ledger calls joined. `last` is the committed epoch N, where the ledger has it."""
     committed, plan = state.committed, state.open_plan
     stands = f"the ledger stands at epoch {committed}" + (f" with epoch {plan.number} open" if plan else "")
 
-    def finding(verdict: Verdict, message: str, hint: str) -> Finding:
-        return Finding(row.sink, verdict, record, f"{message}, but {stands}", hint)
+    def finding(verdict: ReconcileStatus, message: str, hint: str) -> ReconcileResult:
+        return ReconcileResult(row.sink, verdict, record, f"{message}, but {stands}", hint)
 
     if record is None:
-        return finding(Verdict.MISSING, "the target holds no record of this pipeline", _mend(state, file, row.sink, row.epoch + 1))
+        return finding(
+            ReconcileStatus.MISSING, "the target holds no record of this pipeline", _repair_hint(state, file, row.sink, row.epoch + 1)
+        )
     if record.key.pipeline != state.pipeline:
         return finding(
-            Verdict.FOREIGN, f"the record belongs to pipeline {record.key.pipeline}, this one is {state.pipeline}", _adopt(file, row.sink)
+            ReconcileStatus.FOREIGN,
+            f"the record belongs to pipeline {record.key.pipeline}, this one is {state.pipeline}",
+            _adopt(file, row.sink),
         )
     if record.generation > state.generation or record.epoch > committed + (plan is not None):
         return finding(
-            Verdict.NEWER, f"the sink holds epoch {record.epoch}, written by generation {record.generation}", _older_ledger(file)
+            ReconcileStatus.NEWER, f"the sink holds epoch {record.epoch}, written by generation {record.generation}", _older_ledger(file)
         )
     stale = is_before_restart(state, record)
     if stale or record.epoch < committed:
         why = "a replay was interrupted: " if row.state == "replaying" else ""
         when = " from before the last reset" if stale else ""
-        hint = _restart(state, file, row.sink) if stale else _mend(state, file, row.sink, record.epoch + 1)
-        return finding(Verdict.OLDER, f"{why}the sink holds epoch {record.epoch}{when}", hint)
+        hint = _restart(state, file, row.sink) if stale else _repair_hint(state, file, row.sink, record.epoch + 1)
+        return finding(ReconcileStatus.OLDER, f"{why}the sink holds epoch {record.epoch}{when}", hint)
     if record.epoch == committed:
-        agreed = record.end_digest == digest(state.ended) if record.is_join or last is None else record.is_of(last.plan)
+        agreed = record.end_digest == digest(state.ended) if record.is_registration or last is None else record.is_of(last.plan)
     else:
         agreed = plan is not None and record.is_of(plan)
     if not agreed:
         message = f"the sink holds epoch {record.epoch} up to {_spell(record)} by file {record.pipeline_hash[:12]}"
-        return finding(Verdict.DIFFERENT, message, _mend(state, file, row.sink, record.epoch))
-    return Finding(row.sink, Verdict.LEVEL if record.epoch == committed else Verdict.AHEAD, record)
+        return finding(ReconcileStatus.DIFFERENT, message, _repair_hint(state, file, row.sink, record.epoch))
+    return ReconcileResult(row.sink, ReconcileStatus.LEVEL if record.epoch == committed else ReconcileStatus.AHEAD, record)
 
 
-def is_before_restart(state: LaneState, record: Record) -> bool:
+def is_before_restart(state: PipelineState, record: CommitRecord) -> bool:
     """Whether a record was written before the lane was reset, so that the target has rows of an earlier start."""
     again = state.restarted
     if again is None or again.first <= 1 or record.epoch >= again.first:
         return False
-    return not (record.epoch == again.first - 1 and record.is_join and record.end_digest == digest(again.start))
+    return not (record.epoch == again.first - 1 and record.is_registration and record.end_digest == digest(again.start))
 
 
-def judge_newcomer(
-    state: LaneState, last: EpochRow | None, sink: str, row: SinkRow | None, record: Record | None, foreign: Record | None, file: str
-) -> Finding:
+def reconcile_new_sink(
+    state: PipelineState,
+    last: EpochRow | None,
+    sink: str,
+    row: SinkRow | None,
+    record: CommitRecord | None,
+    foreign: CommitRecord | None,
+    file: str,
+) -> ReconcileResult:
     """Return the verdict on a sink that is about to join: LEVEL where it may.
 
     A sink that left the file and came back lacks the epochs in between. It is LEVEL only where there were none.
@@ -95,43 +105,43 @@ def judge_newcomer(
         lost = f"If its ledger was lost, `headrace recover {file}` rebuilds it from the records."
         over = f"`headrace reset {file} --empty-targets` starts over with an empty target."
         hint = f"{lost} {_adopt(file, sink) if state.committed else over}"
-        return Finding(sink, Verdict.FOREIGN, foreign, message, hint)
+        return ReconcileResult(sink, ReconcileStatus.FOREIGN, foreign, message, hint)
     if record is not None:
         message = f"the target holds epoch {record.epoch} of this pipeline, but the ledger stands at epoch {state.committed}"
         if record.epoch > state.committed or record.generation > state.generation:
-            return Finding(sink, Verdict.NEWER, record, message, _older_ledger(file))
+            return ReconcileResult(sink, ReconcileStatus.NEWER, record, message, _older_ledger(file))
         if row is None:
-            return Finding(sink, Verdict.UNKNOWN, record, f"{message} and does not know the sink", _adopt(file, sink))
+            return ReconcileResult(sink, ReconcileStatus.UNKNOWN, record, f"{message} and does not know the sink", _adopt(file, sink))
     if row is not None and row.state == "left":
         return _judge_return(state, last, row, record, file)
-    return Finding(sink, Verdict.LEVEL, record)
+    return ReconcileResult(sink, ReconcileStatus.LEVEL, record)
 
 
-def _judge_return(state: LaneState, last: EpochRow | None, row: SinkRow, record: Record | None, file: str) -> Finding:
+def _judge_return(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
     """Return the verdict on a sink that left the file and is in it again; no epoch is open."""
-    finding = judge(state, last, row, record, file)
-    if finding.verdict is not Verdict.OLDER or record is None or is_before_restart(state, record):
+    finding = reconcile_sink(state, last, row, record, file)
+    if finding.status is not ReconcileStatus.OLDER or record is None or is_before_restart(state, record):
         return finding
     first, committed = record.epoch + 1, state.committed
     epochs = f"epoch {first}" if first == committed else f"epochs {first} to {committed}"
     message = f"the sink was not in the file during {epochs}: it holds epoch {record.epoch}, and the ledger is at epoch {committed}"
     hint = f"`headrace replay {file} --sink {row.sink} --from {first}` writes {epochs} to it; or, {_adopt(file, row.sink, begin=False)}"
-    return Finding(row.sink, Verdict.OLDER, record, message, hint)
+    return ReconcileResult(row.sink, ReconcileStatus.OLDER, record, message, hint)
 
 
-def complaint(findings: list[Finding]) -> RecordError:
+def sink_state_error(findings: list[ReconcileResult]) -> SinkStateError:
     """One error for all that disagree."""
     if len(findings) == 1:
-        return RecordError(findings[0].message, hint=findings[0].hint, node=findings[0].sink)
-    return RecordError("\n".join(str(RecordError(one.message, hint=one.hint, node=one.sink)) for one in findings))
+        return SinkStateError(findings[0].message, hint=findings[0].hint, node=findings[0].sink)
+    return SinkStateError("\n".join(str(SinkStateError(one.message, hint=one.hint, node=one.sink)) for one in findings))
 
 
-def _spell(record: Record) -> str:
+def _spell(record: CommitRecord) -> str:
     text = f"a position with digest {record.end_digest}" if record.end is None else str(dict(record.end))
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def _restart(state: LaneState, file: str, sink: str) -> str:
+def _restart(state: PipelineState, file: str, sink: str) -> str:
     """Return the way out for a target that has rows from before a reset: it is emptied, and gets the epochs since."""
     assert state.restarted is not None  # noqa: S101
     first = state.restarted.first
@@ -145,7 +155,7 @@ def _restart(state: LaneState, file: str, sink: str) -> str:
     return f"Remove all rows of the target, then `{again}`: epochs before {first} are from before the reset."
 
 
-def _mend(state: LaneState, file: str, sink: str, first: int) -> str:
+def _repair_hint(state: PipelineState, file: str, sink: str, first: int) -> str:
     if state.restarted is not None and first < state.restarted.first:
         return _restart(state, file, sink)
     if first < state.kept_from:

@@ -6,23 +6,23 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from headrace.pipeline.errors import FencedError, LaneError, RecordError
-from headrace.pipeline.protocol.coordinator.interventions import Exits
-from headrace.pipeline.protocol.coordinator.reconcile import Finding, Verdict, is_before_restart, reset_hint
+from headrace.pipeline.errors import FencedError, PipelineStateError, SinkStateError
+from headrace.pipeline.protocol.coordinator.interventions import CoordinatorInterventions
+from headrace.pipeline.protocol.coordinator.reconcile import ReconcileResult, ReconcileStatus, is_before_restart, reset_hint
 from headrace.pipeline.protocol.coordinator.sinks import OpenSinks, Pending
-from headrace.pipeline.protocol.epochs import Counts, Json, Position, Record, digest
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, Position, WriteCounts, digest
 from headrace.pipeline.protocol.ledger import EpochRow, Ledger, SinkRow
 from headrace.pipeline.protocol.ledger.interventions import skipped_epochs
 from headrace.pipeline.protocol.ledger.model import Restart
 
 
-class Repairs(Exits):
+class CoordinatorRepairs(CoordinatorInterventions):
     """Replay and accept-target. A lane whose sinks disagree opens only with their names in `repair`."""
 
     def replay(
         self,
         sink: str,
-        write: Callable[[Pending], Mapping[str, Counts]],
+        write: Callable[[Pending], Mapping[str, WriteCounts]],
         first: int | None = None,
         check: Callable[[Pending], None] | None = None,
     ) -> range:
@@ -34,7 +34,7 @@ class Repairs(Exits):
         stands at a lower epoch than the ledger and replay is offered again. Where the stored file of an epoch did not have
         this sink yet, `Pending.compiled` is today's.
 
-        `check` is asked of every epoch before anything is changed; what it raises passes through. Raises RecordError when the
+        `check` is asked of every epoch before anything is changed; what it raises passes through. Raises SinkStateError when the
         ledger no longer has the epochs, or the sink holds something that they do not lead to.
         """
         self.check()
@@ -43,7 +43,7 @@ class Repairs(Exits):
         start = first if first is not None else row.epoch + 1 if held is None else held + 1
         if first is not None and first > self._state.committed:
             msg = f"epochs from {first} on are to be replayed, and the last one is {self._state.committed}"
-            raise RecordError(msg, node=sink)
+            raise SinkStateError(msg, node=sink)
         overwrites = self._check_restart(sink, start, finding)
         rows = self._stored(sink, start)
         if check is not None:
@@ -55,7 +55,7 @@ class Repairs(Exits):
         before = self._end_of(start - 1) if sets_back else None
         if sets_back and not overwrites:
             self._set_back(sink, row, start, held)
-        elif not overwrites and finding.record is not None and finding.verdict is Verdict.OLDER:
+        elif not overwrites and finding.record is not None and finding.status is ReconcileStatus.OLDER:
             self._must_lead(sink, finding.record)
         joined = start - 1 if overwrites else min(row.epoch, start - 1)
         self.ledger.set_sink(self.lease, sink, "replaying", joined, {"first": start, "last": self._state.committed})
@@ -67,7 +67,7 @@ class Repairs(Exits):
             write(self._again(sink, epoch))
         self._writing = False
         self.ledger.set_sink(self.lease, sink, "joined", joined, {"replayed": len(rows)})
-        self._mended(sink)
+        self._finish_repair(sink)
         return range(start, self._state.committed + 1)
 
     def _again(self, sink: str, epoch: EpochRow) -> Pending:
@@ -87,14 +87,14 @@ class Repairs(Exits):
         finding = self._findings.get(sink)
         if finding is None or finding not in self._problems():
             msg = "its record agrees with the ledger, there is nothing to accept"
-            raise LaneError(msg, node=sink)
-        if finding.verdict is Verdict.NEWER:
-            raise RecordError(finding.message, hint=finding.hint, node=sink)
-        if finding.verdict is Verdict.FOREIGN and not self._state.committed and not self.sinks[sink].upserts:
+            raise PipelineStateError(msg, node=sink)
+        if finding.status is ReconcileStatus.NEWER:
+            raise SinkStateError(finding.message, hint=finding.hint, node=sink)
+        if finding.status is ReconcileStatus.FOREIGN and not self._state.committed and not self.sinks[sink].is_idempotent:
             msg = f"{finding.message}; this ledger is at epoch 0, so all rows would be written to it a second time, and it has no key"
-            raise RecordError(msg, hint=finding.hint, node=sink)
+            raise SinkStateError(msg, hint=finding.hint, node=sink)
         committed, ended = self._state.committed, self._state.ended
-        data = {"adopted": finding.record and finding.record.to_json(), "why": str(finding.verdict)}
+        data = {"adopted": finding.record and finding.record.to_json(), "why": str(finding.status)}
         if sink in self._newcomers():
             self._join(sink, committed, ended, data)
         else:
@@ -102,7 +102,7 @@ class Repairs(Exits):
             self.ledger.set_sink(self.lease, sink, "joined", self._state.sinks[sink].epoch, data)
             written = self._write_join(sink, committed, ended)
             self.ledger.set_sink(self.lease, sink, "joined", committed, {"baseline": written.baseline})
-        self._mended(sink)
+        self._finish_repair(sink)
 
     @classmethod
     def rebuild(
@@ -122,22 +122,24 @@ class Repairs(Exits):
         """Rebuilds an empty ledger's lane from the records of the file's sinks; returns the pipeline's former UUID.
 
         Every sink of the file that keeps a record must hold one, and no process of the lane may be alive: the ledger that would fence it is
-        lost. Commits under way are waited out. Raises RecordError where the records do not lead to one state.
+        lost. Commits under way are waited out. Raises SinkStateError where the records do not lead to one state.
         """
         lease = ledger.acquire(name, lane, holder, ttl + commit_timeout)
         try:
             opened = sinks(lease.pipeline, compiled)
             try:
-                if not all(handle.fences for handle in opened.values()):
+                if not all(handle.supports_fencing for handle in opened.values()):
                     sleep(commit_timeout)
-                records = {sink: handle.record() or handle.foreign_record() for sink, handle in opened.items() if handle.keeps}
+                records = {
+                    sink: handle.record() or handle.find_conflicting_record() for sink, handle in opened.items() if handle.stores_record
+                }
             finally:
                 for handle in opened.values():
                     handle.close()
             if missing := sorted(sink for sink, record in records.items() if record is None):
                 msg = f"sink {', '.join(missing)} holds no record of pipeline '{name}'"
                 hint = "Take it out of the file, rebuild, and put it back: it then joins from where the lane stands."
-                raise RecordError(msg, hint=hint, node=missing[0])
+                raise SinkStateError(msg, hint=hint, node=missing[0])
             found = {sink: record for sink, record in records.items() if record is not None}
             lease = ledger.rebuild(lease, found, compiled, pipeline_hash)
         finally:
@@ -146,19 +148,25 @@ class Repairs(Exits):
                 ledger.release(lease, clean=False)
         return lease.pipeline
 
-    def _replayable(self, sink: str) -> tuple[SinkRow, Finding]:
+    def _replayable(self, sink: str) -> tuple[SinkRow, ReconcileResult]:
         row, finding = self._state.sinks.get(sink), self._findings.get(sink)
         if row is not None and sink not in self.sinks and self._state.open_plan is not None:
             msg = f"epoch {self._state.open_plan.number} is open, and an earlier version of the file planned it without this sink"
-            raise LaneError(msg, hint=f"`headrace run {self._file}` finishes that epoch; then replay.", node=sink)
+            raise PipelineStateError(msg, hint=f"`headrace run {self._file}` finishes that epoch; then replay.", node=sink)
         if row is None or row.state not in ("joined", "replaying", "left") or sink not in self.sinks:
             msg = f"lane '{self.lease.lane}' has no such sink that joined"
-            raise LaneError(msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink)
+            raise PipelineStateError(msg, hint=f"It has {', '.join(sorted(self._state.sinks)) or 'none yet'}.", node=sink)
         if finding is None:
-            self._agree()
+            self._reconcile_sinks()
             finding = self._findings[sink]
-        if finding.verdict not in (Verdict.LEVEL, Verdict.AHEAD, Verdict.MISSING, Verdict.OLDER, Verdict.DIFFERENT):
-            raise RecordError(finding.message, hint=finding.hint, node=sink)
+        if finding.status not in (
+            ReconcileStatus.LEVEL,
+            ReconcileStatus.AHEAD,
+            ReconcileStatus.MISSING,
+            ReconcileStatus.OLDER,
+            ReconcileStatus.DIFFERENT,
+        ):
+            raise SinkStateError(finding.message, hint=finding.hint, node=sink)
         return row, finding
 
     def _stored(self, sink: str, start: int) -> list[EpochRow]:
@@ -171,13 +179,13 @@ class Repairs(Exits):
             rolled = f"; epochs before {kept} are rolled up (setting `ledger.keep_epochs`)" if 1 < kept <= last and start < kept else ""
             msg = f"epochs {start} to {last} are to be replayed, and the ledger has {have}{rolled}"
             right = f"If the target is right as it is, `headrace accept-target {self._file} --sink {sink}` takes it as the baseline."
-            raise RecordError(msg, hint=f"{right} Else {reset_hint(self._file)}" if start >= 1 else "", node=sink)
+            raise SinkStateError(msg, hint=f"{right} Else {reset_hint(self._file)}" if start >= 1 else "", node=sink)
         return rows
 
-    def _check_restart(self, sink: str, start: int, finding: Finding) -> bool:
+    def _check_restart(self, sink: str, start: int, finding: ReconcileResult) -> bool:
         """Return whether the record is from before the last reset, so that the target must be empty and starts after it.
 
-        Raise RecordError where epochs from before the reset would be written, or where rows of them are still there.
+        Raise SinkStateError where epochs from before the reset would be written, or where rows of them are still there.
         """
         again, record = self._restarted(), finding.record
         if again is None:
@@ -185,17 +193,17 @@ class Repairs(Exits):
         if start < again.first:
             msg = f"epochs before {again.first} are from before the last reset and cannot be replayed"
             hint = f"Remove all rows of the target, then: headrace replay {self._file} --sink {sink} --from {again.first}"
-            raise RecordError(msg, hint=hint, node=sink)
+            raise SinkStateError(msg, hint=hint, node=sink)
         if record is None or not is_before_restart(self._state, record):
             return False
         if start > again.first:
             msg = f"the sink holds epoch {record.epoch}; a replay from {start} would leave out epochs {again.first} to {start - 1}"
-            raise RecordError(msg, hint=f"Replay from {again.first}.", node=sink)
-        counted = self.sinks[sink].count()
+            raise SinkStateError(msg, hint=f"Replay from {again.first}.", node=sink)
+        counted = self.sinks[sink].read_row_count()
         if counted is None or counted[1] != 0:
             rows = "an unknown number of" if counted is None else str(counted[1])
             msg = f"its target holds {rows} rows from before the last reset"
-            raise RecordError(msg, hint=finding.hint, node=sink)
+            raise SinkStateError(msg, hint=finding.hint, node=sink)
         return True
 
     def _restarted(self) -> Restart | None:
@@ -205,27 +213,31 @@ class Repairs(Exits):
         """Refuses to set a record back (or make one) where rows would be written twice, or left out."""
         if held is not None and start > held + 1:
             msg = f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to {start - 1}"
-            raise RecordError(msg, hint=f"Replay from {held + 1}.", node=sink)
-        if self.sinks[sink].upserts:
+            raise SinkStateError(msg, hint=f"Replay from {held + 1}.", node=sink)
+        if self.sinks[sink].is_idempotent:
             return
-        counted = self.sinks[sink].count()
+        counted = self.sinks[sink].read_row_count()
         if counted is None or counted[1] != 0 or start > row.epoch + 1:
             rows = "an unknown number of" if counted is None else str(counted[1])
             msg = f"it has no key and its target holds {rows} rows, so epochs written again from {start} on would be there twice or not at all"
             hint = f"Empty the target and replay from epoch {row.epoch + 1}, where the sink joined."
             if skipped_epochs(self.ledger.events(self._state.name, self._state.lane), sink):
                 hint = f"An epoch was skipped at this sink. `headrace reset {self._file} --empty-targets` starts over with empty targets."
-            raise RecordError(msg, hint=hint, node=sink)
+            raise SinkStateError(msg, hint=hint, node=sink)
 
-    def _must_lead(self, sink: str, record: Record) -> None:
+    def _must_lead(self, sink: str, record: CommitRecord) -> None:
         """An older record must be one that the ledger gave: replaying on top of anything else would mix two contents."""
         if not self._leads(record):
             msg = f"the sink holds an epoch {record.epoch} that is not the ledger's"
-            raise RecordError(msg, hint=f"Replay with a `--from` of {record.epoch} or lower.", node=sink)
+            raise SinkStateError(msg, hint=f"Replay with a `--from` of {record.epoch} or lower.", node=sink)
 
-    def _leads(self, record: Record) -> bool:
+    def _leads(self, record: CommitRecord) -> bool:
         stored = next(self.ledger.epochs(self._state.name, self._state.lane, record.epoch, record.epoch), None)
-        return record.end_digest == digest(self._end_of(record.epoch)) if record.is_join or stored is None else record.is_of(stored.plan)
+        return (
+            record.end_digest == digest(self._end_of(record.epoch))
+            if record.is_registration or stored is None
+            else record.is_of(stored.plan)
+        )
 
     def _end_of(self, number: int) -> Position:
         again = self._restarted()
@@ -236,11 +248,11 @@ class Repairs(Exits):
         for row in self.ledger.epochs(self._state.name, self._state.lane, number, number + 1):
             return row.plan.end if row.plan.number == number else row.plan.start
         msg = f"the ledger no longer knows where epoch {number} ended"
-        raise RecordError(msg)
+        raise SinkStateError(msg)
 
-    def _mended(self, sink: str) -> None:
+    def _finish_repair(self, sink: str) -> None:
         self._repair -= {sink}
         self._agreed = False
-        self._agree()
-        self._advance()
+        self._reconcile_sinks()
+        self._apply_sink_changes()
         self._doubtful = True

@@ -6,25 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import EpochPlan, Json, Record
-from headrace.pipeline.protocol.ledger import LaneState
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json
+from headrace.pipeline.protocol.ledger import PipelineState
 
 
-class EpochSink(Protocol):
+class CoordinatedSink(Protocol):
     """What the protocol needs of an open sink; writing is the caller's."""
 
     @property
-    def fences(self) -> bool:
+    def supports_fencing(self) -> bool:
         """Whether the atomic act compares generations."""
         ...
 
     @property
-    def upserts(self) -> bool:
+    def is_idempotent(self) -> bool:
         """Whether writing an epoch again leaves the same rows: the sink has a key."""
         ...
 
     @property
-    def keeps(self) -> bool:
+    def stores_record(self) -> bool:
         """Whether the target keeps the record. False: the ledger's word is all there is (print, blackhole)."""
         ...
 
@@ -32,31 +32,31 @@ class EpochSink(Protocol):
         """Proves the target and fences older generations; raises FencedError when a newer one was here."""
         ...
 
-    def record(self) -> Record | None:
+    def record(self) -> CommitRecord | None:
         """The record of this lane and sink, asked from the outside system."""
         ...
 
-    def foreign_record(self) -> Record | None:
+    def find_conflicting_record(self) -> CommitRecord | None:
         """A record of the same pipeline name and sink under another UUID."""
         ...
 
     def refuse_rivals(self) -> None:
-        """Raise RecordError where another pipeline's sink claims the target; asked before `prepare`."""
+        """Raise SinkStateError where another pipeline's sink claims the target; asked before `prepare`."""
         ...
 
     def release_rivals(self) -> Sequence[Claim]:
         """End such claims and fence their sinks; return them."""
         ...
 
-    def join(self, record: Record) -> Record:
+    def register(self, record: CommitRecord) -> CommitRecord:
         """Writes the first record over whatever record this key had; `record.epoch` may be lower than that of the old one."""
         ...
 
-    def empty(self) -> None:
+    def truncate(self) -> None:
         """Remove all rows from the target under the announced generation. Raise UserError where the sink cannot."""
         ...
 
-    def count(self) -> tuple[Record | None, int] | None:
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """Record and rows of the target in one snapshot; None where the sink cannot know."""
         ...
 
@@ -65,12 +65,12 @@ class EpochSink(Protocol):
         ...
 
 
-OpenSinks = Callable[[str, Json], Mapping[str, EpochSink]]
+OpenSinks = Callable[[str, Json], Mapping[str, CoordinatedSink]]
 """Opens the sinks of a compiled pipeline, by name. Called with the pipeline's UUID and a compiled pipeline: the file's, or the
 older one that an open epoch was planned with. The lane closes what it opened."""
 
 
-CheckFile = Callable[[LaneState], None]
+CheckFile = Callable[[PipelineState], None]
 """Raises a UserError where today's file is no continuation of a lane's state. Called before its sinks are opened."""
 
 

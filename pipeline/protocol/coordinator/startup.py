@@ -13,22 +13,29 @@ from headrace.pipeline.errors import (
     FencedError,
     HeadraceError,
     InternalError,
-    LaneError,
-    RecordError,
+    PipelineStateError,
+    SinkStateError,
     TargetError,
     TransientError,
 )
-from headrace.pipeline.protocol.claims import names
+from headrace.pipeline.protocol.claims import claim_names
 from headrace.pipeline.protocol.coordinator.heartbeat import Heartbeat
-from headrace.pipeline.protocol.coordinator.reconcile import AGREES, Finding, Verdict, complaint, judge, judge_newcomer
-from headrace.pipeline.protocol.coordinator.sinks import CheckFile, EpochSink, OpenSinks
-from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, Record, SinkKey
-from headrace.pipeline.protocol.ledger import LaneState, Lease, Ledger
+from headrace.pipeline.protocol.coordinator.reconcile import (
+    AGREES,
+    ReconcileResult,
+    ReconcileStatus,
+    reconcile_new_sink,
+    reconcile_sink,
+    sink_state_error,
+)
+from headrace.pipeline.protocol.coordinator.sinks import CheckFile, CoordinatedSink, OpenSinks
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Position, SinkKey
+from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState
 
 log = logging.getLogger(__name__)
 
 
-class OpenLane:
+class CoordinatorStartup:
     """A lane in the hands of this process, up to the point where all sinks agree with the ledger."""
 
     def __init__(
@@ -56,7 +63,7 @@ class OpenLane:
         self.compiled = compiled
         self.pipeline_hash = pipeline_hash
         self.max_attempts = max_attempts
-        self.sinks: dict[str, EpochSink] = {}
+        self.sinks: dict[str, CoordinatedSink] = {}
         self.heartbeat = Heartbeat(ledger, lease, ttl, clock, threaded=threaded)
         self._open_sinks = sinks
         self._check_file = check_file
@@ -70,8 +77,8 @@ class OpenLane:
         self._clock = clock
         self._acquired = clock()
         self._body, self._body_hash = compiled, pipeline_hash
-        self._state: LaneState = self._ask()
-        self._findings: dict[str, Finding] = {}
+        self._state: PipelineState = self._load_state()
+        self._findings: dict[str, ReconcileResult] = {}
         self._agreed = False
         self._doubtful = True
         self._writing = False
@@ -106,7 +113,7 @@ class OpenLane:
         disagree, for `replay` and `accept-target`; `take_over` names sinks whose target other pipelines lose. `vouched`: the user says that no
         earlier process of this lane is alive.
         `check_file` is called before any sink is touched, and again when an open epoch of an earlier file has ended.
-        Raises LeaseHeldError, RecordError, FencedError, and what the sinks' `prepare` raises.
+        Raises LeaseHeldError, SinkStateError, FencedError, and what the sinks' `prepare` raises.
         """
         lease = ledger.acquire(name, lane, holder, ttl)
         self = cls(
@@ -143,21 +150,21 @@ class OpenLane:
 
     def _start(self, initial: Callable[[], Position]) -> None:
         self.ledger.begin(self.lease, initial)
-        state = self._ask()
+        state = self._load_state()
         self._check_file(state)
         plan = state.open_plan
         if plan is None:
-            self._enter(self.compiled, self.pipeline_hash)
+            self._open_version(self.compiled, self.pipeline_hash)
         else:
             self._enter_open(plan)
-        self._advance()
+        self._apply_sink_changes()
 
     def _enter_open(self, plan: EpochPlan) -> None:
         """Enter by the file of the open epoch. A sink that can no longer be opened keeps the lane from going on: say what does."""
         same = plan.pipeline_hash == self.pipeline_hash
         try:
-            self._enter(self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
-        except (LaneError, FencedError):
+            self._open_version(self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
+        except (PipelineStateError, FencedError):
             raise
         except HeadraceError as error:
             if error.node:
@@ -165,7 +172,7 @@ class OpenLane:
                 error.hint += f" `headrace reset {self._file}` starts over without it."
             raise
 
-    def _enter(self, compiled: Json, pipeline_hash: str) -> None:
+    def _open_version(self, compiled: Json, pipeline_hash: str) -> None:
         """Opens the sinks of a compiled pipeline, fences them, and only then reads what they hold."""
         self._close_sinks()
         self._agreed = False
@@ -177,7 +184,7 @@ class OpenLane:
         self._prepare()
         self._release()
         self._wait_out()
-        self._agree()
+        self._reconcile_sinks()
 
     def _prepare(self) -> None:
         self.check()
@@ -185,12 +192,12 @@ class OpenLane:
             try:
                 sink.prepare(self.lease.generation)
             except FencedError as error:
-                self._still_ours()
+                self._assert_lease()
                 msg = f"a generation newer than {self.lease.generation}, the newest that the ledger ever gave, has been here"
                 hint = (
                     "The ledger is older than the sink (restored from a backup?). Restore the newest one, or move it away and rebuild it."
                 )
-                raise RecordError(msg, hint=hint, node=name) from error
+                raise SinkStateError(msg, hint=hint, node=name) from error
 
     def _release(self) -> None:
         """Ends the claims of other pipelines at the targets that are to be taken over."""
@@ -198,7 +205,7 @@ class OpenLane:
             if name not in self._take_over:
                 continue
             self.check()
-            if ended := names(sink.release_rivals()):
+            if ended := claim_names(sink.release_rivals()):
                 log.warning("the claim of another pipeline was ended: sink=%s lane=%s of=%s", name, self.lease.lane, ", ".join(ended))
                 self._released[name] = ended
 
@@ -206,15 +213,15 @@ class OpenLane:
         """Lets what a former holder began land before records are read, where a sink cannot refuse it."""
         if self.lease.settled:
             return
-        if not all(sink.fences for sink in self.sinks.values()):
+        if not all(sink.supports_fencing for sink in self.sinks.values()):
             left = self._acquired + self._commit_timeout - self._clock()
             log.info("waiting out commits of the former run: seconds=%.1f lane=%s", left, self.lease.lane)
             self._sleep(max(0.0, left))
         self.lease = self.ledger.settle(self.lease)
 
-    def _agree(self) -> None:
-        """Judges every sink's record; raises RecordError for those that disagree and are not up for repair."""
-        state = self._ask()
+    def _reconcile_sinks(self) -> None:
+        """Judges every sink's record; raises SinkStateError for those that disagree and are not up for repair."""
+        state = self._load_state()
         self._state = state = replace(state, restarted=self.ledger.restart(state.name, state.lane))
         last = next(self.ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
         self._findings = {}
@@ -222,9 +229,9 @@ class OpenLane:
             if row.state not in ("joined", "replaying"):
                 continue
             if name in self.sinks:
-                self._findings[name] = judge(state, last, row, self.sinks[name].record(), self._file)
+                self._findings[name] = reconcile_sink(state, last, row, self.sinks[name].record(), self._file)
             elif state.open_plan is not None:
-                self._still_ours()
+                self._assert_lease()
                 msg = f"epoch {state.open_plan.number} is open and was planned with sink '{name}', which was not opened"
                 raise InternalError(msg, node=name)
         if state.open_plan is None:
@@ -232,22 +239,22 @@ class OpenLane:
                 sink, row = self.sinks[name], state.sinks.get(name)
                 if row is not None and row.state == "emptying":
                     # A reset takes the target whatever its record says: all rows go before it joins.
-                    self._findings[name] = Finding(name, Verdict.LEVEL, None)
+                    self._findings[name] = ReconcileResult(name, ReconcileStatus.LEVEL, None)
                     continue
-                self._findings[name] = judge_newcomer(state, last, name, row, sink.record(), sink.foreign_record(), self._file)
+                self._findings[name] = reconcile_new_sink(state, last, name, row, sink.record(), sink.find_conflicting_record(), self._file)
         if refused := [one for one in self._problems() if one.sink not in self._repair]:
-            self._still_ours()
-            raise complaint(refused)
+            self._assert_lease()
+            raise sink_state_error(refused)
 
-    def _advance(self) -> None:
+    def _apply_sink_changes(self) -> None:
         """Drops an open epoch that nobody holds and the file no longer means; with none open, lets sinks leave and join."""
         if self._problems():
             return
         plan = self._state.open_plan
-        if plan is not None and plan.pipeline_hash != self.pipeline_hash and not self._held() and self._may_drop():
+        if plan is not None and plan.pipeline_hash != self.pipeline_hash and not self._open_epoch_records() and self._may_drop():
             self.ledger.drop_plan(self.lease, plan.number, "the file changed and no sink held the epoch")
-            self._check_file(self._ask())
-            self._enter(self.compiled, self.pipeline_hash)
+            self._check_file(self._load_state())
+            self._open_version(self.compiled, self.pipeline_hash)
             plan = None
         if plan is None and not self._problems():
             self._leave()
@@ -259,13 +266,13 @@ class OpenLane:
                     if row is not None and row.state == "emptying":
                         self._empty(name)
                     self._join(name, self._state.committed, self._state.ended)
-            self._state = self._ask()
+            self._state = self._load_state()
         self._agreed = not self._problems()
 
     def _empty(self, name: str) -> None:
         self.check()
         try:
-            self.sinks[name].empty()
+            self.sinks[name].truncate()
         except (DataError, TargetError) as error:
             error.message = f"the target cannot be emptied: {error.message}"
             error.hint = f"Delete its rows yourself and run again; or keep them: `headrace reset {self._file} --keep-targets`."
@@ -273,7 +280,7 @@ class OpenLane:
 
     def _may_drop(self) -> bool:
         """Not while a paused process may know the plan and could write it to a sink that does not compare generations."""
-        return self._vouched or self._state.droppable or all(sink.fences for sink in self.sinks.values())
+        return self._vouched or self._state.droppable or all(sink.supports_fencing for sink in self.sinks.values())
 
     def _leave(self) -> None:
         for name, row in self._state.sinks.items():
@@ -290,20 +297,22 @@ class OpenLane:
         released = {"released": self._released[name]} if name in self._released else {}
         self.ledger.set_sink(self.lease, name, "joined", epoch, {"baseline": written.baseline, **released})
 
-    def _write_join(self, name: str, epoch: int, position: Position) -> Record:
+    def _write_join(self, name: str, epoch: int, position: Position) -> CommitRecord:
         before, self._writing = self._writing, True
-        written = self.sinks[name].join(Record.joined(self._key(name), self.lease.generation, epoch, position, self._body_hash, None))
+        written = self.sinks[name].register(
+            CommitRecord.for_registration(self._key(name), self.lease.generation, epoch, position, self._body_hash, None)
+        )
         self._writing = before
         return written
 
     # --- parts
 
-    def _still_ours(self) -> None:
+    def _assert_lease(self) -> None:
         """Raises FencedError if a newer holder has moved on meanwhile: then nothing is wrong but that this process is late."""
         self.heartbeat.beat()
         self.check()
 
-    def _ask(self) -> LaneState:
+    def _load_state(self) -> PipelineState:
         state = self.ledger.state(self.lease.name, self.lease.lane)
         if state is None or state.pipeline != self.lease.pipeline:
             msg = f"the ledger no longer knows lane '{self.lease.lane}' of pipeline '{self.lease.name}'"
@@ -317,19 +326,19 @@ class OpenLane:
         known = self._state.sinks
         return [name for name in self.sinks if name not in known or known[name].state not in ("joined", "replaying")]
 
-    def _problems(self) -> list[Finding]:
-        return [one for one in self._findings.values() if one.verdict not in AGREES]
+    def _problems(self) -> list[ReconcileResult]:
+        return [one for one in self._findings.values() if one.status not in AGREES]
 
-    def _held(self) -> dict[str, Record]:
+    def _open_epoch_records(self) -> dict[str, CommitRecord]:
         """Records of the sinks that hold the open epoch."""
-        return {one.sink: one.record for one in self._findings.values() if one.verdict is Verdict.AHEAD and one.record is not None}
+        return {one.sink: one.record for one in self._findings.values() if one.status is ReconcileStatus.AHEAD and one.record is not None}
 
-    def _ready(self) -> None:
+    def _ensure_writable(self) -> None:
         self.check()
         if problems := self._problems():
             names = ", ".join(f"'{one.sink}'" for one in problems)
             msg = f"sink {names} must be replayed or adopted first"
-            raise LaneError(msg, hint="; ".join(one.message for one in problems))
+            raise PipelineStateError(msg, hint="; ".join(one.message for one in problems))
 
     def _close_sinks(self) -> None:
         while self.sinks:

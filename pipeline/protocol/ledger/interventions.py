@@ -4,34 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from headrace.pipeline.errors import InternalError, LaneError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Position
+from headrace.pipeline.errors import InternalError, PipelineStateError
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCounts
 from headrace.pipeline.protocol.ledger.leases import ids_of
 from headrace.pipeline.protocol.ledger.model import Lease
-from headrace.pipeline.protocol.ledger.reader import dump, dump_counts, load_plan, plain
+from headrace.pipeline.protocol.ledger.reader import dump, dump_counts, load_plan, normalize_position
 from headrace.pipeline.protocol.ledger.rollup import RollUps
 from headrace.pipeline.protocol.ledger.store import Tx
 
 
-class Exits(RollUps):
+class LedgerInterventions(RollUps):
     """Each way out is one transaction, so that a process may die at any point."""
 
     def rewind(self, lease: Lease, position: Position, *, after: int) -> None:
-        """Let the next epoch start at `position`, where epoch `after` ended. Epochs keep their numbers. Raise LaneError while an epoch is open."""
+        """Let the next epoch start at `position`, where epoch `after` ended. Epochs keep their numbers.
+
+        Raise PipelineStateError while an epoch is open.
+        """
         with self._store.write() as tx:
             committed, former = self._hold(tx, lease)
             if (plan := self._open_plan(tx, lease)) is not None:
                 msg = f"lane '{lease.lane}' of pipeline '{lease.name}' has an open epoch, {plan.number}; it must be finished first"
-                raise LaneError(msg, hint="`headrace run FILE` finishes it, `headrace replay FILE --skip-open` skips it.")
+                raise PipelineStateError(msg, hint="`headrace run FILE` finishes it, `headrace replay FILE --skip-open` skips it.")
             tx.run(
                 "update headrace_ledger_lane set position = :position where uuid = :uuid and lane = :lane",
-                position=dump(plain(position)),
+                position=dump(normalize_position(position)),
                 **ids_of(lease),
             )
-            data = {"epoch": committed + 1, "from": former, "to": plain(position), "after": after}
+            data = {"epoch": committed + 1, "from": former, "to": normalize_position(position), "after": after}
             self._note(tx, lease, "rewound", data)
 
-    def skip(self, lease: Lease, number: int, counts: Mapping[str, Counts], lacking: Collection[str]) -> None:
+    def skip(self, lease: Lease, number: int, counts: Mapping[str, WriteCounts], lacking: Collection[str]) -> None:
         """Commit the open epoch without the sinks in `lacking`, and let those join after it.
 
         The caller has fenced all sinks. The ledger keeps which rows they lack as the event `skipped`.
@@ -63,14 +66,14 @@ class Exits(RollUps):
             data = {"epoch": committed + 1, "from": former, "closed": plan.number if plan else None, "emptied": dict(sinks)}
             self._note(tx, lease, "reset", data)
 
-    def _close_epoch(self, tx: Tx, lease: Lease, plan: EpochPlan, counts: Mapping[str, Counts]) -> None:
+    def _close_epoch(self, tx: Tx, lease: Lease, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
         """Commit the open epoch: its row, and where the lane is."""
         self._seal(tx, lease, plan.number, dump_counts(counts))
         tx.run(
             "update headrace_ledger_lane set committed = :number, position = :end, ended = :end, pipeline_hash = :hash"
             " where uuid = :uuid and lane = :lane",
             number=plan.number,
-            end=dump(plain(plan.end)),
+            end=dump(normalize_position(plan.end)),
             hash=plan.pipeline_hash,
             **ids_of(lease),
         )

@@ -12,7 +12,7 @@ from uuid import uuid4
 from headrace.pipeline.errors import FencedError, InternalError, LeaseHeldError
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.ledger.model import Lease
-from headrace.pipeline.protocol.ledger.owner import end_jvm, in_words
+from headrace.pipeline.protocol.ledger.owner import end_jvm, format_owner
 from headrace.pipeline.protocol.ledger.reader import LedgerReader, dump, timestamp
 from headrace.pipeline.protocol.ledger.store import Presence, Store, Tx
 
@@ -72,7 +72,7 @@ class Leases(LedgerReader):
         former = json.loads(text) if text else None
         gone = former is None or self._store.gone(uuid, lane, old)
         if not gone and expires > tx.now:
-            msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({in_words(former or {})})"
+            msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({format_owner(former or {})})"
             left = f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s unless it is renewed."
             raise LeaseHeldError(msg, hint=left)
         return former, gone, Lease(uuid, name, lane, next_generation(old, tx.now), clean=former is None, settled=not unsettled, former=old)

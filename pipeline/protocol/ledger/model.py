@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Position
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneState:
+class PipelineState:
     """Where a lane stands. `committed` is 0 before the first epoch; `open_plan` is planned and not committed."""
 
     pipeline: str
@@ -79,7 +79,7 @@ class EpochRow:
     plan: EpochPlan
     generation: int
     committed_at: datetime | None
-    counts: Mapping[str, Counts]
+    counts: Mapping[str, WriteCounts]
     attempts: int
     error: str | None
     repeats: int = 0
@@ -98,8 +98,8 @@ class RolledUp:
     last_at: datetime
     link_before: str
     link: str
-    counts: Mapping[str, Counts]
-    windows: Mapping[str, Mapping[str, Counts]]
+    counts: Mapping[str, WriteCounts]
+    windows: Mapping[str, Mapping[str, WriteCounts]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class StoredEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class AuditProgress:
     """How far an audit has checked the lane."""
 
     number: int

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 KILL_SECONDS = 10.0
 
 
-def describe_holder(run: str, launched_by: str, **more: Any) -> Json:
+def describe_owner(run: str, launched_by: str, **more: Any) -> Json:
     """This process as a lease's holder: host, pid, its start, the run id and what launched it."""
     me = psutil.Process()
     return {
@@ -36,7 +36,7 @@ def describe_process(pid: int) -> Json:
     return {"pid": pid, "create_time": psutil.Process(pid).create_time()}
 
 
-def in_words(holder: Json) -> str:
+def format_owner(holder: Json) -> str:
     """The holder in one clause, for messages."""
     parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("launched by", "launched_by"), ("since", "since"))
     return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.pipeline.errors import InternalError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Phase, Position
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 from headrace.pipeline.protocol.ledger.chain import START, link
-from headrace.pipeline.protocol.ledger.model import EpochRow, LaneState, Restart, RolledUp, SinkRow, StoredEpoch, Verified
+from headrace.pipeline.protocol.ledger.model import AuditProgress, EpochRow, PipelineState, Restart, RolledUp, SinkRow, StoredEpoch
 from headrace.pipeline.protocol.ledger.store import Store, Tx
 
 _PAGE = 500
@@ -24,7 +24,7 @@ def dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def plain(position: Position) -> Json:
+def normalize_position(position: Position) -> Json:
     """A position as it reads back from storage, so that `==` holds between the two. Raises TypeError for what is not JSON."""
     return json.loads(dump(dict(position)))
 
@@ -48,7 +48,7 @@ def add_counts(total: Json, counts: Json) -> None:
     """Adds stored counts by sink to `total`, which changes."""
     for sink, more in counts.items():
         had = total.get(sink)
-        total[sink] = more if had is None else asdict(Counts(**had) + Counts(**more))
+        total[sink] = more if had is None else asdict(WriteCounts(**had) + WriteCounts(**more))
 
 
 class LedgerReader:
@@ -57,12 +57,12 @@ class LedgerReader:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def state(self, name: str, lane: str = "main") -> LaneState | None:
+    def state(self, name: str, lane: str = "main") -> PipelineState | None:
         """Where a lane stands, None if it was never opened."""
         with self._store.read() as tx:
             return self._state(tx, name, lane)
 
-    def lanes(self) -> list[LaneState]:
+    def lanes(self) -> list[PipelineState]:
         """Every lane of the ledger, by pipeline name and lane."""
         with self._store.read() as tx:
             return [self._lane(tx, row) for row in tx.all(f"{_LANE} order by p.name, l.lane")]
@@ -86,7 +86,7 @@ class LedgerReader:
         for _, *row in self._pages(query, first - 1, name=name, lane=lane, last=2**62 if last is None else last):
             yield _epoch(tuple(row))
 
-    def stored(self, name: str, lane: str = "main", after: int = 0, before: str = START) -> Iterator[StoredEpoch]:
+    def stored_epochs(self, name: str, lane: str = "main", after: int = 0, before: str = START) -> Iterator[StoredEpoch]:
         """Committed epochs after a number in order, checked against the hash chain from the link `before`; read page by page."""
         query = (
             "select number, time_window, plan, generation, committed_at, counts, link from headrace_ledger_epoch"
@@ -110,7 +110,7 @@ class LedgerReader:
             )
         return [_rolled(row) for row in rows]
 
-    def window_counts(self, name: str, lane: str = "main") -> dict[str, dict[str, Counts]]:
+    def window_counts(self, name: str, lane: str = "main") -> dict[str, dict[str, WriteCounts]]:
         """What history brought, by window and sink, from epochs with rows of their own and from those that were rolled up."""
         found: Json = {}
         with self._store.read() as tx:
@@ -133,7 +133,7 @@ class LedgerReader:
             add_counts(found.setdefault(window, {}), json.loads(counts))
         return {window: _counts(by_sink) for window, by_sink in found.items()}
 
-    def verified(self, name: str, lane: str = "main") -> Verified | None:
+    def verified(self, name: str, lane: str = "main") -> AuditProgress | None:
         """How far the last audit that found nothing wrong has come."""
         with self._store.read() as tx:
             row = tx.one(
@@ -142,9 +142,9 @@ class LedgerReader:
                 name=name,
                 lane=lane,
             )
-        return Verified(*row) if row else None
+        return AuditProgress(*row) if row else None
 
-    def set_verified(self, uuid: str, lane: str, point: Verified) -> None:
+    def set_verified(self, uuid: str, lane: str, point: AuditProgress) -> None:
         """Notes how far an audit has come. Needs no lease: the point only moves forward."""
         with self._store.write() as tx:
             tx.run(
@@ -219,11 +219,11 @@ class LedgerReader:
                 return
             after = rows[-1][0]
 
-    def _state(self, tx: Tx, name: str, lane: str) -> LaneState | None:
+    def _state(self, tx: Tx, name: str, lane: str) -> PipelineState | None:
         row = tx.one(f"{_LANE} where p.name = :name and l.lane = :lane", name=name, lane=lane)
         return self._lane(tx, row) if row else None
 
-    def _lane(self, tx: Tx, row: tuple[Any, ...]) -> LaneState:
+    def _lane(self, tx: Tx, row: tuple[Any, ...]) -> PipelineState:
         uuid, name, lane, generation, committed, position, ended, pipeline_hash, holder, expires, progress = row
         sinks = tx.all("select sink, state, epoch from headrace_ledger_sink where uuid = :uuid and lane = :lane", uuid=uuid, lane=lane)
         opened = tx.one(
@@ -232,7 +232,7 @@ class LedgerReader:
             lane=lane,
         )
         kept = tx.one("select min(number) from headrace_ledger_epoch where uuid = :uuid and lane = :lane", uuid=uuid, lane=lane)
-        return LaneState(
+        return PipelineState(
             pipeline=uuid,
             name=name,
             lane=lane,
@@ -279,5 +279,5 @@ def _rolled(row: tuple[Any, ...]) -> RolledUp:
     )
 
 
-def _counts(stored: Json) -> dict[str, Counts]:
-    return {sink: Counts(**count) for sink, count in stored.items()}
+def _counts(stored: Json) -> dict[str, WriteCounts]:
+    return {sink: WriteCounts(**count) for sink, count in stored.items()}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.pipeline.errors import RecordError
-from headrace.pipeline.protocol.epochs import EpochPlan, Position, Record
+from headrace.pipeline.errors import SinkStateError
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Position
 
 _HINT = "Restore the ledger from a backup; or start over with empty targets: `headrace reset FILE --empty-targets`."
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RecoveredState:
     """A lane as its sinks know it. `plan` is the open epoch, where only some sinks hold it."""
 
     pipeline: str
@@ -23,67 +23,67 @@ class Rebuilt:
     plan: EpochPlan | None
 
 
-def from_records(name: str, lane: str, records: Mapping[str, Record], pipeline_hash: str) -> Rebuilt:
+def from_records(name: str, lane: str, records: Mapping[str, CommitRecord], pipeline_hash: str) -> RecoveredState:
     """The one state that all records fit. `pipeline_hash` is the file's; an open epoch can be finished only by its own.
 
-    Raises RecordError where the records are none, belong to several pipelines, or cannot be brought level.
+    Raises SinkStateError where the records are none, belong to several pipelines, or cannot be brought level.
     """
     if not records:
         msg = f"no sink of lane '{lane}' of pipeline '{name}' holds a record, so there is nothing to rebuild a ledger from"
-        raise RecordError(msg, hint=_HINT)
+        raise SinkStateError(msg, hint=_HINT)
     for sink, record in records.items():
         if (record.key.name, record.key.lane, record.key.sink) != (name, lane, sink):
             msg = f"its record is that of sink '{record.key.sink}', lane '{record.key.lane}', pipeline '{record.key.name}'"
-            raise RecordError(msg, hint=_HINT, node=sink)
+            raise SinkStateError(msg, hint=_HINT, node=sink)
     if len(uuids := sorted({record.key.pipeline for record in records.values()})) > 1:
         msg = f"the sinks' records belong to different pipelines named '{name}': {', '.join(uuids)}"
-        raise RecordError(msg, hint=_HINT)
+        raise SinkStateError(msg, hint=_HINT)
     newest = max(record.epoch for record in records.values())
     ahead = {sink: record for sink, record in records.items() if record.epoch == newest}
     behind = {sink: record for sink, record in records.items() if record.epoch != newest}
-    head = _one(ahead)
+    head = _common_record(ahead)
     generation = max(record.generation for record in records.values())
     if not behind:
-        return Rebuilt(head.key.pipeline, newest, _whole_end(head), generation, head.pipeline_hash, None)
-    tail = _one(behind)
+        return RecoveredState(head.key.pipeline, newest, _whole_end(head), generation, head.pipeline_hash, None)
+    tail = _common_record(behind)
     stands = ", ".join(f"'{sink}' at {record.epoch}" for sink, record in sorted(records.items()))
-    if head.is_join or tail.epoch != newest - 1 or tail.end_digest != head.start_digest:
+    if head.is_registration or tail.epoch != newest - 1 or tail.end_digest != head.start_digest:
         msg = f"the sinks stand at different epochs that do not follow on each other: {stands}"
-        raise RecordError(msg, hint=_HINT)
+        raise SinkStateError(msg, hint=_HINT)
     position = _whole_end(tail)
     plan = head.plan_from(position)
     if plan is None:
         msg = f"epoch {newest} is at some sinks only ({stands}), and its splits of history are too many for the records"
-        raise RecordError(msg, hint=_HINT)
+        raise SinkStateError(msg, hint=_HINT)
     if plan.pipeline_hash != pipeline_hash:
         msg = f"epoch {newest} is at some sinks only ({stands}), and another version of the file planned it"
-        raise RecordError(msg, hint=f"Put the file back as it was (its hash was {plan.pipeline_hash}), rebuild, run, then change it.")
-    return Rebuilt(head.key.pipeline, tail.epoch, position, generation, tail.pipeline_hash, plan)
+        raise SinkStateError(msg, hint=f"Put the file back as it was (its hash was {plan.pipeline_hash}), rebuild, run, then change it.")
+    return RecoveredState(head.key.pipeline, tail.epoch, position, generation, tail.pipeline_hash, plan)
 
 
-def _whole_end(record: Record) -> Position:
+def _whole_end(record: CommitRecord) -> Position:
     """Where a record's epoch ended, in full."""
     if record.end is None:
         msg = f"the record of epoch {record.epoch} has only the digest of its position, which is too large for a record during history"
-        raise RecordError(msg, hint=_HINT, node=record.key.sink)
+        raise SinkStateError(msg, hint=_HINT, node=record.key.sink)
     for source, here in record.end.items():
         if isinstance(here, Mapping) and isinstance(here.get("pins"), Mapping):
             msg = f"the history of source `{source}` was being read, and the handles of its snapshot were in the lost ledger only"
-            raise RecordError(msg, hint=_HINT, node=record.key.sink)
+            raise SinkStateError(msg, hint=_HINT, node=record.key.sink)
     return record.end
 
 
-def _one(records: Mapping[str, Record]) -> Record:
+def _common_record(records: Mapping[str, CommitRecord]) -> CommitRecord:
     """The records' common statement about one epoch."""
-    first = next((record for record in records.values() if not record.is_join), next(iter(records.values())))
+    first = next((record for record in records.values() if not record.is_registration), next(iter(records.values())))
     for sink, record in records.items():
         # A sink that joined after the epoch knows its end only.
-        same = record.end_digest == first.end_digest if record.is_join else _written(record) == _written(first)
+        same = record.end_digest == first.end_digest if record.is_registration else _written(record) == _written(first)
         if not same:
             msg = f"two sinks hold epoch {record.epoch} with different contents: '{first.key.sink}' and '{sink}'"
-            raise RecordError(msg, hint=_HINT, node=sink)
+            raise SinkStateError(msg, hint=_HINT, node=sink)
     return first
 
 
-def _written(record: Record) -> tuple[object, ...]:
+def _written(record: CommitRecord) -> tuple[object, ...]:
     return record.start_digest, record.end_digest, record.pipeline_hash, record.planned_at, record.phase, record.window

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.pipeline.errors import InternalError, RecordError
-from headrace.pipeline.protocol.epochs import Counts, EpochPlan, Json, Position, Record, content_ref
-from headrace.pipeline.protocol.ledger.interventions import Exits
+from headrace.pipeline.errors import InternalError, SinkStateError
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, Position, WriteCounts, content_ref
+from headrace.pipeline.protocol.ledger.interventions import LedgerInterventions
 from headrace.pipeline.protocol.ledger.leases import ids_of, missing_row, next_generation
 from headrace.pipeline.protocol.ledger.model import Lease
-from headrace.pipeline.protocol.ledger.reader import dump, load_plan, plain
-from headrace.pipeline.protocol.ledger.recovery import Rebuilt, from_records
+from headrace.pipeline.protocol.ledger.reader import dump, load_plan, normalize_position
+from headrace.pipeline.protocol.ledger.recovery import RecoveredState, from_records
 from headrace.pipeline.protocol.ledger.store import Tx
 
 SINK_STATES = ("joining", "joined", "replaying", "left", "emptying")
 
 
-class Ledger(Exits):
+class Ledger(LedgerInterventions):
     """The truth about where lanes stand. Every change under a lease is a compare-and-set on its generation.
 
     Usable from several threads. Changes raise FencedError once a newer generation holds the lane, and TransientError when
@@ -29,7 +29,7 @@ class Ledger(Exits):
 
     # --- epochs
 
-    def keep(self, value: Any) -> str:
+    def store_content(self, value: Any) -> str:
         """Store a JSON value under its hash, and return the hash, which positions refer to. Needs no lease: it is never changed."""
         ref = content_ref(value)
         with self._store.write() as tx:
@@ -45,7 +45,7 @@ class Ledger(Exits):
         with self._store.read() as tx:
             if self._has_begun(tx, lease):
                 return
-        position = dump(plain(initial()))
+        position = dump(normalize_position(initial()))
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
@@ -76,7 +76,7 @@ class Ledger(Exits):
 
     def _insert_plan(self, tx: Tx, lease: Lease, plan: EpochPlan, compiled: Json, committed: int, position: Json) -> None:
         text = dump(plan.to_json())
-        if plan.number != committed + 1 or plain(plan.start) != position:
+        if plan.number != committed + 1 or normalize_position(plan.start) != position:
             msg = f"epoch {plan.number} from {dump(dict(plan.start))} does not follow on epoch {committed}, which ended at {dump(position)}"
             raise InternalError(msg)
         opened = tx.one(
@@ -104,7 +104,7 @@ class Ledger(Exits):
             **ids_of(lease),
         )
 
-    def commit(self, lease: Lease, number: int, counts: Mapping[str, Counts]) -> None:
+    def commit(self, lease: Lease, number: int, counts: Mapping[str, WriteCounts]) -> None:
         """Notes that every sink holds the open epoch.
 
         Raises InternalError unless `number` is the open plan's.
@@ -124,7 +124,7 @@ class Ledger(Exits):
             )
             self._note(tx, lease, "dropped", {"plan": plan.to_json(), "why": why})
 
-    def failed(self, lease: Lease, number: int, node: str, error: str) -> int:
+    def record_failure(self, lease: Lease, number: int, node: str, error: str) -> int:
         """Notes a failure of the open epoch; returns how many times in a row it failed like this, over restarts too."""
         text = f"{node}: {error}"
         with self._store.write() as tx:
@@ -136,7 +136,7 @@ class Ledger(Exits):
                 **ids_of(lease),
             )
             repeats, last = row or missing_row()
-            repeats = repeats + 1 if last is not None and _gist(last) == _gist(text) else 1
+            repeats = repeats + 1 if last is not None and _error_fingerprint(last) == _error_fingerprint(text) else 1
             tx.run(
                 "update headrace_ledger_epoch set attempts = attempts + 1, repeats = :repeats, error = :error"
                 " where uuid = :uuid and lane = :lane and number = :number",
@@ -165,11 +165,11 @@ class Ledger(Exits):
             self._hold(tx, lease)
             self._note(tx, lease, kind, data)
 
-    def rebuild(self, lease: Lease, records: Mapping[str, Record], compiled: Json, pipeline_hash: str) -> Lease:
+    def rebuild(self, lease: Lease, records: Mapping[str, CommitRecord], compiled: Json, pipeline_hash: str) -> Lease:
         """Takes identity, epoch, position and sinks over from the sinks' records into a ledger that knows nothing yet.
 
         Returns the lease under the old identity. Its generation continues from the clock, above any that the lost ledger gave.
-        Raises RecordError where the records do not
+        Raises SinkStateError where the records do not
         agree (see `rebuild.from_records`) or the ledger is not empty.
         """
         found = from_records(lease.name, lease.lane, records, pipeline_hash)
@@ -184,7 +184,7 @@ class Ledger(Exits):
                 to=found.pipeline,
                 generation=generation,
                 committed=found.committed,
-                position=dump(plain(found.position)),
+                position=dump(normalize_position(found.position)),
                 hash=found.pipeline_hash,
                 **ids_of(lease),
             )
@@ -193,7 +193,7 @@ class Ledger(Exits):
                 # When it joined is lost: a replay of all it holds must be refused, not begin at the rebuilt epoch.
                 self._put_sink(tx, fresh, sink, "joined", 0)
             if found.plan is not None:
-                self._insert_plan(tx, fresh, found.plan, compiled, found.committed, plain(found.position))
+                self._insert_plan(tx, fresh, found.plan, compiled, found.committed, normalize_position(found.position))
             self._note(
                 tx,
                 fresh,
@@ -208,17 +208,17 @@ class Ledger(Exits):
             former.release()
         return fresh
 
-    def _rename(self, tx: Tx, lease: Lease, found: Rebuilt) -> None:
+    def _rename(self, tx: Tx, lease: Lease, found: RecoveredState) -> None:
         """Gives the pipeline its former UUID. Other lanes of the name must not have begun under the new one."""
         state = self._state(tx, lease.name, lease.lane)
         known = state is not None and (state.committed or state.open_plan or state.sinks)
         others = tx.one("select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease))
         if known or (others and found.pipeline != lease.pipeline):
             msg = f"the ledger already knows lane '{lease.lane}' of pipeline '{lease.name}'; only an empty one is rebuilt"
-            raise RecordError(msg, hint="Move the ledger away first if it is the wrong one.")
+            raise SinkStateError(msg, hint="Move the ledger away first if it is the wrong one.")
         tx.run("update headrace_ledger_pipeline set uuid = :to where uuid = :uuid", to=found.pipeline, uuid=lease.pipeline)
 
 
-def _gist(error: str) -> str:
+def _error_fingerprint(error: str) -> str:
     """An error without its digits: ports, offsets and times differ between failures that are the same."""
     return re.sub(r"\d+", "#", error)

@@ -139,7 +139,7 @@ def double_quoted(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(token.text for token in tokens if token.token_type is TokenType.STRING and text[token.start] == '"'))
 
 
-def meaning(query: exp.Query, dialect: str) -> exp.Query:
+def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
     """The statement in Spark's SQL. Raises UserError for what cannot be said there."""
     if dialect == "spark":
         return query

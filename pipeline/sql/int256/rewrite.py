@@ -27,7 +27,7 @@ from headrace.pipeline.sql.int256.types import (
     type_of_wide,
     wide_of_type,
 )
-from headrace.pipeline.suggestions import meant
+from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.int256 import INT256, UINT256, WideInteger, plain_digits
 
 Rule = Callable[[exp.Expr], exp.Expr | None]
@@ -73,7 +73,7 @@ def refuse_operator(node: exp.Expr, number: exp.Expr) -> UserError:
     wide = wide_of_type(infer_type(number))
     msg = f"`{_spell(node)}` is not available for `{_spell(number)}`, which is {_spell_type(number)}"
     if isinstance(node, exp.Anonymous):
-        msg += meant(node.name.lower(), [one.name for one in distinct() if one.group is Group.WIDE])
+        msg += suggest_closest(node.name.lower(), [one.name for one in distinct() if one.group is Group.WIDE])
     if isinstance(node, _GENERATORS):
         hint = "Write it as a LATERAL VIEW, or as `explode(…) AS name` for a list."
     elif wide is None:

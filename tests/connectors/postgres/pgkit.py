@@ -16,11 +16,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from headrace.connectors.base import Frame, SinkContext
+from headrace.connectors.base import EpochFrame, SinkContext
 from headrace.connectors.postgres import PostgresSink
 from headrace.pipeline.config.settings import PostgresConnection, Settings
-from headrace.pipeline.model.nodes import PostgresSink as Node
-from headrace.pipeline.protocol.epochs import EpochPlan, Phase, Record, SinkKey
+from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
+from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 PLANNED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ class Bench:
         sink = self.sink(**options)
         sink.prepare(schema, generation)
         if sink.record() is None:
-            sink.join(Record.joined(sink._context.key, generation, 0, {}, "hash", None))
+            sink.register(CommitRecord.for_registration(sink._context.key, generation, 0, {}, "hash", None))
         return sink
 
     def settings(self) -> Settings:
@@ -74,14 +74,14 @@ class Bench:
 
     def frame(
         self, rows: Sequence[tuple[Any, ...]], *, schema: pa.Schema = SCHEMA, key: Sequence[str] = ("id",), estimate: int | None = 0
-    ) -> Frame:
+    ) -> EpochFrame:
         """Rows as (op, *payload), in order; `estimate` picks the path: 0 the driver's, a large number the staged one."""
         places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(rows))]
         place = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int64())])
         columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate([pa.string(), *schema.types])]
         names = [*schema.names, "_gs_op", "_gs_pos"]
         table = pa.table([*columns[1:], columns[0], pa.array(places, place)], names=names)
-        return Frame(self.spark.createDataFrame(table), schema, tuple(key), estimate, self.spark)
+        return EpochFrame(self.spark.createDataFrame(table), schema, tuple(key), estimate, self.spark)
 
     def connect(self) -> psycopg.Connection[Any]:
         """A connection of the superuser, in autocommit."""

@@ -12,9 +12,9 @@ import pytest
 from pgkit import SCHEMA, Bench, plan
 from pyspark import cloudpickle
 
-from headrace.connectors.base import SplitFetch
-from headrace.pipeline.errors import DataError, FencedError, RecordError, SchemaError, TransientError
-from headrace.pipeline.protocol.epochs import Counts, Phase
+from headrace.connectors.base import SplitReader
+from headrace.pipeline.errors import DataError, FencedError, SchemaError, SinkStateError, TransientError
+from headrace.pipeline.protocol.epochs import Phase, WriteCounts
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -29,7 +29,7 @@ def numbers(split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
 
 
 @pytest.fixture
-def fetching() -> Iterator[Callable[..., SplitFetch]]:
+def fetching() -> Iterator[Callable[..., SplitReader]]:
     """Makes fetches out of a function; tasks get its code by value, since tests are no module that workers could import."""
     import sys
 
@@ -37,7 +37,7 @@ def fetching() -> Iterator[Callable[..., SplitFetch]]:
     cloudpickle.register_pickle_by_value(module)
 
     @dataclass
-    class Fetch(SplitFetch):
+    class Fetch(SplitReader):
         splits: Any
         read: Callable[[dict[str, Any]], Iterator[pa.RecordBatch]]
 
@@ -55,7 +55,7 @@ KEYS = pytest.mark.parametrize("key", [("id",), ()], ids=["keyed", "appending"])
 def test_all_splits_arrive_and_the_record_follows(bench: Bench, fetching: Any, key: tuple[str, ...]) -> None:
     sink = bench.joined(key=key)
     first = sink.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark)
-    assert first == Counts(400, 400, 0, 0)
+    assert first == WriteCounts(400, 400, 0, 0)
     assert bench.rows() == sorted([(at, f"v{at}") for at in range(400)], key=repr)
     assert sink.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark) == first
     record = sink.record()
@@ -70,7 +70,7 @@ def test_keys_that_are_there_are_merged(bench: Bench, fetching: Any, options: di
     sink.write(plan(1), bench.frame([("i", 5, "a"), ("i", 150, "z"), ("i", 1000, "other")]))
     counts = sink.write_direct(plan(2, splits=SPLITS), fetching(), bench.spark)
     updated = {"": 2, "nothing": 0, "v": 1}[options.get("on_conflict") or next(iter(options.get("update_where", {})), "")]
-    assert counts == Counts(400, 398, updated, 0)
+    assert counts == WriteCounts(400, 398, updated, 0)
     assert len(bench.rows()) == 401
 
 
@@ -80,7 +80,7 @@ def test_a_key_twice_in_a_split_takes_the_later_row(bench: Bench, fetching: Any)
 
     counts = bench.joined().write_direct(plan(1, splits=SPLITS[:1]), fetching(twice, SPLITS[:1]), bench.spark)
     assert bench.rows() == [(1, "last"), (2, "b")]
-    assert counts == Counts(2, 2, 0, 0)
+    assert counts == WriteCounts(2, 2, 0, 0)
 
 
 def test_keys_that_are_one_to_the_target_keep_the_order_of_splits(bench: Bench, fetching: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_split_that_breaks_is_the_only_one_loaded_again(bench: Bench, fetching
     assert len(bench.rows()) == 300
     Path(seen, "mended").touch()
     counts = sink.write_direct(plan(1, splits=SPLITS), fetching(breaking), bench.spark)
-    assert counts == Counts(400, 400, 0, 0)
+    assert counts == WriteCounts(400, 400, 0, 0)
     assert len(bench.rows()) == 400
     assert [Path(seen, str(split["from"])).read_text() for split in SPLITS] == ["x", "x", "xx", "x"]
 
@@ -149,7 +149,7 @@ def test_a_worker_killed_in_copy_leaves_nothing_of_its_split(bench: Bench, fetch
     with pytest.raises(Exception, match="Python worker exited"):
         sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark)
     assert not [row for row in bench.rows() if 100 <= row[0] < 200]
-    assert sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark) == Counts(400, 400, 0, 0)
+    assert sink.write_direct(plan(1, splits=SPLITS), fetching(killing), bench.spark) == WriteCounts(400, 400, 0, 0)
     assert bench.rows() == sorted([(at, f"v{at}") for at in range(400)], key=repr)
 
 
@@ -184,7 +184,7 @@ def test_the_next_generation_finishes_what_splits_it_finds(bench: Bench, fetchin
     task(SPLITS[3])
     new = bench.sink(key=())
     new.prepare(SCHEMA, 2)
-    assert new.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark) == Counts(400, 400, 0, 0)
+    assert new.write_direct(plan(1, splits=SPLITS), fetching(), bench.spark) == WriteCounts(400, 400, 0, 0)
     assert len(bench.rows()) == 400
 
 
@@ -194,12 +194,12 @@ def test_an_epoch_begun_by_splits_is_not_finished_by_rows(bench: Bench, fetching
     sink = bench.joined(key=())
     handle = sink._open
     history = replace(plan(1), phase=Phase.HISTORY)
-    assert not sink.began(history)
+    assert not sink.has_partial_epoch(history)
     SplitTask(handle._address, handle._store, handle._loading(), plan(1), fetching(), straight=True)(SPLITS[0])
-    assert sink.began(history)
-    with pytest.raises(RecordError, match="begun by direct load"):
+    assert sink.has_partial_epoch(history)
+    with pytest.raises(SinkStateError, match="begun by direct load"):
         sink.write(plan(1), bench.frame([("i", 1, "a")], key=()))
-    with pytest.raises(RecordError, match="splits that are not planned"):
+    with pytest.raises(SinkStateError, match="splits that are not planned"):
         sink.write_direct(plan(1, splits=SPLITS[1:]), fetching(numbers, SPLITS[1:]), bench.spark)
 
 
@@ -231,7 +231,7 @@ def test_json_targets_go_by_way_of_staging(bench: Bench, fetching: Any) -> None:
     bench.run(f"CREATE SCHEMA {bench.schema}")
     bench.run("CREATE TABLE {t} (id bigint, v jsonb)")
     counts = bench.joined(key=()).write_direct(plan(1, splits=SPLITS), fetching(texts), bench.spark)
-    assert counts == Counts(4, 4, 0, 0)
+    assert counts == WriteCounts(4, 4, 0, 0)
     assert bench.run("SELECT sum((v->>'a')::int) FROM {t}") == [(4,)]
 
 
@@ -249,7 +249,7 @@ def test_a_source_that_fails_in_passing_is_asked_again(bench: Bench, fetching: A
             raise TransientError(msg)
         yield second
 
-    assert bench.joined(key=()).write_direct(plan(1, splits=SPLITS[:1]), fetching(failing, SPLITS[:1]), bench.spark) == Counts(
+    assert bench.joined(key=()).write_direct(plan(1, splits=SPLITS[:1]), fetching(failing, SPLITS[:1]), bench.spark) == WriteCounts(
         100, 100, 0, 0
     )
     assert Path(flag).exists()

@@ -20,11 +20,11 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import functions as f
 
 from headrace import services as local
-from headrace.connectors.base import Frame
+from headrace.connectors.base import EpochFrame
 from headrace.connectors.postgres import staging
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.services.base import LocalService
 
 pytestmark = [pytest.mark.spark, pytest.mark.services, pytest.mark.faults]
@@ -66,7 +66,7 @@ def epoch_said(said: Path) -> int:
 def check_books(bench: Bench, generation: int) -> int:
     """Every epoch up to the record's is there exactly once; returns its number."""
     sink = bench.joined(SCHEMA, generation, key=())
-    found = sink.count()
+    found = sink.read_row_count()
     assert found is not None
     record, rows = found
     assert record is not None
@@ -108,7 +108,7 @@ def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalSer
     sink = bench.joined(key=())
     merge = small_batches.merge
 
-    def dying(*given: Any, **more: Any) -> Counts:
+    def dying(*given: Any, **more: Any) -> WriteCounts:
         counts = merge(*given, **more)
         server.kill()
         return counts
@@ -119,7 +119,7 @@ def test_a_server_killed_in_a_transaction_is_tried_again(fragile: tuple[LocalSer
         sink.write(plan(1), frame)
     monkeypatch.undo()
     server.start()
-    assert sink.write(plan(1), frame) == Counts(1, 1, 0, 0)
+    assert sink.write(plan(1), frame) == WriteCounts(1, 1, 0, 0)
     assert bench.rows() == [(1, "a")]
 
 
@@ -132,7 +132,7 @@ def test_a_connection_lost_at_the_commit_does_not_double(bench: Bench, monkeypat
     with pytest.raises(TransientError):
         sink.write(plan(1), frame)
     assert bench.rows() == [(1, "a")]
-    assert sink.write(plan(1), frame) == Counts(1, 1, 0, 0)
+    assert sink.write(plan(1), frame) == WriteCounts(1, 1, 0, 0)
     assert bench.rows() == [(1, "a")]
 
 
@@ -178,19 +178,19 @@ def test_a_server_killed_between_staging_and_merge_is_staged_again(
 ) -> None:
     server, bench = fragile
     sink = bench.joined(key=())
-    stage = staging.stage
-    staged: list[list[staging.Staged]] = []
+    stage = staging.copy_to_staging
+    staged: list[list[staging.StagedAttempt]] = []
 
-    def crashing(*given: Any) -> list[staging.Staged]:
+    def crashing(*given: Any) -> list[staging.StagedAttempt]:
         staged.append(stage(*given))
         if len(staged) == 1:
             server.kill()
             server.start()
         return staged[-1]
 
-    monkeypatch.setattr(staging, "stage", crashing)
+    monkeypatch.setattr(staging, "copy_to_staging", crashing)
     counts = sink.write(plan(1), bench.frame([("i", at, "a") for at in range(1000)], key=(), estimate=STAGED))
-    assert counts == Counts(1000, 1000, 0, 0)
+    assert counts == WriteCounts(1000, 1000, 0, 0)
     assert [sum(one.rows for one in attempt) for attempt in staged] == [1000, 1000]
     assert len(bench.rows()) == 1000
     assert bench.run("SELECT count(*) FROM pg_tables WHERE tablename LIKE %s", "stage%") == [(0,)]
@@ -199,20 +199,20 @@ def test_a_server_killed_between_staging_and_merge_is_staged_again(
 def test_rows_of_an_attempt_that_nobody_returned_are_not_merged(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task committed its COPY and died before it could say so; another attempt did it again."""
     sink = bench.joined(key=())
-    stage = staging.stage
+    stage = staging.copy_to_staging
 
-    def twice(rows: Any, task: staging.StageTask) -> list[staging.Staged]:
+    def twice(rows: Any, task: staging.StagingCopyTask) -> list[staging.StagedAttempt]:
         ghost = rows.toArrow().to_batches()
         assert next(task(iter(ghost))).column("rows")[0].as_py() == 3
         return stage(rows, task)
 
-    monkeypatch.setattr(staging, "stage", twice)
+    monkeypatch.setattr(staging, "copy_to_staging", twice)
     frame = bench.frame([("i", at, "a") for at in range(3)], key=(), estimate=STAGED)
-    assert sink.write(plan(1), frame) == Counts(3, 3, 0, 0)
+    assert sink.write(plan(1), frame) == WriteCounts(3, 3, 0, 0)
     assert len(bench.rows()) == 3
 
 
-def tried_again(write: Callable[[], Counts]) -> Counts:
+def tried_again(write: Callable[[], WriteCounts]) -> WriteCounts:
     """As a lane does: what passes is tried again. Spark may hand out another worker that has died and that it has not noticed yet."""
     for attempt in range(5):
         try:
@@ -236,25 +236,25 @@ def test_a_worker_killed_in_copy_leaves_nothing(bench: Bench, tmp_path: Path) ->
 
     plain = bench.frame([("i", at, "a") for at in range(2000)], key=())
     rows = plain.rows.repartition(2).mapInArrow(killing, plain.rows.schema)
-    frame = Frame(rows, SCHEMA, (), STAGED, bench.spark)
+    frame = EpochFrame(rows, SCHEMA, (), STAGED, bench.spark)
     with pytest.raises(Exception, match="Python worker exited"):
         sink.write(plan(1), frame)
     assert bench.rows() == []
-    assert tried_again(lambda: sink.write(plan(1), frame)) == Counts(2000, 2000, 0, 0)
+    assert tried_again(lambda: sink.write(plan(1), frame)) == WriteCounts(2000, 2000, 0, 0)
     assert len(bench.rows()) == 2000
 
 
 def test_a_zombie_that_wakes_between_staging_and_merge_is_fenced(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     old = bench.joined(key=(), generation=1)
-    stage = staging.stage
+    stage = staging.copy_to_staging
 
-    def overtaken(*given: Any) -> list[staging.Staged]:
+    def overtaken(*given: Any) -> list[staging.StagedAttempt]:
         found = stage(*given)
         new = bench.joined(key=(), generation=2)
         new.write(plan(1), bench.frame([("i", 1, "new")], key=()))
         return found
 
-    monkeypatch.setattr(staging, "stage", overtaken)
+    monkeypatch.setattr(staging, "copy_to_staging", overtaken)
     with pytest.raises(FencedError):
         old.write(plan(1), bench.frame([("i", 1, "old")], key=(), estimate=STAGED))
     assert bench.rows() == [(1, "new")]
@@ -287,6 +287,6 @@ def test_a_wide_stage_is_merged_by_attempts(bench: Bench) -> None:
             "_gs_pos"
         ),
     )
-    assert sink.write(plan(1), Frame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == Counts(10_000, 10_000, 0, 0)
-    assert sink.write(plan(2), Frame(rows, SCHEMA, ("id",), None, bench.spark)) == Counts(10_000, 0, 10_000, 0)
+    assert sink.write(plan(1), EpochFrame(rows, SCHEMA, ("id",), STAGED, bench.spark)) == WriteCounts(10_000, 10_000, 0, 0)
+    assert sink.write(plan(2), EpochFrame(rows, SCHEMA, ("id",), None, bench.spark)) == WriteCounts(10_000, 0, 10_000, 0)
     assert len(bench.rows()) == 10_000

@@ -8,7 +8,7 @@ import pytest
 from pgkit import STAGED, Bench, plan
 
 from headrace.pipeline.errors import GuaranteeError
-from headrace.pipeline.protocol.epochs import Counts
+from headrace.pipeline.protocol.epochs import WriteCounts
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -29,7 +29,7 @@ def test_last_one_wins_whatever_it_is(bench: Bench, estimate: int | None) -> Non
     ]  # fmt: skip
     counts = sink.write(plan(2), bench.frame(rows, estimate=estimate))
     assert bench.rows() == [(1, "last"), (2, "back"), (5, "unseen")]
-    assert counts == Counts(rows=6, inserted=1, updated=2, deleted=1)
+    assert counts == WriteCounts(rows=6, inserted=1, updated=2, deleted=1)
 
 
 @PATHS
@@ -41,7 +41,7 @@ def test_counts_add_up_to_the_table(bench: Bench, estimate: int | None) -> None:
     for number in range(1, 4):
         rows = [("d" if (at + number) % 3 == 0 else "u", at % 7, f"{number}-{at}") for at in range(20)]
         sink.write(plan(number), bench.frame(rows, estimate=estimate))
-    found = sink.count()
+    found = sink.read_row_count()
     assert found is not None
     record, rows_there = found
     assert record is not None
@@ -58,7 +58,7 @@ def test_first_one_wins_with_on_conflict_nothing(bench: Bench, estimate: int | N
     rows = [("i", 1, "ignored"), ("i", 2, "first"), ("i", 2, "second"), ("i", 3, "a"), ("d", 3, "a"), ("i", 3, "b"), ("i", 3, "c")]
     counts = sink.write(plan(2), bench.frame(rows, estimate=estimate))
     assert bench.rows() == [(1, "kept"), (2, "first"), (3, "b")]
-    assert counts == Counts(rows=3, inserted=2, updated=0, deleted=0)
+    assert counts == WriteCounts(rows=3, inserted=2, updated=0, deleted=0)
 
 
 @pytest.mark.parametrize("cuts", [[8], [1] * 8, [3, 5], [5, 3]], ids=str)
@@ -90,7 +90,7 @@ def test_update_where_compares_with_the_row_that_is_there(bench: Bench, estimate
     sink.write(plan(1), bench.frame([("i", 1, "5"), ("i", 2, "5")]))
     counts = sink.write(plan(2), bench.frame([("u", 1, "8"), ("u", 1, "6"), ("u", 2, "4"), ("i", 3, "1")], estimate=estimate))
     assert bench.rows() == [(1, "8"), (2, "5"), (3, "1")]
-    assert counts == Counts(rows=3, inserted=1, updated=1, deleted=0)
+    assert counts == WriteCounts(rows=3, inserted=1, updated=1, deleted=0)
 
 
 @PATHS
@@ -99,7 +99,7 @@ def test_all_columns_key_does_nothing_on_conflict(bench: Bench, estimate: int | 
     sink.write(plan(1), bench.frame([("i", 1, "a")], key=("id", "v")))
     counts = sink.write(plan(2), bench.frame([("i", 1, "a"), ("i", 1, "b"), ("u", 1, "b")], key=("id", "v"), estimate=estimate))
     assert bench.rows() == [(1, "a"), (1, "b")]
-    assert counts == Counts(rows=2, inserted=1, updated=0, deleted=0)
+    assert counts == WriteCounts(rows=2, inserted=1, updated=0, deleted=0)
 
 
 @PATHS
@@ -107,7 +107,7 @@ def test_without_a_key_rows_are_appended(bench: Bench, estimate: int | None) -> 
     sink = bench.joined(key=())
     counts = sink.write(plan(1), bench.frame([("i", 1, "a"), ("u", 1, "b"), ("i", 1, "a")], key=(), estimate=estimate))
     assert bench.rows() == [(1, "a"), (1, "a"), (1, "b")]
-    assert counts == Counts(rows=3, inserted=3, updated=0, deleted=0)
+    assert counts == WriteCounts(rows=3, inserted=3, updated=0, deleted=0)
 
 
 @PATHS
@@ -124,7 +124,7 @@ def test_without_a_key_a_delete_is_refused_and_nothing_lands(bench: Bench, estim
 @PATHS
 def test_an_empty_epoch_moves_the_record_alone(bench: Bench, estimate: int | None) -> None:
     sink = bench.joined()
-    assert sink.write(plan(1), bench.frame([], estimate=estimate)) == Counts()
+    assert sink.write(plan(1), bench.frame([], estimate=estimate)) == WriteCounts()
     record = sink.record()
     assert record is not None
     assert (record.epoch, record.end) == (1, {"src": 1})
@@ -136,8 +136,8 @@ def test_partitioned_targets_count_like_others(bench: Bench) -> None:
     for part in range(2):
         bench.run(f"CREATE TABLE {bench.schema}.part{part} PARTITION OF {{t}} FOR VALUES WITH (MODULUS 2, REMAINDER {part})")
     sink = bench.joined()
-    assert sink.write(plan(1), bench.frame([("i", at, "a") for at in range(4)])) == Counts(4, 4, 0, 0)
-    assert sink.write(plan(2), bench.frame([("u", 1, "b"), ("d", 2, ""), ("i", 9, "c")])) == Counts(3, 1, 1, 1)
+    assert sink.write(plan(1), bench.frame([("i", at, "a") for at in range(4)])) == WriteCounts(4, 4, 0, 0)
+    assert sink.write(plan(2), bench.frame([("u", 1, "b"), ("d", 2, ""), ("i", 9, "c")])) == WriteCounts(3, 1, 1, 1)
 
 
 def test_quoting_holds_for_any_name(bench: Bench) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pgkit import SCHEMA, STAGED, Bench, plan
 
-from headrace.pipeline.errors import FencedError, RecordError, TransientError
-from headrace.pipeline.protocol.epochs import Counts, Record
+from headrace.pipeline.errors import FencedError, SinkStateError, TransientError
+from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -24,7 +24,7 @@ def epoch_of(sink: Any) -> int | None:
 def test_a_fresh_target_has_no_record_and_is_made(bench: Bench) -> None:
     sink = bench.sink()
     assert sink.record() is None
-    assert sink.count() is None
+    assert sink.read_row_count() is None
     sink.prepare(SCHEMA, 1)
     assert sink.record() is None
     assert bench.rows() == []
@@ -35,7 +35,7 @@ def test_join_takes_the_baseline(bench: Bench) -> None:
     sink.write(plan(1), bench.frame([("i", 1, "a"), ("i", 2, "b")]))
     other = bench.sink(pipeline="another")
     other.prepare(SCHEMA, 1)
-    written = other.join(Record.joined(other._context.key, 1, 0, {}, "hash", None))
+    written = other.register(CommitRecord.for_registration(other._context.key, 1, 0, {}, "hash", None))
     assert written.baseline == 2
     assert other.record() == written
 
@@ -45,7 +45,7 @@ def test_an_epoch_that_is_held_is_not_written_again(bench: Bench, estimate: int)
     sink = bench.joined(key=())
     frame = bench.frame([("i", 1, "a")], key=(), estimate=estimate)
     first = sink.write(plan(1), frame)
-    assert sink.write(plan(1), frame) == first == Counts(1, 1, 0, 0)
+    assert sink.write(plan(1), frame) == first == WriteCounts(1, 1, 0, 0)
     assert bench.rows() == [(1, "a")]
 
 
@@ -57,7 +57,7 @@ def test_only_the_next_epoch_is_taken(bench: Bench, number: int, estimate: int) 
     if number == 2:
         sink.write(plan(2), bench.frame([("i", 2, "a")], estimate=estimate))
         number = 1
-    with pytest.raises(RecordError, match=f"epoch {number} cannot follow epoch"):
+    with pytest.raises(SinkStateError, match=f"epoch {number} cannot follow epoch"):
         sink.write(plan(number), bench.frame([("i", 99, "x")], estimate=estimate))
     assert (99, "x") not in bench.rows()
 
@@ -65,7 +65,7 @@ def test_only_the_next_epoch_is_taken(bench: Bench, number: int, estimate: int) 
 def test_without_a_record_nothing_is_written(bench: Bench) -> None:
     sink = bench.sink()
     sink.prepare(SCHEMA, 1)
-    with pytest.raises(RecordError, match="no record"):
+    with pytest.raises(SinkStateError, match="no record"):
         sink.write(plan(1), bench.frame([("i", 1, "a")]))
     assert bench.rows() == []
 
@@ -113,11 +113,11 @@ def test_rewind_overwrites_the_row(bench: Bench) -> None:
     sink = bench.joined()
     for number in (1, 2, 3):
         sink.write(plan(number), bench.frame([("i", number, "a")]))
-    sink.join(Record.joined(sink._context.key, 1, 1, {"src": 1}, "hash", None))
+    sink.register(CommitRecord.for_registration(sink._context.key, 1, 1, {"src": 1}, "hash", None))
     assert epoch_of(sink) == 1
     sink.write(plan(2), bench.frame([("i", 2, "again")]))
     assert bench.rows() == [(1, "a"), (2, "again"), (3, "a")]
-    found = sink.count()
+    found = sink.read_row_count()
     assert found is not None
     assert found[1] == 3
 
@@ -129,7 +129,7 @@ def test_a_table_made_anew_does_not_hold_the_record(bench: Bench) -> None:
     again = bench.sink()
     again.prepare(SCHEMA, 2)
     assert again.record() is None
-    again.join(Record.joined(again._context.key, 2, 0, {}, "hash", None))
+    again.register(CommitRecord.for_registration(again._context.key, 2, 0, {}, "hash", None))
     assert epoch_of(again) == 0
 
 
@@ -145,12 +145,12 @@ def test_a_pipeline_that_lost_its_ledger_sees_its_record_and_takes_over(bench: B
     first.write(plan(1), bench.frame([("i", 1, "a")]))
     lost = bench.sink(pipeline="a new uuid after the ledger was lost")
     lost.prepare(SCHEMA, 1)
-    foreign = lost.foreign_record()
+    foreign = lost.find_conflicting_record()
     assert foreign is not None
     assert (foreign.epoch, foreign.key.pipeline) == (1, bench.pipeline)
-    assert first.foreign_record() is None
-    lost.join(Record.joined(lost._context.key, 1, 0, {}, "hash", None))
-    found = lost.count()
+    assert first.find_conflicting_record() is None
+    lost.register(CommitRecord.for_registration(lost._context.key, 1, 0, {}, "hash", None))
+    found = lost.read_row_count()
     assert found is not None
     assert found[1] == 1
     with pytest.raises(FencedError):
@@ -160,15 +160,15 @@ def test_a_pipeline_that_lost_its_ledger_sees_its_record_and_takes_over(bench: B
 def test_a_table_that_two_pipelines_write_is_not_counted(bench: Bench) -> None:
     one = bench.joined(share=True)
     two = bench.joined(name="another sink", pipeline="another pipeline", share=True)
-    assert one.count() is None
-    assert two.count() is None
-    assert one.foreign_record() is None
+    assert one.read_row_count() is None
+    assert two.read_row_count() is None
+    assert one.find_conflicting_record() is None
 
 
 def test_an_audit_reads_without_preparing(bench: Bench) -> None:
     bench.joined().write(plan(1), bench.frame([("i", 1, "a")]))
     audit = bench.sink()
-    found = audit.count()
+    found = audit.read_row_count()
     assert found is not None
     assert (epoch_of(audit), found[1]) == (1, 1)
     assert bench.run("SELECT generation FROM headrace.records WHERE pipeline = %s", bench.pipeline) == [(1,)]
@@ -200,5 +200,5 @@ def test_two_of_one_generation_write_an_epoch_once(bench: Bench) -> None:
     frame = bench.frame([("i", at, "a") for at in range(50)], key=())
     with ThreadPoolExecutor(2) as pool:
         counts = list(pool.map(lambda sink: sink.write(plan(1), frame), (one, two)))
-    assert counts == [Counts(50, 50, 0, 0)] * 2
+    assert counts == [WriteCounts(50, 50, 0, 0)] * 2
     assert len(bench.rows()) == 50
