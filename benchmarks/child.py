@@ -19,21 +19,21 @@ def main() -> None:
     """Reads what to run from the environment."""
     from benchmarks.kit import Bench
     from headrace.jobs.run.events import EpochCommitted, Event, Until
-    from headrace.jobs.run.pipeline_run import LaneRun
+    from headrace.jobs.run.pipeline_run import PipelineRun
     from headrace.jobs.run.runner import run
     from headrace.pipeline.file.loader import parse_pipeline
     from headrace.services import Services
 
     asked = json.loads(os.environ["HEADRACE_BENCH"])
     say("imports")
-    original = LaneRun.__enter__
+    original = PipelineRun.__enter__
 
-    def entered(self: LaneRun) -> LaneRun:
+    def entered(self: PipelineRun) -> PipelineRun:
         found = original(self)
         say("lane open")
         return found
 
-    LaneRun.__enter__ = entered
+    PipelineRun.__enter__ = entered
 
     def listener(event: Event) -> None:
         if isinstance(event, EpochCommitted):

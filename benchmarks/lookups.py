@@ -12,7 +12,7 @@ from benchmarks.kit import Bench, timed
 from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.dynamic_tables.base import checker
-from headrace.jobs.dynamic_tables.broadcast import Segment, SetLookup
+from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
 from headrace.pipeline.model.transforms import DynamicTableConfig
 
 _BATCH = 10_000
@@ -25,9 +25,9 @@ def lookups(bench: Bench, rows: int) -> list[str]:
     asked = min(rows, 1_000_000)
     missed = []
     for held in (10_000, 1_000_000):
-        segment = Segment(_wallets(range(held)))
+        segment = ValueSegment(_wallets(range(held)))
         assert len(segment.texts) == held
-        speed = _speed(SetLookup((), segment), held, asked)
+        speed = _speed(BroadcastLookup((), segment), held, asked)
         bench.add("lookups", f"in memory, {held:,} values held", f"{speed / 1e6:.2f} M lookups/s")
         missed += [f"lookups: {speed:,.0f}/s in memory, {GATE:,} wanted"] if speed < GATE else []
     connection = bench.settings().postgres_for_tables()

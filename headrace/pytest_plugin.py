@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from headrace.jobs.testing.runner import Bench, Outcome
+    from headrace.jobs.testing.runner import CaseOutcome, PipelineTestRunner
     from headrace.pipeline.testcases.loader import Case
 
-_BENCH = pytest.StashKey["Bench"]()
+_BENCH = pytest.StashKey["PipelineTestRunner"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,20 +49,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         bench.close()
 
 
-def _bench(config: pytest.Config) -> Bench:
+def _bench(config: pytest.Config) -> PipelineTestRunner:
     """One for the whole session."""
     if (found := config.stash.get(_BENCH, None)) is None:
-        from headrace.jobs.testing.runner import Bench
+        from headrace.jobs.testing.runner import PipelineTestRunner
         from headrace.pipeline.config.settings import load_settings
 
-        found = config.stash[_BENCH] = Bench(load_settings())
+        found = config.stash[_BENCH] = PipelineTestRunner(load_settings())
     return found
 
 
 class CaseFailedError(Exception):
     """A test did not pass. `updates` are lines about the expected rows that were replaced."""
 
-    def __init__(self, outcome: Outcome, updates: list[str]) -> None:
+    def __init__(self, outcome: CaseOutcome, updates: list[str]) -> None:
         super().__init__(outcome.case.name)
         self.outcome = outcome
         self.updates = updates
@@ -112,7 +112,7 @@ class CaseItem(pytest.Item):
         return self.path, line - 1 if line else None, self.name
 
 
-def _update_expected(outcome: Outcome) -> list[str]:
+def _update_expected(outcome: CaseOutcome) -> list[str]:
     from headrace.jobs.testing.update_snapshots import update
     from headrace.pipeline.errors import HeadraceError
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import dagster as dg
 
-from headrace.jobs.sources.pipeline_source import lane_sources, spoken_columns
+from headrace.jobs.sources.pipeline_source import create_pipeline_sources, declared_columns
 from headrace.orchestration.pipelines import Physical, Pipeline
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
@@ -20,7 +20,7 @@ class ColumnBook:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._model = pipeline.file.model
-        self._nodes = lineage(self._model, spoken_columns(lane_sources(self._model.sources, pipeline.settings())))
+        self._nodes = lineage(self._model, declared_columns(create_pipeline_sources(self._model.sources, pipeline.settings())))
 
     def schema(self, name: str) -> dg.TableSchema | None:
         """The columns of a node for people; a sink has those of what it reads. None where they are not known."""

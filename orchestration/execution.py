@@ -66,7 +66,7 @@ def run_lane(
             pipeline.file,
             settings,
             until=until,
-            windows=windows,
+            partitions=windows,
             listener=events.put,
             stop=stop,
             max_run_time=max_run_time,
@@ -116,16 +116,16 @@ def check_results(pipeline: Pipeline, spark: LaneSpark, sinks: Sequence[str], *,
 
     Works in the run's own Spark session. An internal error of the comparison does not fail a run whose rows are written.
     """
-    from headrace.jobs.checks.audit import Content, audit
-    from headrace.jobs.spark.errors import told_by_spark
+    from headrace.jobs.checks.audit import ContentAuditOptions, audit
+    from headrace.jobs.spark.errors import translate_spark_errors
 
     settings = spark.settings(pipeline.settings())
     content = content and bool(pipeline.comparable & set(sinks))
     needs_spark = content or any(pipeline.file.model.sinks[sink].type in ("delta", "iceberg") for sink in sinks)
     # In a thread: a first session in the main thread would replace Dagster's handlers of interrupts.
     session = _in_thread(lambda: spark.session(settings, pipeline.kinds), "checks-spark").result() if needs_spark else None
-    with told_by_spark():
-        return audit(pipeline.file, settings, sinks=sinks, spark=session, content=Content(raises=False) if content else None)
+    with translate_spark_errors():
+        return audit(pipeline.file, settings, sinks=sinks, spark=session, content=ContentAuditOptions(raises=False) if content else None)
 
 
 def _in_thread(work: Callable[[], T], name: str) -> Future[T]:

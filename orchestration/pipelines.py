@@ -14,7 +14,7 @@ from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Sink
 from headrace.jobs.checks.content.scope import refusal
 from headrace.jobs.dynamic_tables.factory import value_tables
-from headrace.jobs.run.status import stream_wanted
+from headrace.jobs.run.status import has_stream_work
 from headrace.pipeline.config.settings import CONFIG_NAMES, Settings, load_settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
@@ -84,7 +84,7 @@ class Pipeline:
     @property
     def has_stream(self) -> bool:
         """Whether something is left to do once the history is complete."""
-        return stream_wanted(self.file)
+        return has_stream_work(self.file)
 
     @property
     def kinds(self) -> frozenset[str]:

@@ -114,10 +114,10 @@ def audit(
     """Holds the sinks against the ledger, with `content` also against the sources. Ends with exit code 1 if a check fails."""
     file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.checks.audit import Content
+    from headrace.jobs.checks.audit import ContentAuditOptions
     from headrace.jobs.checks.audit import audit as run_audit  # Spark, which takes a second to import
 
-    how = Content(rows, full, seconds=seconds) if content else None
+    how = ContentAuditOptions(rows, full, seconds=seconds) if content else None
     results = run_audit(file, settings, all_epochs=all_epochs, content=how)
     if as_json:
         print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])

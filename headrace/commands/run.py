@@ -41,7 +41,7 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
         try:
             result = stopper.call(
                 lambda: run(
-                    file, settings, until=chosen, windows=partitions or None, listener=listener, stop=stopper.event, launched_by="cli"
+                    file, settings, until=chosen, partitions=partitions or None, listener=listener, stop=stopper.event, launched_by="cli"
                 )
             )
         except Exception as error:

@@ -113,7 +113,7 @@ def _look(reports: Iterable[_Report]) -> None:
     with _one_session(settings, kinds) as session:
         for report, file in sound:
             try:
-                found = preflight.check(file, settings, session)
+                found = preflight.check_pipeline(file, settings, session)
             except HeadraceError as error:
                 report.errors.append(error)
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.run.status import history_complete, windows_done
+from headrace.jobs.run.status import completed_partitions, history_complete
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
@@ -57,7 +57,7 @@ class DemoLane:
 
     def months(self) -> list[str]:
         """The months that are in every sink."""
-        return windows_done(self.file, self.state())
+        return completed_partitions(self.file, self.state())
 
     def last_epoch_of(self, month: str) -> int:
         """The epoch that completed a month."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.functions.plugins import register_functions
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.base import TransformContext
@@ -89,5 +89,5 @@ def check_side_output(
         for numbers in ((1, 2), (2,)):
             outputs = SideOutputs("contract", given)
             for number in numbers:
-                outputs.see(plan(number), {source: Reading(frame(schema, rows, "i" * len(rows)), len(rows))})
+                outputs.see(plan(number), {source: SourceBatch(frame(schema, rows, "i" * len(rows)), len(rows))})
             outputs.close()

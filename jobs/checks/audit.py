@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.checks.ledger_proof import Walk
-from headrace.jobs.checks.ledger_proof import walk as walk_epochs
+from headrace.jobs.checks.ledger_proof import LedgerProof
+from headrace.jobs.checks.ledger_proof import verify_epochs as walk_epochs
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.run.events import CheckResult
 from headrace.jobs.run.status import history_complete
@@ -34,7 +34,7 @@ LANE = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentAuditOptions:
     """How much `content_matches` reads for one sink.
 
     At most `rows` of its sources, by default those of the setting `audit.sample_rows`, and as many of its target; with `seconds`
@@ -55,7 +55,7 @@ def audit(
     sinks: Sequence[str] | None = None,
     spark: SparkSession | None = None,
     all_epochs: bool = False,
-    content: Content | None = None,
+    content: ContentAuditOptions | None = None,
 ) -> list[CheckResult]:
     """Runs every check of the named sinks (all if None) against the real systems; `content_matches` if `content` says how.
 
@@ -90,7 +90,7 @@ def _content(
     state: PipelineState,
     names: Sequence[str],
     spark: SparkSession,
-    content: Content,
+    content: ContentAuditOptions,
 ) -> list[CheckResult]:
     from headrace.jobs.checks.content.audit import ContentAudit
 
@@ -108,7 +108,7 @@ def _is_exact(file: PipelineFile, name: str) -> bool:
 
 
 def _sink_checks(
-    file: PipelineFile, settings: Settings, ledger: Ledger, state: PipelineState, name: str, walk: Walk, spark: SparkSession | None
+    file: PipelineFile, settings: Settings, ledger: Ledger, state: PipelineState, name: str, walk: LedgerProof, spark: SparkSession | None
 ) -> Iterator[CheckResult]:
     import pyarrow as pa
 
@@ -132,7 +132,7 @@ def _restarts(ledger: Ledger, state: PipelineState) -> set[int]:
     return {event["data"].get("epoch") for event in ledger.events(state.name, state.lane) if event["kind"] in ("rewound", "reset")}
 
 
-def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, walk: Walk) -> CheckResult:
+def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, walk: LedgerProof) -> CheckResult:
     record = sink.record()
     problems = list(walk.problems)
     problems += [

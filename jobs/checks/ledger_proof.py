@@ -22,7 +22,7 @@ _TRIES = 5
 
 
 @dataclass(slots=True)
-class Walk:
+class LedgerProof:
     """What a walk over the epochs has seen. `last`, `end` and `link` are those of the newest epoch so far."""
 
     problems: list[str] = field(default_factory=list)
@@ -39,12 +39,12 @@ class _NeedsAll(Exception):  # noqa: N818  no error
     """The verified point is of no use; every row has to be read. Its arguments are problems that are known already."""
 
 
-def walk(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False) -> Walk:
+def verify_epochs(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False) -> LedgerProof:
     """Checks the epochs from the verified point on, or from the first with `all_epochs`, and moves the point.
 
     `restarts` are epochs that may start at another position than the one before ended at.
     """
-    found = Walk()
+    found = LedgerProof()
     for _ in range(_TRIES):
         ranges = ledger.rolled_up(state.name, state.lane)
         try:
@@ -63,8 +63,10 @@ def walk(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all
     return found
 
 
-def _walked(ledger: Ledger, state: PipelineState, ranges: list[RolledUp], restarts: Collection[int], point: AuditProgress | None) -> Walk:
-    seen = Walk(last=_rebuilt_at(ledger, state))
+def _walked(
+    ledger: Ledger, state: PipelineState, ranges: list[RolledUp], restarts: Collection[int], point: AuditProgress | None
+) -> LedgerProof:
+    seen = LedgerProof(last=_rebuilt_at(ledger, state))
     for one in ranges:
         _add_range(seen, one, restarts)
     rows = _rows(ledger, state, seen, point if point is not None and point.number > seen.last else None)
@@ -89,7 +91,7 @@ def _rebuilt_at(ledger: Ledger, state: PipelineState) -> int:
     return rebuilt[-1] if rebuilt else 0
 
 
-def _rows(ledger: Ledger, state: PipelineState, seen: Walk, point: AuditProgress | None) -> Iterator[StoredEpoch]:
+def _rows(ledger: Ledger, state: PipelineState, seen: LedgerProof, point: AuditProgress | None) -> Iterator[StoredEpoch]:
     """The rows to check: all, or those after the verified point. Raises _NeedsAll where the point or rows before it have changed."""
     if point is None:
         yield from ledger.stored_epochs(state.name, state.lane, seen.last, seen.link)
@@ -107,7 +109,7 @@ def _rows(ledger: Ledger, state: PipelineState, seen: Walk, point: AuditProgress
     yield from rows
 
 
-def _add_range(seen: Walk, one: RolledUp, restarts: Collection[int]) -> None:
+def _add_range(seen: LedgerProof, one: RolledUp, restarts: Collection[int]) -> None:
     _joins(seen, one.first, one.start, restarts)
     if one.link_before != seen.link:
         seen.problems.append(f"the summary of epochs {one.first} to {one.last} does not continue the ledger's hash chain")
@@ -115,7 +117,7 @@ def _add_range(seen: Walk, one: RolledUp, restarts: Collection[int]) -> None:
     seen.last, seen.end, seen.link = one.last, one.end, one.link
 
 
-def _add_row(seen: Walk, row: StoredEpoch, restarts: Collection[int]) -> None:
+def _add_row(seen: LedgerProof, row: StoredEpoch, restarts: Collection[int]) -> None:
     _joins(seen, row.number, row.plan["start"], restarts)
     if not row.linked:
         seen.problems.append(f"epoch {row.number} or the one before was changed after its commit: the ledger's hash chain breaks there")
@@ -123,7 +125,7 @@ def _add_row(seen: Walk, row: StoredEpoch, restarts: Collection[int]) -> None:
     seen.last, seen.end, seen.link = row.number, row.plan["end"], row.link
 
 
-def _joins(seen: Walk, number: int, start: Position, restarts: Collection[int]) -> None:
+def _joins(seen: LedgerProof, number: int, start: Position, restarts: Collection[int]) -> None:
     if number != seen.last + 1:
         seen.problems.append(f"epochs {seen.last + 1} to {number - 1} are missing from the ledger")
     elif seen.end is not None and start != seen.end and number not in restarts:

@@ -13,10 +13,10 @@ from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.planning.compiled_pipeline import node_types
-from headrace.jobs.planning.planner import Known, Planner
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.planning.version_columns import version_problems
 from headrace.jobs.run.file_check import check_file
-from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import check_side_outputs
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.transforms.retractions import retractions_of, shared_problems
@@ -41,7 +41,7 @@ Session = Callable[[], "SparkSession"]
 
 
 @dataclass(slots=True)
-class Findings:
+class PreflightResult:
     """What a look at a sound file brought. `unchecked` says by node what could not be looked at, and why."""
 
     errors: list[UserError] = field(default_factory=list)
@@ -63,12 +63,12 @@ def _stream(source: Any) -> Any:
     return getattr(source, "unbounded_source", None)
 
 
-def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
+def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> PreflightResult:
     """Looks at everything that can be reached; what cannot is in `unchecked`. `session` is called if `needs_spark`.
 
     Raises InternalError for a fault of Headrace itself; whatever the user can mend is in the findings.
     """
-    findings = Findings(warnings=list(file.warnings))
+    findings = PreflightResult(warnings=list(file.warnings))
     if settings.enforce_primary_keys:
         keyless = [str(problem) for problem in missing_keys(file.model, file.place)]
         findings.errors += [warning for warning in findings.warnings if str(warning) in keyless]
@@ -78,7 +78,7 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
     except UserError as error:
         findings.errors.append(error)
     spark = session() if needs_spark(file) else None
-    sources = lane_sources(file.model.sources, settings)
+    sources = create_pipeline_sources(file.model.sources, settings)
     try:
         _check_sources(file, sources, spark, findings)
         _check_scripts(file, settings, findings)
@@ -93,17 +93,17 @@ def check(file: PipelineFile, settings: Settings, session: Session) -> Findings:
     return findings
 
 
-def _check_sources(file: PipelineFile, sources: Mapping[str, LaneSource], spark: Any, findings: Findings) -> None:
+def _check_sources(file: PipelineFile, sources: Mapping[str, PipelineSource], spark: Any, findings: PreflightResult) -> None:
     asked: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
         if source.unbounded is not None:
-            found = _told(file, name, partial(_stream_schema, source.unbounded, spark), findings)
+            found = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
             findings.schemas |= {name: found} if found is not None else {}
             asked[name, -1] = source.unbounded.check
         for rank, part in enumerate(source.bounded):
             asked[name, rank] = _phase(file, source, part, rank, spark)
-    for (name, rank), answer in _all_at_once(asked).items():
-        found = _told(file, name, answer, findings)
+    for (name, rank), answer in _run_concurrently(asked).items():
+        found = _collect_error(file, name, answer, findings)
         if rank >= 0 and sources[name].unbounded is None and found is not None:
             findings.schemas[name] = found
 
@@ -114,18 +114,18 @@ def _stream_schema(stream: UnboundedSource, spark: Any) -> pa.Schema:
     return found
 
 
-def _phase(file: PipelineFile, source: LaneSource, part: BoundedSource, rank: int, spark: Any) -> Callable[[], pa.Schema]:
+def _phase(file: PipelineFile, source: PipelineSource, part: BoundedSource, rank: int, spark: Any) -> Callable[[], pa.Schema]:
     def ask() -> pa.Schema:
         found = part.schema(spark)
         if source.unbounded is not None:
-            source.covers(part, found)
+            source.check_history_columns(part, found)
         part.check(spark, list(_columns_of_history(file, source, rank)))
         return found
 
     return ask
 
 
-def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> Iterator[str]:
+def _columns_of_history(file: PipelineFile, source: PipelineSource, rank: int) -> Iterator[str]:
     """Columns that the file names outside of SQL, which a table of history must have."""
     if file.model.partitions:
         yield file.model.partitions.column
@@ -136,31 +136,31 @@ def _columns_of_history(file: PipelineFile, source: LaneSource, rank: int) -> It
         yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
 
 
-def _check_scripts(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
     """Scripts and functions load or do not, whatever is known of the columns that they are given; secrets of handlers are there or not."""
-    from headrace.jobs.transforms.http.endpoint import without_target
-    from headrace.jobs.transforms.preflight import loads
+    from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
+    from headrace.jobs.transforms.preflight import check_program
     from headrace.jobs.transforms.registry import KEYS
 
-    findings.errors += without_target(file, settings)
+    findings.errors += find_endpoint_errors(file, settings)
     for name, node in file.model.transforms.items():
         try:
-            loads(name, node, settings, file.lines_of(name, "script"))
+            check_program(name, node, settings, file.lines_of(name, "script"))
         except UserError as error:
             error.place = error.place or file.place_of(name, KEYS.get(node.type, ""))
             findings.errors.append(error)
 
 
-def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
+def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
     if spark is None:
         findings.errors += shared_problems(file, retractions_of(file.model))
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
             findings.errors += version_problems(file, name, findings.schemas[name]) if name in findings.schemas else ()
         return
-    known = {name: Known(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
+    known = {name: FixedSchemaSource(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
     try:
-        findings.schemas |= Planner(file, spark, known, settings).schemas
+        findings.schemas |= PipelinePlanner(file, spark, known, settings).schemas
     except UserError as error:
         told = {str(one) for one in findings.errors}
         findings.errors += [one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in told]
@@ -169,14 +169,14 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
             findings.unchecked[name] = "it reads what is not known"
 
 
-def _check_tables(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+def _check_tables(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
     """Dynamic tables in Postgres that are there already, and their columns."""
     asked: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
-    for (name, _), answer in _all_at_once(asked).items():
-        _told(file, name, answer, findings)
+    for (name, _), answer in _run_concurrently(asked).items():
+        _collect_error(file, name, answer, findings)
 
 
-def _check_event_times(file: PipelineFile, findings: Findings) -> None:
+def _check_event_times(file: PipelineFile, findings: PreflightResult) -> None:
     for name, node in file.model.nodes().items():
         if name not in findings.schemas or node.telemetry is None or node.telemetry.event_time is None:
             continue
@@ -186,13 +186,13 @@ def _check_event_times(file: PipelineFile, findings: Findings) -> None:
             findings.errors.append(problem)
 
 
-def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: Findings) -> None:
+def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
     asked: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, node in file.model.sinks.items():
         if name in findings.schemas:
             asked[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
-    for (name, _), answer in _all_at_once(asked).items():
-        _told(file, name, answer, findings)
+    for (name, _), answer in _run_concurrently(asked).items():
+        _collect_error(file, name, answer, findings)
 
 
 def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema: pa.Schema, spark: Any) -> Callable[[], None]:
@@ -208,7 +208,7 @@ def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema
     return ask
 
 
-def _check_lane(file: PipelineFile, settings: Settings, findings: Findings) -> None:
+def _check_lane(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
     """Whether a pipeline that has begun can follow the file. A ledger that is not there yet is not made."""
     backend = settings.state_backend
     if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():
@@ -223,14 +223,14 @@ def _check_lane(file: PipelineFile, settings: Settings, findings: Findings) -> N
             ledger.close()
 
     try:
-        _all_at_once({("ledger", 0): ask})["ledger", 0]()
+        _run_concurrently({("ledger", 0): ask})["ledger", 0]()
     except PipelineFileError as error:
         findings.errors += error.problems
     except TransientError as error:
         findings.unchecked["ledger"] = error.message
 
 
-def _told(file: PipelineFile, name: str, ask: Callable[[], Any], findings: Findings) -> Any:
+def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findings: PreflightResult) -> Any:
     """What `ask` returns; its error goes to the findings, with the node's place."""
     try:
         return ask()
@@ -248,7 +248,7 @@ def _told(file: PipelineFile, name: str, ask: Callable[[], Any], findings: Findi
         return None
 
 
-def _all_at_once(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
+def _run_concurrently(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
     """The answers, as functions that return or raise them. Who does not answer in time is a TransientError."""
     answers: dict[tuple[str, int], Callable[[], Any]] = {}
     everybody = threading.Event()

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 pc: Any = pyarrow.compute  # its functions are made at import, which pyright cannot see
 
 
-class Lookup(ABC):
+class ValueLookup(ABC):
     """What a worker asks. Picklable; opened on the worker when it is first asked."""
 
     @abstractmethod
-    def held(self, values: list[str]) -> list[bool]:
+    def contains(self, values: list[str]) -> list[bool]:
         """For each of these different texts whether the table holds it. Raises a HeadraceError where it cannot be asked."""
 
 
-class Table(ABC):
+class DynamicTableBackend(ABC):
     """One dynamic table of one lane, as the driver sees it. Filled and asked by the thread that makes an epoch's frames."""
 
     @abstractmethod
     def prepare(self) -> None:
         """Opens it and proves that it can be filled and asked. Raises UserError or TransientError, naming the node."""
 
-    def wants(self, plan: EpochPlan) -> bool:
+    def needs_values(self, plan: EpochPlan) -> bool:
         """Whether the values of this epoch are still to be added; not in a replay, which asks what was there."""
         del plan
         return True
 
-    def holds(self, plan: EpochPlan) -> bool:
+    def has_values(self, plan: EpochPlan) -> bool:
         """Whether an earlier attempt at this very epoch is known to have added its values."""
         del plan
         return False
@@ -52,22 +52,22 @@ class Table(ABC):
         """Adds the different texts of an epoch, durably. Doing it again changes nothing."""
 
     @abstractmethod
-    def lookup(self, plan: EpochPlan) -> Lookup:
+    def lookup(self, plan: EpochPlan) -> ValueLookup:
         """What the rows of this epoch ask, its own values among what is held. The same object as long as nothing has changed."""
 
     def close(self) -> None:  # noqa: B027  not everything opens something
         """Lets go of what was opened."""
 
 
-class Empty(Lookup):
+class EmptyLookup(ValueLookup):
     """Holds nothing: what SQL is analysed with."""
 
-    def held(self, values: list[str]) -> list[bool]:
+    def contains(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
         return [False] * len(values)
 
 
-def register(spark: SparkSession, lookups: Mapping[str, Lookup]) -> None:
+def register(spark: SparkSession, lookups: Mapping[str, ValueLookup]) -> None:
     """Makes `dynamic_table_check('table', value)` mean these tables for SQL that the session analyses from now on."""
     from pyspark.sql.functions import arrow_udf
     from pyspark.sql.types import BooleanType
@@ -77,7 +77,7 @@ def register(spark: SparkSession, lookups: Mapping[str, Lookup]) -> None:
     spark.udf.register(FUNCTION, arrow_udf(checker(lookups), BooleanType()))  # type: ignore[arg-type]
 
 
-def checker(lookups: Mapping[str, Lookup]) -> Callable[[pa.Array, pa.Array], pa.Array]:
+def checker(lookups: Mapping[str, ValueLookup]) -> Callable[[pa.Array, pa.Array], pa.Array]:
     """The function over Arrow: null for null, any element of a list."""
     known = dict(lookups)
 
@@ -92,14 +92,14 @@ def checker(lookups: Mapping[str, Lookup]) -> Callable[[pa.Array, pa.Array], pa.
     return dynamic_table_check
 
 
-def _each(lookup: Lookup, values: pa.Array) -> pa.Array:
+def _each(lookup: ValueLookup, values: pa.Array) -> pa.Array:
     if pa.types.is_null(values.type):
         return pa.nulls(len(values), pa.bool_())
     coded = values.dictionary_encode()
-    return pa.array(lookup.held(coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
+    return pa.array(lookup.contains(coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
 
 
-def _any(lookup: Lookup, lists: pa.Array) -> pa.Array:
+def _any(lookup: ValueLookup, lists: pa.Array) -> pa.Array:
     """Elements that are null are passed over: a list holds no value by them."""
     found = pc.fill_null(_each(lookup, pc.list_flatten(lists)), fill_value=False)
     rows = pc.list_parent_indices(lists).filter(found)

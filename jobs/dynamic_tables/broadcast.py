@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.jobs.dynamic_tables.base import Lookup
+from headrace.jobs.dynamic_tables.base import ValueLookup
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -18,15 +18,15 @@ _GROWTH = 4
 """A segment is at least this many times as large as the next: a value is sent again a few times in all, and few are searched."""
 
 
-class Segment:
+class ValueSegment:
     """Some values. A worker makes its set of them when it is first asked, and keeps it."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values = values
         self._set: frozenset[str] | None = None
 
-    def __reduce__(self) -> tuple[type[Segment], tuple[pa.Array]]:
-        return Segment, (self.values,)
+    def __reduce__(self) -> tuple[type[ValueSegment], tuple[pa.Array]]:
+        return ValueSegment, (self.values,)
 
     @property
     def texts(self) -> frozenset[str]:
@@ -36,14 +36,14 @@ class Segment:
         return self._set
 
 
-class SetLookup(Lookup):
+class BroadcastLookup(ValueLookup):
     """Asks segments that the worker holds."""
 
-    def __init__(self, sent: tuple[Broadcast[Segment], ...], tail: Segment) -> None:
+    def __init__(self, sent: tuple[Broadcast[ValueSegment], ...], tail: ValueSegment) -> None:
         self._sent = sent
         self._tail = tail
 
-    def held(self, values: list[str]) -> list[bool]:
+    def contains(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
         sets = [segment for segment in (*(sent.value.texts for sent in self._sent), self._tail.texts) if segment]
         if len(sets) == 1:
@@ -57,10 +57,10 @@ class ValueSet:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._sent: list[tuple[Broadcast[Segment], pa.Array]] = []
+        self._sent: list[tuple[Broadcast[ValueSegment], pa.Array]] = []
         self._tail = pa.array([], pa.string())
-        self._given: SetLookup | None = None
-        self._retired: list[Broadcast[Segment]] = []
+        self._given: BroadcastLookup | None = None
+        self._retired: list[Broadcast[ValueSegment]] = []
 
     def add(self, values: pa.Array) -> None:
         """Adds values that are not in it."""
@@ -77,14 +77,14 @@ class ValueSet:
         self._sent, self._tail, self._given = [], pa.array([], pa.string()), None
 
     @property
-    def lookup(self) -> SetLookup:
+    def lookup(self) -> BroadcastLookup:
         """What asks the values that are in it now."""
         if self._given is None:
             # Queries of the epoch before may have asked these; none is under way once the next epoch's frames are made.
             for retired in self._retired:
                 retired.unpersist()
             self._retired = []
-            self._given = SetLookup(tuple(sent for sent, _ in self._sent), Segment(self._tail))
+            self._given = BroadcastLookup(tuple(sent for sent, _ in self._sent), ValueSegment(self._tail))
         return self._given
 
     def _send(self) -> None:
@@ -93,5 +93,5 @@ class ValueSet:
             retired, more = self._sent.pop()
             self._retired.append(retired)
             values = pa.concat_arrays([more, values])
-        self._sent.append((self._spark.sparkContext.broadcast(Segment(values)), values))
+        self._sent.append((self._spark.sparkContext.broadcast(ValueSegment(values)), values))
         self._tail = pa.array([], pa.string())

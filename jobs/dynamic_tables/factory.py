@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
-from headrace.jobs.dynamic_tables.base import Table
-from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
-from headrace.jobs.dynamic_tables.postgres import CachedTable, OutsideTable
+from headrace.jobs.dynamic_tables.base import DynamicTableBackend
+from headrace.jobs.dynamic_tables.memory import CommittedTables, MemoryTable
+from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
 from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.model import graph
@@ -25,10 +25,10 @@ EVENT = "table"
 
 
 def open_tables(
-    model: PipelineModel, settings: Settings, spark: SparkSession, *, pipeline: str, lane: str, known: Known
-) -> dict[str, Table]:
+    model: PipelineModel, settings: Settings, spark: SparkSession, *, pipeline: str, lane: str, known: CommittedTables
+) -> dict[str, DynamicTableBackend]:
     """All tables, each proved. Raises SinkStateError, SchemaError, TargetError or TransientError, naming the node."""
-    found: dict[str, Table] = {}
+    found: dict[str, DynamicTableBackend] = {}
     path = store_path(settings, pipeline, lane)
     try:
         for name, node in graph.dynamic_tables(model).items():
@@ -63,10 +63,12 @@ def _value_table(name: str, node: DynamicTableConfig, settings: Settings, pipeli
     return ValueTable(name, LookupTableColumns.of(node, connection), Address(connection, application, name))
 
 
-def _outside(name: str, node: DynamicTableConfig, settings: Settings, spark: SparkSession, pipeline: str, committed: int) -> Table:
+def _outside(
+    name: str, node: DynamicTableConfig, settings: Settings, spark: SparkSession, pipeline: str, committed: int
+) -> DynamicTableBackend:
     table = _value_table(name, node, settings, pipeline)
     if not table.where.cache:
-        return OutsideTable(table, settings.dynamic_table_backend.max_batch_size, committed)
+        return PostgresTableBackend(table, settings.dynamic_table_backend.max_batch_size, committed)
     own = node.cache_refresh_debounce_ms
     debounce = settings.postgres_for_tables().cache_refresh_debounce_ms if own is None else own
-    return CachedTable(table, spark, committed, debounce / 1000)
+    return CachedPostgresTableBackend(table, spark, committed, debounce / 1000)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.jobs.dynamic_tables.base import Lookup, Table
+from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup
 from headrace.jobs.dynamic_tables.broadcast import ValueSet
 from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
 from headrace.pipeline.errors import HeadraceError, SinkStateError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Known:
+class CommittedTables:
     """What the ledger knows of a lane's tables in memory: the last committed epoch, and which of them have held an epoch.
 
     `former`: the tables are those of an earlier version of the file, whose epochs are only written again.
@@ -34,10 +34,10 @@ class Known:
         self.former = former
 
 
-class MemoryTable(Table):
+class MemoryTable(DynamicTableBackend):
     """Values come from the table's own SQL alone, so an epoch's answers are the same whenever it is written."""
 
-    def __init__(self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: Known) -> None:
+    def __init__(self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: CommittedTables) -> None:
         self._node = node
         self._entity = entity
         self._store = store
@@ -73,7 +73,7 @@ class MemoryTable(Table):
         )
         raise SinkStateError(msg, hint=hint, node=self._node)
 
-    def wants(self, plan: EpochPlan) -> bool:
+    def needs_values(self, plan: EpochPlan) -> bool:
         """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept.
 
         Raises SinkStateError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
@@ -87,7 +87,7 @@ class MemoryTable(Table):
             return False
         return reached is None or plan.number > reached or (plan.number == reached and digest != _digest(plan))
 
-    def holds(self, plan: EpochPlan) -> bool:
+    def has_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
         with self._named():
             return self._store.reached(self._entity) == (plan.number, _digest(plan))
@@ -105,7 +105,7 @@ class MemoryTable(Table):
             self._known.note(self._entity, epoch)
             self._joined = True
 
-    def lookup(self, plan: EpochPlan) -> Lookup:
+    def lookup(self, plan: EpochPlan) -> ValueLookup:
         """See `Table`."""
         if plan.number < self._newest:
             self._values.clear()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.jobs.dynamic_tables.base import Lookup, Table, texts
+from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
 from headrace.jobs.dynamic_tables.broadcast import ValueSet
 from headrace.pipeline.protocol.epochs import EpochPlan
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from headrace.connectors.postgres.lookup_table import PostgresLookup, ValueTable
 
 
-class OutsideTable(Table):
+class PostgresTableBackend(DynamicTableBackend):
     """Without a cache: every epoch sees what is there when its rows are computed."""
 
     def __init__(self, table: ValueTable, at_most: int, committed: int) -> None:
         self._table = table
         self._committed = committed
-        self._lookup = _Asked(table.lookup(at_most))
+        self._lookup = _PostgresLookup(table.lookup(at_most))
 
     def prepare(self) -> None:
         """See `Table`."""
         self._table.prepare()
 
-    def wants(self, plan: EpochPlan) -> bool:
+    def needs_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
         return plan.number > self._committed
 
@@ -39,7 +39,7 @@ class OutsideTable(Table):
         if len(values):
             self._table.add(values.to_pylist())
 
-    def lookup(self, plan: EpochPlan) -> Lookup:
+    def lookup(self, plan: EpochPlan) -> ValueLookup:
         """See `Table`."""
         del plan
         return self._lookup
@@ -49,7 +49,7 @@ class OutsideTable(Table):
         self._table.close()
 
 
-class CachedTable(Table):
+class CachedPostgresTableBackend(DynamicTableBackend):
     """With a cache: values are read once, and what is new at most every `debounce` seconds. Own values are there at once."""
 
     def __init__(
@@ -68,7 +68,7 @@ class CachedTable(Table):
         """See `Table`."""
         self._table.prepare()
 
-    def wants(self, plan: EpochPlan) -> bool:
+    def needs_values(self, plan: EpochPlan) -> bool:
         """See `Table`."""
         return plan.number > self._committed
 
@@ -79,7 +79,7 @@ class CachedTable(Table):
             self._table.add(new)
             self._take(new)
 
-    def lookup(self, plan: EpochPlan) -> Lookup:
+    def lookup(self, plan: EpochPlan) -> ValueLookup:
         """See `Table`."""
         del plan
         now = self._clock()
@@ -99,12 +99,12 @@ class CachedTable(Table):
         self._values.add(texts(new))
 
 
-class _Asked(Lookup):
+class _PostgresLookup(ValueLookup):
     """The connector's lookup under the contract of this room."""
 
     def __init__(self, lookup: PostgresLookup) -> None:
         self._lookup = lookup
 
-    def held(self, values: list[str]) -> list[bool]:
+    def contains(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
         return self._lookup.contains(values)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.jobs.explain import descriptions
-from headrace.jobs.explain.model import Column, Explanation, Node, Target
+from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation
 from headrace.jobs.explain.order import order_of
-from headrace.jobs.explain.schemas import Found, Lookup
-from headrace.jobs.planning.load_path import Columns, Route, carried_key, route
+from headrace.jobs.explain.schemas import DiscoveredSchemas, SchemaDiscovery
+from headrace.jobs.planning.load_path import Columns, LoadPath, carried_key, plan_load_path
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.lineage.columns import lineage
@@ -46,14 +46,14 @@ def explain(
     Raises:
         UserError: the file's SQL or keys do not fit the sources.
     """
-    with Lookup(file, settings, offline=offline, spark=spark) as lookup:
+    with SchemaDiscovery(file, settings, offline=offline, spark=spark) as lookup:
         found = lookup.columns(spark_plan=spark_plan)
         model = file.model
         return Explanation(
             name=file.name,
             pipeline_hash=file.hash,
             offline=offline,
-            nodes=tuple(_Drawer(file, settings, lookup, found).nodes()),
+            nodes=tuple(_ExplanationBuilder(file, settings, lookup, found).nodes()),
             lanes={LANE: tuple(model.nodes())},
             windows=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model))) if model.partitions else None,
             splits=lookup.splits() if splits else None,
@@ -61,10 +61,10 @@ def explain(
         )
 
 
-class _Drawer:
+class _ExplanationBuilder:
     """Puts together what is known of each node."""
 
-    def __init__(self, file: PipelineFile, settings: Settings, lookup: Lookup, found: Found) -> None:
+    def __init__(self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, found: DiscoveredSchemas) -> None:
         self._file = file
         self._model = file.model
         self._settings = settings
@@ -73,7 +73,7 @@ class _Drawer:
         self._columns = found.columns(lookup.sources)
         self._lineage = lineage(file.model, self._columns)
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[ExplainedNode]:
         for name, node in self._model.sources.items():
             parts, notes = descriptions.parts_of(name, node, self._settings), descriptions.notes_of(self._model, name)
             yield replace(self._node(name, "source"), parts=parts, notes=notes)
@@ -88,7 +88,7 @@ class _Drawer:
         for name in self._model.sinks:
             yield replace(self._node(name, "sink"), target=self._target(name))
 
-    def _target(self, sink: str) -> Target:
+    def _target(self, sink: str) -> ExplainedTarget:
         def spreads(source: str, key: Sequence[str]) -> str | None:
             known = self._found.own.get((source, 0)) is not None
             return self._lookup.spreads(self._lookup.sources[source], key) if known else None
@@ -97,9 +97,9 @@ class _Drawer:
             return carried_key(self._model, self._found.nodes, sink, source)
 
         order = order_of(self._model, sink, spreads, carried)
-        return descriptions.target_of(self._file, self._settings, sink, self._route(sink), order)
+        return descriptions.describe_target(self._file, self._settings, sink, self._route(sink), order)
 
-    def _route(self, sink: str) -> Route | None:
+    def _route(self, sink: str) -> LoadPath | None:
         """The way of history to a sink; None where no history reaches it."""
         sources = self._lookup.sources
         if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
@@ -107,22 +107,22 @@ class _Drawer:
         columns = Columns(
             self._found.payloads, self._found.nodes, lambda source: self._found.own.get((source.name, 0)), self._lookup.spreads
         )
-        return route(self._file, columns, sources, sink)
+        return plan_load_path(self._file, columns, sources, sink)
 
-    def _node(self, name: str, kind: str) -> Node:
+    def _node(self, name: str, kind: str) -> ExplainedNode:
         told = self._lineage[name]
         known = self._columns.get(name) or told.types
         unchecked = list(self._found.unchecked.get(name, ()))
         if told.unknown and kind != "source" and not any(told.unknown in said for said in unchecked):
             unchecked.append(f"lineage: {told.unknown}")
-        return Node(
+        return ExplainedNode(
             name=name,
             kind=kind,
             type=self._model.nodes()[name].type,
             inputs=tuple(other for other in self._model.nodes() if other in graph.inputs_of(self._model, name)),
             key=graph.key_of(self._model, name),
             key_from=graph.key_sources(self._model, name),
-            columns=tuple(Column(column, type_) for column, type_ in known.items()),
+            columns=tuple(ExplainedColumn(column, type_) for column, type_ in known.items()),
             complete=name in self._columns or not told.unknown,
             lineage=told.columns,
             unchecked=tuple(unchecked),

@@ -8,9 +8,9 @@ from typing import Any
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
 from headrace.connectors.postgres.lookup_table import LookupTableColumns
-from headrace.jobs.explain.model import Guarantee, Order, Part, Target
-from headrace.jobs.planning.load_path import Route
-from headrace.jobs.staging.determinism import impure_behind, impure_nodes
+from headrace.jobs.explain.model import ExplainedTarget, Guarantee, Order, SourcePart
+from headrace.jobs.planning.load_path import LoadPath
+from headrace.jobs.staging.determinism import nondeterministic_nodes, nondeterministic_upstream
 from headrace.jobs.transforms.retractions import follows_updates, retractions_of
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
@@ -24,7 +24,7 @@ _PINNED = "pinned: every split reads the same rows whenever it is read"
 _LOOSE = "not pinned: it must not change until every epoch of it is written"
 
 
-def parts_of(name: str, node: Any, settings: Settings) -> tuple[Part, ...]:
+def parts_of(name: str, node: Any, settings: Settings) -> tuple[SourcePart, ...]:
     """What a source reads, in the order in which it is read."""
     found = registry.describe(name, node, settings)
     history = positions.bounded_phases(node)
@@ -40,16 +40,16 @@ def program_of(node: Any) -> tuple[tuple[str, str], ...]:
 
 def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     """What there is to say of a transform whose rows are staged, nothing for others."""
-    why = impure_nodes(model).get(name)
+    why = nondeterministic_nodes(model).get(name)
     return (("staged", f"once per epoch, before a sink gets a row: {why}"),) if why else ()
 
 
-def _part(entry: dict[str, Any], *, phase: str) -> Part:
+def _part(entry: dict[str, Any], *, phase: str) -> SourcePart:
     what = entry.get("table_name") or entry.get("topic") or entry.get("location") or ".".join(entry["asset_key"][1:])
     if phase == "stream":
-        return Part(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
+        return SourcePart(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
     pinned = entry.get("snapshot") != "none"
-    return Part(phase, entry["kind"], what, pinned, _PINNED if pinned else _LOOSE)
+    return SourcePart(phase, entry["kind"], what, pinned, _PINNED if pinned else _LOOSE)
 
 
 def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
@@ -95,7 +95,9 @@ def _exact(node: Any) -> bool:
     return table is not None and table.table_name in (None, node.bounded_sources[-1].table_name)
 
 
-def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | None, order: Order | None = None) -> Target:
+def describe_target(
+    file: PipelineFile, settings: Settings, name: str, route: LoadPath | None, order: Order | None = None
+) -> ExplainedTarget:
     """What a sink does, and what it promises."""
     node = file.model.sinks[name]
     able = registry.sink_class(node).capabilities
@@ -103,7 +105,7 @@ def target_of(file: PipelineFile, settings: Settings, name: str, route: Route | 
     described = registry.describe(name, node, settings)[0]
     kept = described.get("table_name") or described.get("location")
     writes = f"upserts and deletes by {', '.join(key)}{_left_out(file.model, name)}" if key and able.upsert else "appends"
-    return Target(
+    return ExplainedTarget(
         name=str(kept or ""),
         created=bool(kept) and able.creates_target,
         writes=writes if kept else "nothing is kept",
@@ -146,7 +148,7 @@ def _conditions(model: PipelineModel, name: str) -> list[str]:
         ]
         if node.type == "hybrid" and not _exact(node):
             found.append(_overlap(node, graph.key_of(model, name)))
-    if staged := impure_behind(model, name):
+    if staged := nondeterministic_upstream(model, name):
         shown = ", ".join(f"`{node}`" for node in staged)
         found.append(f"`staging.path` is a folder that every host which runs this pipeline sees: rows of {shown} are staged there")
     return found
@@ -158,7 +160,7 @@ def _overlap(node: Any, key: tuple[str, ...]) -> str:
     return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
 
 
-def _visible(able: SinkCapabilities, route: Route | None) -> str:
-    if route is not None and route.direct:
+def _visible(able: SinkCapabilities, route: LoadPath | None) -> str:
+    if route is not None and route.is_bulk_copy:
         return f"whole {able.visibility}s; during history {Visibility.SPLIT} by {Visibility.SPLIT}"
     return "row by row" if able.visibility is Visibility.ROW else f"whole {able.visibility}s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.jobs.explain.model import Explanation, Node, Pieces, Splits, Target
+from headrace.jobs.explain.model import ExplainedNode, ExplainedTarget, Explanation, HistorySplits, SplitSummary
 from headrace.pipeline.lineage.relations import ColumnLineage
 from headrace.pipeline.protocol.epochs import Json
 
@@ -25,7 +25,7 @@ def document(found: Explanation) -> Json:
     }
 
 
-def _node(node: Node) -> Json:
+def _node(node: ExplainedNode) -> Json:
     return {
         "name": node.name,
         "kind": node.kind,
@@ -53,7 +53,7 @@ def _derived(name: str, derived: ColumnLineage) -> Json:
     }
 
 
-def _target(target: Target) -> Json:
+def _target(target: ExplainedTarget) -> Json:
     return {
         "target": target.name or None,
         "created": target.created,
@@ -67,15 +67,15 @@ def _target(target: Target) -> Json:
         if target.order
         else None,
         "visible": target.visible,
-        "history": {"path": target.route.path, "reason": target.route.why} if target.route else None,
+        "history": {"path": target.route.path, "reason": target.route.reason} if target.route else None,
     }
 
 
-def _splits(splits: Splits) -> Json:
+def _splits(splits: HistorySplits) -> Json:
     return {"pieces": [_pieces(pieces) for pieces in splits.pieces], "unchecked": dict(splits.unchecked)}
 
 
-def _pieces(pieces: Pieces) -> Json:
+def _pieces(pieces: SplitSummary) -> Json:
     return {
         "source": pieces.source,
         "reads": pieces.part,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.jobs.explain.model import Explanation, Node
+from headrace.jobs.explain.model import ExplainedNode, Explanation
 
 _SHAPES = {"source": ("([", "])"), "transform": ("[", "]"), "table": ("[[", "]]"), "sink": ("[(", ")]")}
 _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
@@ -25,12 +25,12 @@ def mermaid(found: Explanation) -> str:
     return "\n".join(lines)
 
 
-def _node(node: Node, name: str) -> str:
+def _node(node: ExplainedNode, name: str) -> str:
     before, after = _SHAPES[node.kind]
     return f'{name}{before}"{"<br/>".join(escaped(line) for line in label(node))}"{after}'
 
 
-def label(node: Node) -> list[str]:
+def label(node: ExplainedNode) -> list[str]:
     """What a box says: the name, what it is, and at a sink what it promises."""
     if node.kind == "source":
         return [node.name, *(f"{part.type} {part.name}{', pinned' if part.pinned else ''}" for part in node.parts)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from headrace.jobs.planning.load_path import Route
+from headrace.jobs.planning.load_path import LoadPath
 from headrace.pipeline.lineage.relations import ColumnLineage
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ExplainedColumn:
     """A column of a node. `type` is Spark SQL's, empty where it is not known."""
 
     name: str
@@ -18,7 +18,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """A thing outside that a source reads: one phase of its history, or its stream. `said` is how, for people."""
 
     phase: str
@@ -47,7 +47,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ExplainedTarget:
     """What a sink does. `route` is the way of history, None where there is none; `order` None where every row is kept."""
 
     name: str
@@ -55,12 +55,12 @@ class Target:
     writes: str
     guarantee: Guarantee
     visible: str
-    route: Route | None
+    route: LoadPath | None
     order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ExplainedNode:
     """One node of the pipeline.
 
     `kind` is source, transform, table (a dynamic one) or sink. `key_from` are the nodes that declare the key. `complete` says whether
@@ -74,18 +74,18 @@ class Node:
     inputs: tuple[str, ...]
     key: tuple[str, ...]
     key_from: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[ExplainedColumn, ...]
     complete: bool
     lineage: Mapping[str, ColumnLineage]
     unchecked: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SourcePart, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
-    target: Target | None = None
+    target: ExplainedTarget | None = None
     asked_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class SplitSummary:
     """The splits of one phase of a source in one window (empty: all of the history). First and last are (id, rows)."""
 
     source: str
@@ -98,10 +98,10 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
+class HistorySplits:
     """What a run would read of history, and why some of it could not be foreseen, by source."""
 
-    pieces: tuple[Pieces, ...] = ()
+    pieces: tuple[SplitSummary, ...] = ()
     unchecked: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -112,11 +112,11 @@ class Explanation:
     name: str
     pipeline_hash: str
     offline: bool
-    nodes: tuple[Node, ...]
+    nodes: tuple[ExplainedNode, ...]
     lanes: Mapping[str, tuple[str, ...]]
     windows: tuple[str, str, tuple[str, ...]] | None = None
     """Column, day or month, and the keys of history's windows."""
-    splits: Splits | None = None
+    splits: HistorySplits | None = None
     spark_plan: str | None = None
 
     @property

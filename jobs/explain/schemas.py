@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Self, cast
 import pyarrow as pa
 
 from headrace.connectors.base import BoundedSource, HistoryPartition
-from headrace.jobs.explain.model import Pieces, Splits
+from headrace.jobs.explain.model import HistorySplits, SplitSummary
 from headrace.jobs.planning.compiled_pipeline import node_types
-from headrace.jobs.planning.planner import Known, Planner, missing_key
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner, missing_key
 from headrace.jobs.planning.version_columns import version_problems
-from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources, spoken_columns
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources, declared_columns
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import ServiceError, SettingsError, TransientError
@@ -36,7 +36,7 @@ _REACH = (TransientError, SettingsError, ServiceError)
 
 
 @dataclass(slots=True)
-class Found:
+class DiscoveredSchemas:
     """What was learnt. `payloads` of sources and `nodes` as Spark sees them, where known; `own` columns of histories by (source, phase)."""
 
     payloads: dict[str, pa.Schema] = field(default_factory=dict)
@@ -45,18 +45,18 @@ class Found:
     unchecked: dict[str, list[str]] = field(default_factory=dict)
     plan: str = ""
 
-    def columns(self, sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+    def columns(self, sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
         """Types by column of every node whose columns are known, at sources at least by what the file says of them."""
         known = {name: {column.name: spark_type(column.type) for column in schema} for name, schema in self.nodes.items()}
-        return spoken_columns(sources) | known
+        return declared_columns(sources) | known
 
 
-class Lookup:
+class SchemaDiscovery:
     """Looks at one file's surroundings and changes nothing. Closes what it opened."""
 
     def __init__(self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None) -> None:
         self.file = file
-        self.sources: Mapping[str, LaneSource] = lane_sources(file.model.sources, settings)
+        self.sources: Mapping[str, PipelineSource] = create_pipeline_sources(file.model.sources, settings)
         self._settings = settings
         self._offline = offline
         self._spark = spark
@@ -77,14 +77,14 @@ class Lookup:
             self._started = True
         return self._spark
 
-    def _session_for(self, source: LaneSource) -> SparkSession:
+    def _session_for(self, source: PipelineSource) -> SparkSession:
         """The session if one of the source's phases needs it; what they are given otherwise they never touch."""
         lone = all(part.capabilities.without_spark for part in source.bounded)
         return cast("SparkSession", None) if lone and self._spark is None else self._session()
 
-    def columns(self, *, spark_plan: bool) -> Found:
+    def columns(self, *, spark_plan: bool) -> DiscoveredSchemas:
         """The columns of all nodes, as far as they can be had. Raises SchemaError or UserError where SQL or keys do not fit them."""
-        found = Found()
+        found = DiscoveredSchemas()
         for name, source in self.sources.items():
             self._source(source, found)
             if name not in found.payloads:
@@ -95,7 +95,7 @@ class Lookup:
         self._sinks(found)
         return found
 
-    def _source(self, source: LaneSource, found: Found) -> None:
+    def _source(self, source: PipelineSource, found: DiscoveredSchemas) -> None:
         unchecked = found.unchecked.setdefault(source.name, [])
         for phase, part in enumerate(source.bounded):
             what = f"columns of {_called(part)}"
@@ -110,7 +110,7 @@ class Lookup:
         if payload is not None:
             found.payloads[source.name] = payload
 
-    def _transforms(self, found: Found, *, spark_plan: bool) -> None:
+    def _transforms(self, found: DiscoveredSchemas, *, spark_plan: bool) -> None:
         """Spark's analyzer over those transforms whose sources are all known."""
         model = self.file.model
         names = [name for name in model.transforms if graph.inputs_of(model, name)]
@@ -126,11 +126,13 @@ class Lookup:
         except ServiceError as error:
             found.unchecked |= {name: [f"SQL and types: {error.message}"] for name in known}
             return
-        planner = Planner(self.file, session, {name: Known(payload) for name, payload in found.payloads.items()}, self._settings)
+        planner = PipelinePlanner(
+            self.file, session, {name: FixedSchemaSource(payload) for name, payload in found.payloads.items()}, self._settings
+        )
         found.nodes |= planner.schemas
         found.plan = planner.plan_text() if spark_plan else ""
 
-    def _sinks(self, found: Found) -> None:
+    def _sinks(self, found: DiscoveredSchemas) -> None:
         for name, sink in self.file.model.sinks.items():
             if (schema := found.nodes.get(sink.from_)) is None:
                 found.unchecked[name] = [f"columns and types: those of `{sink.from_}` are not checked"]
@@ -138,11 +140,11 @@ class Lookup:
                 found.nodes[name] = schema
                 self._check_key(name, found)
 
-    def _check_key(self, name: str, found: Found) -> None:
+    def _check_key(self, name: str, found: DiscoveredSchemas) -> None:
         for problem in (*missing_key(self.file, name, found.nodes[name].names), *version_problems(self.file, name, found.nodes[name])):
             raise problem
 
-    def spreads(self, source: LaneSource, key: Sequence[str]) -> str | None:
+    def spreads(self, source: PipelineSource, key: Sequence[str]) -> str | None:
         """See `BoundedSource.spreads`; None where its system is not asked or does not answer."""
         if self._offline:
             return None
@@ -151,9 +153,9 @@ class Lookup:
         except _REACH:
             return None
 
-    def splits(self) -> Splits:
+    def splits(self) -> HistorySplits:
         """The pieces of history that a run would read if it began now."""
-        pieces: list[Pieces] = []
+        pieces: list[SplitSummary] = []
         unchecked: dict[str, str] = {}
         for name, source in self.sources.items():
             if not source.bounded:
@@ -162,9 +164,9 @@ class Lookup:
                 pieces += self._pieces(source)
             except _REACH as error:
                 unchecked[name] = error.message
-        return Splits(tuple(pieces), unchecked)
+        return HistorySplits(tuple(pieces), unchecked)
 
-    def _pieces(self, source: LaneSource) -> Iterator[Pieces]:
+    def _pieces(self, source: PipelineSource) -> Iterator[SplitSummary]:
         foreseen = source.preview_splits(self._session_for(source))
         for key in positions.windows_of(self.file.model):
             for phase, part in enumerate(source.bounded):
@@ -172,7 +174,7 @@ class Lookup:
                 ends = [(str(split["id"]), int(split.get("rows", 0))) for split in (splits[:1] + splits[-1:])]
                 rows = sum(split.get("rows", 0) for split in splits)
                 first, last = (ends[0], ends[1]) if ends else (None, None)
-                yield Pieces(source.name, _called(part), key, len(splits), rows, first, last)
+                yield SplitSummary(source.name, _called(part), key, len(splits), rows, first, last)
 
     def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self.file.model, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from headrace.jobs.explain.model import Explanation, Node, Part, Splits
+from headrace.jobs.explain.model import ExplainedNode, Explanation, HistorySplits, SourcePart
 from headrace.pipeline.lineage.relations import ColumnLineage
 
 WIDTH = 80
@@ -51,7 +51,7 @@ def _graph(found: Explanation) -> Iterator[str]:
                 yield from _wrapped(lead, line)
 
 
-def _summary(node: Node) -> list[str]:
+def _summary(node: ExplainedNode) -> list[str]:
     key = [f"key {', '.join(node.key)}"] if node.key_from == (node.name,) and node.kind != "sink" else []
     reads = f", reads {', '.join(node.inputs)}" if node.inputs else ""
     if node.kind == "source":
@@ -66,7 +66,7 @@ def _summary(node: Node) -> list[str]:
     return [f"{f'{node.type} {target.name}'.rstrip()}{reads}", delivery]
 
 
-def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
+def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator[str]:
     for part in node.parts:
         yield from _fact(part.phase, _part(part))
     for word, said in node.notes:
@@ -89,11 +89,11 @@ def _node(found: Explanation, node: Node, *, lineage: bool) -> Iterator[str]:
         yield from _lineage(node) if first is node else _fact("lineage", f"as at {first.name}")
 
 
-def _part(part: Part) -> str:
+def _part(part: SourcePart) -> str:
     return f"{part.type} {part.name}, {part.said}"
 
 
-def _target(node: Node) -> Iterator[str]:
+def _target(node: ExplainedNode) -> Iterator[str]:
     target = node.target
     assert target is not None  # noqa: S101  only sinks come here
     yield from _fact("target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else ""))
@@ -107,17 +107,17 @@ def _target(node: Node) -> Iterator[str]:
             yield from _fact("", said)
     yield from _fact("visible", target.visible)
     if target.route is not None:
-        yield from _fact("history", f"{target.route.path}: {target.route.why}")
+        yield from _fact("history", f"{target.route.path}: {target.route.reason}")
 
 
-def _key(node: Node) -> str:
+def _key(node: ExplainedNode) -> str:
     if not node.key:
         return "none: rows are appended" if node.kind == "sink" else "none"
     own = node.key_from == (node.name,)
     return f"{', '.join(node.key)}; {'its own' if own else 'from ' + ', '.join(node.key_from)}"
 
 
-def _columns(found: Explanation, node: Node) -> str:
+def _columns(found: Explanation, node: ExplainedNode) -> str:
     if node.kind == "sink":
         (before,) = (other for other in found.nodes if other.name == node.inputs[0])
         if before.columns == node.columns and node.columns:
@@ -129,7 +129,7 @@ def _columns(found: Explanation, node: Node) -> str:
     return f"{said}, and others" if said else "not known"
 
 
-def _lineage(node: Node) -> Iterator[str]:
+def _lineage(node: ExplainedNode) -> Iterator[str]:
     if not node.lineage:
         yield from _fact("lineage", "not known")
         return
@@ -148,7 +148,7 @@ def _origins(derived: ColumnLineage) -> str:
     return ", ".join(f"{origin.node}.{origin.column}" for origin in derived.origins)
 
 
-def _splits(found: Splits) -> Iterator[str]:
+def _splits(found: HistorySplits) -> Iterator[str]:
     yield "\nsplits of history, as they would be cut now; nothing was pinned"
     for source, part in dict.fromkeys((piece.source, piece.part) for piece in found.pieces):
         pieces = [piece for piece in found.pieces if (piece.source, piece.part) == (source, part)]

@@ -37,11 +37,12 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
         msg = f"function `{function.name}` needs the package `{error.name}`"
         raise UserError(msg, hint=_NEEDS, node=node) from error
     spark.udf.register(
-        ARROW + function.name, cast("Any", arrow_udf)(taking(function.name, function.signature, found, node), function.returns)
+        ARROW + function.name,
+        cast("Any", arrow_udf)(with_argument_errors(function.name, function.signature, found, node), function.returns),
     )
 
 
-def taking(name: str, signature: str, found: Callable[..., pa.Array], node: str = "") -> Callable[..., pa.Array]:
+def with_argument_errors(name: str, signature: str, found: Callable[..., pa.Array], node: str = "") -> Callable[..., pa.Array]:
     """The function as a task calls it: arguments of types that it cannot take, which Spark's analyzer lets through, are told as that."""
 
     def run(*arrays: pa.Array) -> pa.Array:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from headrace.jobs.monitoring.sample_buffer import Sample, Samples
+from headrace.jobs.monitoring.sample_buffer import Sample, SampleBuffer
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _WAITING = 1_000
 """Rows that a slow reader may lag behind before it misses some."""
 
 
-class Looks:
+class EndpointData:
     """What the endpoint shows, given by the run. `samples` is None where rows are not to be looked at."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Looks:
         metrics: Callable[[], tuple[bytes, str]],
         health: Callable[[], Json],
         error: Callable[[], Json | None],
-        samples: Samples | None,
+        samples: SampleBuffer | None,
     ) -> None:
         self.metrics, self.health, self.error, self.samples = metrics, health, error, samples
 
@@ -49,7 +49,7 @@ class Looks:
 class Admin:
     """A server that is listening from the moment it is made, until `close`."""
 
-    def __init__(self, host: str, port: int, looks: Looks, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(self, host: str, port: int, looks: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
         import uvicorn
 
         self._socket = _listen(host, port)
@@ -112,7 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
     raise AssertionError
 
 
-def application(looks: Looks, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
+def application(looks: EndpointData, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
     """The paths of the endpoint, for requests to these names of it (to any, if none are given).
 
     On loopback a page in somebody's browser could ask by a name of its own that leads here, and would read the answer.
@@ -150,7 +150,7 @@ def application(looks: Looks, keep_alive: float, names: Sequence[str] = ()) -> S
     return Starlette(routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in routes], middleware=guards)
 
 
-async def _events(samples: Samples, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:
+async def _events(samples: SampleBuffer, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:
     """What is kept, then what comes, until the run or the reader ends; a comment now and then, so that nobody in between hangs up."""
     loop, coming = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
 

@@ -15,7 +15,7 @@ NODE_LABELS = ("id", "topology_node_type", "operator_type")
 """Of metrics of one node, before its type's own tag, its `telemetry.labels` and `global_tags`."""
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """What a metric is, in the words of both exporters."""
 
     COUNTER = "counter"
@@ -28,14 +28,14 @@ class Metric:
     """One metric. `node` says that it carries the labels of a node; `labels` are further ones. `bounds` are those of a histogram."""
 
     name: str
-    kind: Kind
+    kind: MetricType
     help: str
     node: bool = False
     labels: tuple[str, ...] = ()
     bounds: tuple[int, ...] = DURATIONS
 
 
-_C, _G, _H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+_C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
 
 METRICS: tuple[Metric, ...] = (
     Metric("output_rows_total", _C, "Rows that a node gave. Sinks: rows written, exact, as they acknowledged them.", node=True),

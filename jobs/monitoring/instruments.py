@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headrace import __version__
-from headrace.jobs.monitoring.catalog import BY_NAME, DURATIONS, INSTANCE, METRICS, Kind
+from headrace.jobs.monitoring.catalog import BY_NAME, DURATIONS, INSTANCE, METRICS, MetricType
 from headrace.jobs.monitoring.prometheus import exposition
 from headrace.pipeline.config.settings import MetricsSettings, is_url
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Labels = Mapping[str, str]
 
-_VERBS = {Kind.COUNTER: "add", Kind.GAUGE: "set", Kind.HISTOGRAM: "record"}
+_VERBS = {MetricType.COUNTER: "add", MetricType.GAUGE: "set", MetricType.HISTOGRAM: "record"}
 
 _EXPORT_SECONDS = 5
 _CLOSE_SECONDS = 5.0
@@ -48,42 +48,42 @@ class Meters:
         self._provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
         self._settings = settings
         self._instruments = self._make(settings)
-        self._kinds: dict[str, Kind] = {}
+        self._kinds: dict[str, MetricType] = {}
         self._lock = threading.Lock()
 
     def _make(self, settings: MetricsSettings) -> dict[str, Any]:
         wanted = [metric for metric in METRICS if not settings.denied(metric.name)]
         return {metric.name: self._instrument(metric.kind, metric.name, metric.help, metric.bounds) for metric in wanted}
 
-    def _instrument(self, kind: Kind, name: str, about: str, bounds: Sequence[int] = DURATIONS) -> Any:
+    def _instrument(self, kind: MetricType, name: str, about: str, bounds: Sequence[int] = DURATIONS) -> Any:
         meter = self._provider.get_meter("headrace", __version__)
         name = f"{self._settings.prefix}_{name}"
-        if kind is Kind.COUNTER:
+        if kind is MetricType.COUNTER:
             return meter.create_counter(name, description=about)
-        if kind is Kind.GAUGE:
+        if kind is MetricType.GAUGE:
             return meter.create_gauge(name, description=about)
         return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in bounds])
 
     def add(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Counts up; by zero only where that makes the series known."""
-        self._at(name, Kind.COUNTER, value, labels)
+        self._at(name, MetricType.COUNTER, value, labels)
 
     def set(self, name: str, value: float, labels: Labels | None = None) -> None:
         """Sets a gauge."""
-        self._at(name, Kind.GAUGE, value, labels)
+        self._at(name, MetricType.GAUGE, value, labels)
 
     def record(self, name: str, milliseconds: float, labels: Labels | None = None) -> None:
         """Puts a duration into a histogram."""
-        self._at(name, Kind.HISTOGRAM, max(0.0, milliseconds), labels)
+        self._at(name, MetricType.HISTOGRAM, max(0.0, milliseconds), labels)
 
-    def _at(self, name: str, kind: Kind, value: float, labels: Labels | None) -> None:
+    def _at(self, name: str, kind: MetricType, value: float, labels: Labels | None) -> None:
         if BY_NAME[name].kind is not kind:
             msg = f"{name} is a {BY_NAME[name].kind}"
             raise TypeError(msg)
         if (instrument := self._instruments.get(name)) is not None:
             getattr(instrument, _VERBS[kind])(value, {**self._own, **(labels or {})})
 
-    def put_own(self, kind: Kind, name: str, value: float, labels: Labels) -> None:
+    def put_own(self, kind: MetricType, name: str, value: float, labels: Labels) -> None:
         """The same for a metric that is in no list, made when it is first heard of. Raises ValueError where it is of another kind."""
         with self._lock:
             if (known := self._kinds.setdefault(name, kind)) is not kind:
@@ -117,11 +117,13 @@ def otlp_exporter(settings: MetricsSettings) -> MetricExporter | None:
         return None
     from opentelemetry.exporter.otlp.proto.http import metric_exporter
 
-    from headrace.jobs.monitoring.otlp import calm
+    from headrace.jobs.monitoring.otlp import create_logging_exporter
 
     url = settings.ingestion_endpoint
     parts = urlsplit(url)
     where = f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
     url = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/metrics"
     headers = {key: value.get_secret_value() for key, value in settings.headers.items()}
-    return calm(metric_exporter.OTLPMetricExporter(endpoint=url, headers=headers or None, timeout=_EXPORT_SECONDS), where)
+    return create_logging_exporter(
+        metric_exporter.OTLPMetricExporter(endpoint=url, headers=headers or None, timeout=_EXPORT_SECONDS), where
+    )

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol
 
 from headrace.jobs.monitoring.labels import node_labels
 from headrace.jobs.monitoring.plugin_metrics import offer
-from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.monitoring.sampler import Sampler
-from headrace.jobs.monitoring.spark_observation import NodeFigures, Observed, asked_times, fed, observed
-from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, event_times_by_node, observe_frame, upstream_nodes
+from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.config.settings import Settings, is_url
 from headrace.pipeline.errors import HeadraceError, InternalError, UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Each(Protocol):
+class FrameObserver(Protocol):
     """Sees the frames of one epoch as they are made."""
 
     def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
@@ -56,7 +56,7 @@ _CLOSE_SECONDS = 3.0
 _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp", "prometheus_client", "starlette", "uvicorn")
 
 
-class NoEyes:
+class NullMonitor:
     """Sees nothing, and is asked for nothing."""
 
     waiting = ""
@@ -67,17 +67,17 @@ class NoEyes:
         del generation, epoch
         return {}
 
-    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
+    def create_observer(self, model: PipelineModel, sinks: Sequence[str]) -> FrameObserver | None:
         """What sees the frames of the next epoch. `model` is what it is computed by, `sinks` are those that will read Spark's rows."""
         del model, sinks
 
-    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
+    def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
         """An epoch is in the ledger, or is tried `again`: in this run, or since another one."""
 
-    def committed(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
         """It is in all sinks."""
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """An attempt at it went wrong, or the whole run."""
 
     def phase(self, phase: Phase) -> None:
@@ -107,7 +107,7 @@ def _calmly(function: Callable[P, None]) -> Callable[P, None]:
 
 
 @dataclass(slots=True)
-class _Stand:
+class _RunState:
     """Where the run stands, for /health and /admin/error."""
 
     epoch: int = 0
@@ -124,18 +124,18 @@ class _Epoch:
 
     plan: EpochPlan
     counts: Mapping[str, WriteCounts]
-    seen: Observed
+    seen: EpochObservation
     at_millis: float = field(default_factory=lambda: time.time() * 1000)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _EpochObserver:
     """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at.
 
     Rows that come from the outside world (`impure`) are looked at where they were staged, and only there: nobody is asked again.
     """
 
-    seen: Observed
+    seen: EpochObservation
     model: PipelineModel
     counted: Collection[str]
     kept: Collection[str]
@@ -151,7 +151,7 @@ class _Look:
         if name not in self.counted:
             return frame
         try:
-            watched, told = observed(frame, self.times.get(name, {}))
+            watched, told = observe_frame(frame, self.times.get(name, {}))
         except Exception as error:  # noqa: BLE001  an epoch is not to fail because somebody looks
             log.warning("watching=%s error=%s", name, type(error).__name__)
             return frame
@@ -163,7 +163,7 @@ class _Look:
         self.seen.share(frame)
 
 
-class Eyes(NoEyes):
+class RunMonitor(NullMonitor):
     """Metrics, and the endpoint where settings name a port or want rows to be looked at."""
 
     def __init__(self, file: PipelineFile, settings: Settings, run_id: str) -> None:
@@ -175,15 +175,15 @@ class Eyes(NoEyes):
         self._withdraw = offer(self._meters, self._labels)
         looks = settings.live_data_inspect
         self._samples = (
-            Samples(file.model.nodes(), looks.records_per_topology_node, looks.refresh_in_secs)
+            SampleBuffer(file.model.nodes(), looks.records_per_topology_node, looks.refresh_in_secs)
             if settings.live_data_inspect_enabled
             else None
         )
         pause = looks.refresh_in_secs / looks.records_per_topology_node
         self._sampler = Sampler(self._samples, file.model, pause) if self._samples else None
-        self._impure = frozenset(impure_nodes(file.model))
-        self._stand = _Stand()
-        self._seen = Observed()
+        self._impure = frozenset(nondeterministic_nodes(file.model))
+        self._stand = _RunState()
+        self._seen = EpochObservation()
         self._watermarks: dict[str, int] = {}
         self._left: queue.SimpleQueue[_Epoch | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -197,12 +197,12 @@ class Eyes(NoEyes):
         self._thread.start()
         if self._settings.admin_api_port is None and self._samples is None:
             return {}
-        from headrace.jobs.monitoring.admin import Admin, Looks
+        from headrace.jobs.monitoring.admin import Admin, EndpointData
 
         try:
             port = self._settings.admin_api_port or 0
             self._admin = Admin(
-                self._settings.admin_api_host, port, Looks(self._meters.text, self._health, lambda: self._stand.error, self._samples)
+                self._settings.admin_api_host, port, EndpointData(self._meters.text, self._health, lambda: self._stand.error, self._samples)
             )
         except OSError as error:
             log.warning("admin=off host=%s error=%s", self._settings.admin_api_host, error.strerror)
@@ -219,15 +219,15 @@ class Eyes(NoEyes):
         for name in ("markers_sent", "epochs_succeeded", "epochs_failed", "finalizers_sent"):
             self._meters.add(f"checkpoint_{name}_total", 0)
 
-    def each(self, model: PipelineModel, sinks: Sequence[str]) -> Each | None:
+    def create_observer(self, model: PipelineModel, sinks: Sequence[str]) -> FrameObserver | None:
         """Observes what sinks read through Spark; keeps frames to look at where rows are to be looked at."""
-        self._seen = seen = Observed()
+        self._seen = seen = EpochObservation()
         # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
         kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
-        return _Look(seen, model, fed(model, sinks), kept, self._impure, asked_times(model))
+        return _EpochObserver(seen, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model))
 
     @_calmly
-    def planned(self, plan: EpochPlan, *, again: bool = False) -> None:
+    def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
         """See NoEyes."""
         if not again:
             self._meters.add("checkpoint_markers_sent_total", 1)
@@ -235,7 +235,7 @@ class Eyes(NoEyes):
         self.phase(plan.phase)
 
     @_calmly
-    def committed(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
+    def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
         """What is known at once; what Spark tells a moment later follows from another thread."""
         add, record, put = self._meters.add, self._meters.record, self._meters.set
         stand = self._stand
@@ -260,12 +260,12 @@ class Eyes(NoEyes):
         if any(node.type == "handler" for node in self._model.transforms.values()):
             self._calls()
         self._left.put(_Epoch(plan, counts, self._seen))
-        self._seen = Observed()
+        self._seen = EpochObservation()
 
     def _calls(self) -> None:
-        from headrace.jobs.transforms.http.call_metrics import taken
+        from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
 
-        for node, calls in taken().items():
+        for node, calls in drain_call_metrics().items():
             own = self._labels.get(node, {"id": node})
             for (outcome, status_class), latencies in calls.latencies.items():
                 labels = {**own, "outcome": outcome, "status_class": status_class}
@@ -289,7 +289,7 @@ class Eyes(NoEyes):
             record("epoch_step_milliseconds", seconds * 1000, {"step": step})
 
     @_calmly
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """See NoEyes; /admin/error shows it until an epoch is committed."""
         known = isinstance(error, HeadraceError)
         self._stand.error = {
@@ -381,15 +381,15 @@ def _split_rows(plan: EpochPlan) -> dict[str, int]:
     return found
 
 
-def open_eyes(file: PipelineFile, settings: Settings, run_id: str) -> NoEyes:
+def open_monitor(file: PipelineFile, settings: Settings, run_id: str) -> NullMonitor:
     """What watches a run, by the settings. Raises UserError where they ask for what is not installed."""
     wanted = settings.admin_api_port is not None or settings.live_data_inspect_enabled
     if not wanted and not is_url(settings.open_telemetry_metrics.ingestion_endpoint):
-        return NoEyes()
+        return NullMonitor()
     if missing := next((name for name in _NEEDED if not _installed(name)), None):
         msg = f"settings ask for metrics or the admin endpoint, which need the package `{missing}`"
         raise UserError(msg, hint="pip install 'headrace[telemetry]'")
-    return Eyes(file, settings, run_id)
+    return RunMonitor(file, settings, run_id)
 
 
 def _installed(name: str) -> bool:

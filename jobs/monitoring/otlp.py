@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 _CHATTY = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "opentelemetry.sdk.metrics", "opentelemetry.exporter.otlp")
 
 
-def calm(exporter: Any, where: str) -> MetricExporter:
+def create_logging_exporter(exporter: Any, where: str) -> MetricExporter:
     """The exporter, with log lines of ours in place of its own: theirs come with every batch, and with traces."""
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.CRITICAL)

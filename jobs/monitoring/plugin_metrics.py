@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.jobs.monitoring.catalog import Kind
+from headrace.jobs.monitoring.catalog import MetricType
 from headrace.pipeline.plugins.runtime import Metrics, provide_metrics
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ class PluginMeters:
         if value < 0:
             msg = f"the counter `{name}` cannot go down, and was given {value}"
             raise ValueError(msg)
-        self._put(Kind.COUNTER, f"{name.removesuffix('_total')}_total", value, labels)
+        self._put(MetricType.COUNTER, f"{name.removesuffix('_total')}_total", value, labels)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Sets what something is now. Raises ValueError for a name that Prometheus does not take."""
-        self._put(Kind.GAUGE, name, value, labels)
+        self._put(MetricType.GAUGE, name, value, labels)
 
     def histogram(self, name: str, value: float, **labels: str) -> None:
         """Puts one of many values among the others. Raises ValueError for a name that Prometheus does not take."""
-        self._put(Kind.HISTOGRAM, name, value, labels)
+        self._put(MetricType.HISTOGRAM, name, value, labels)
 
-    def _put(self, kind: Kind, name: str, value: float, labels: Labels) -> None:
+    def _put(self, kind: MetricType, name: str, value: float, labels: Labels) -> None:
         if not _NAME.fullmatch(name):
             msg = f"`{name}` cannot be the name of a metric: write small letters, digits and underscores, and begin with a letter"
             raise ValueError(msg)

@@ -14,18 +14,18 @@ from headrace.pipeline.protocol.epochs import Json
 
 Sample = tuple[str, Json]
 """A node's name, and one of its rows."""
-Told = Callable[[Sample | None], None]
+SampleListener = Callable[[Sample | None], None]
 """Is handed each row as it comes, in the thread that brings it, and None at the end. Must not block."""
 
 
-class Samples:
+class SampleBuffer:
     """The rows of one run. Safe for threads. `clock` is a monotonic one, in seconds."""
 
     def __init__(self, nodes: Iterable[str], records: int, refresh: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._records, self._refresh, self._clock = records, refresh, clock
         self._rows: dict[str, deque[Json]] = {node: deque(maxlen=records) for node in nodes}
         self._used: dict[str, deque[float]] = {node: deque() for node in self._rows}
-        self._listeners: dict[int, tuple[frozenset[str], Told]] = {}
+        self._listeners: dict[int, tuple[frozenset[str], SampleListener]] = {}
         self._lock = threading.Lock()
         self._ended = False
 
@@ -58,7 +58,7 @@ class Samples:
                     listener((node, row))
         return len(taken)
 
-    def listen(self, nodes: Collection[str], told: Told) -> tuple[list[Sample], Callable[[], None]]:
+    def listen(self, nodes: Collection[str], told: SampleListener) -> tuple[list[Sample], Callable[[], None]]:
         """The rows that are kept, newest first, and what ends the listening. Every later row goes to `told`, none twice."""
         wanted = frozenset(nodes) & frozenset(self._rows) if nodes else frozenset(self._rows)
         with self._lock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.base import POS
 from headrace.jobs.monitoring.json_values import json_value
-from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol.epochs import Json
@@ -32,7 +32,7 @@ class Sampler:
     A node is looked at every `pause` seconds at most.
     """
 
-    def __init__(self, samples: Samples, model: PipelineModel, pause: float) -> None:
+    def __init__(self, samples: SampleBuffer, model: PipelineModel, pause: float) -> None:
         self._samples = samples
         self._pause = pause
         self._readers = {

@@ -42,7 +42,7 @@ class NodeFigures:
 
 
 @dataclass(slots=True)
-class Observed:
+class EpochObservation:
     """The observations of one epoch, by node; `frames` are the nodes' rows, for whoever wants to look at some of them."""
 
     waiting: dict[str, tuple[Observation, tuple[str, ...]]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ def _figures(row: Any, askers: tuple[str, ...]) -> NodeFigures:
     return NodeFigures(int(row.getLong(0)), latest)
 
 
-def asked_times(model: PipelineModel) -> dict[str, dict[str, EventTime]]:
+def event_times_by_node(model: PipelineModel) -> dict[str, dict[str, EventTime]]:
     """By the node whose rows are observed: who asks for which event time. A sink's rows are those of the node that it reads."""
     found: dict[str, dict[str, EventTime]] = {}
     for name, node in model.nodes().items():
@@ -105,7 +105,7 @@ def asked_times(model: PipelineModel) -> dict[str, dict[str, EventTime]]:
     return found
 
 
-def observed(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
+def observe_frame(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
     """The same rows, which tell their number and their latest event times as they pass."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
@@ -135,7 +135,7 @@ def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
     return None
 
 
-def fed(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
+def upstream_nodes(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
     """The sources and transforms that lead to these sinks, or fill dynamic tables."""
     found: set[str] = set()
     left = [model.sinks[name].from_ for name in sinks]

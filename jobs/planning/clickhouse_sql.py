@@ -23,8 +23,8 @@ from headrace.jobs.planning.clickhouse_values import (
     NUMBER,
     TEXT,
     TIMESTAMP,
-    LeftOutError,
-    Value,
+    TypedSql,
+    UntranslatableError,
     common,
     compare,
     double,
@@ -32,7 +32,7 @@ from headrace.jobs.planning.clickhouse_values import (
     kind_of,
     leave_out,
     literal,
-    moment,
+    to_timestamp_literal,
     typed,
 )
 from headrace.pipeline.errors import UserError
@@ -67,7 +67,7 @@ def translate(sql: str, source_name: str, schema: pa.Schema, over: str = SPLIT) 
         return None
     try:
         return _Translator(source_name, schema, over).select(found)
-    except LeftOutError:
+    except UntranslatableError:
         return None
 
 
@@ -79,9 +79,9 @@ class _Translator:
         self._over = over
         self._columns = {field.name: kind_of(field.type) for field in schema}
         self._names = {source_name}
-        self._rules: dict[type[exp.Expr], Callable[[Any], Value]] = {
+        self._rules: dict[type[exp.Expr], Callable[[Any], TypedSql]] = {
             exp.Column: self._column, exp.Paren: lambda node: self.value(node.this), exp.Literal: literal, exp.Neg: self._negative,
-            exp.Boolean: lambda node: Value("true" if node.this else "false", "Bool"), exp.Null: lambda _: Value("NULL", NULL),
+            exp.Boolean: lambda node: TypedSql("true" if node.this else "false", "Bool"), exp.Null: lambda _: TypedSql("NULL", NULL),
             exp.Add: self._arithmetic, exp.Sub: self._arithmetic, exp.Mul: self._arithmetic, exp.Div: self._division,
             exp.EQ: self._comparison, exp.NEQ: self._comparison, exp.LT: self._comparison, exp.LTE: self._comparison,
             exp.GT: self._comparison, exp.GTE: self._comparison, exp.Between: self._between, exp.In: self._in, exp.Like: self._like,
@@ -91,13 +91,13 @@ class _Translator:
 
     def select(self, found: exp.Select) -> str:
         """The whole statement. Two levels, so that no alias stands where an expression looks for a column."""
-        if set(_given(found)) - {"expressions", "from_", "where", "kind"} or found.args.get("kind"):
+        if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get("kind"):
             raise leave_out(found)
         table = found.args["from_"].this if found.args.get("from_") else None
-        if not isinstance(table, exp.Table) or set(_given(table)) - {"this", "alias"} or table.name != self._source:
+        if not isinstance(table, exp.Table) or set(_present_arguments(table)) - {"this", "alias"} or table.name != self._source:
             raise leave_out(table)
         if table.alias:
-            if _given(table.args["alias"]) != ["this"]:
+            if _present_arguments(table.args["alias"]) != ["this"]:
                 raise leave_out(table)
             self._names = {table.alias}
         outputs = [output for node in found.expressions for output in self._outputs(node)]
@@ -113,11 +113,11 @@ class _Translator:
     def _outputs(self, node: exp.Expr) -> list[tuple[str, str]]:
         """(name, SQL) of what one item of the SELECT list gives. Expressions need an alias: Spark makes names up for the rest."""
         if isinstance(node, exp.Star):
-            if _given(node):
+            if _present_arguments(node):
                 raise leave_out(node)
             return [(name, quote(name)) for name in self._columns]
         if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
-            if node.table not in self._names or _given(node.this):
+            if node.table not in self._names or _present_arguments(node.this):
                 raise leave_out(node)
             return [(name, quote(name)) for name in self._columns]
         if isinstance(node, exp.Column):
@@ -128,89 +128,93 @@ class _Translator:
         if isinstance(node.this, exp.Column):
             return [(node.alias, found.sql)]
         if found.kind == TEXT:
-            found = Value(found.sql, "String")
+            found = TypedSql(found.sql, "String")
         elif found.kind == NUMBER:
-            found = Value(found.sql, integer_kind(found))
+            found = TypedSql(found.sql, integer_kind(found))
         return [(node.alias, typed(found, found.kind))]
 
-    def value(self, node: exp.Expr) -> Value:
+    def value(self, node: exp.Expr) -> TypedSql:
         """Any expression of the whitelist."""
         rule = self._rules.get(type(node))
         if rule is None:
             raise leave_out(node)
         return rule(node)
 
-    def _truth(self, node: exp.Expr) -> Value:
+    def _truth(self, node: exp.Expr) -> TypedSql:
         found = self.value(node)
         if found.kind != "Bool":
             raise leave_out(node)
         return found
 
-    def _column(self, node: exp.Column) -> Value:
-        if set(_given(node)) - {"this", "table"} or (node.table and node.table not in self._names) or node.name not in self._columns:
+    def _column(self, node: exp.Column) -> TypedSql:
+        if (
+            set(_present_arguments(node)) - {"this", "table"}
+            or (node.table and node.table not in self._names)
+            or node.name not in self._columns
+        ):
             raise leave_out(node)
-        return Value(quote(node.name), self._columns[node.name])
+        return TypedSql(quote(node.name), self._columns[node.name])
 
-    def _negative(self, node: exp.Neg) -> Value:
+    def _negative(self, node: exp.Neg) -> TypedSql:
         found = self.value(node.this)
         if isinstance(node.this, exp.Literal) and found.kind == NUMBER:
-            return Value(f"-{found.sql}", NUMBER)
+            return TypedSql(f"-{found.sql}", NUMBER)
         if found.kind != "Float64":
             raise leave_out(node)
-        return Value(f"(-{found.sql})", "Float64")
+        return TypedSql(f"(-{found.sql})", "Float64")
 
-    def _arithmetic(self, node: exp.Binary) -> Value:
+    def _arithmetic(self, node: exp.Binary) -> TypedSql:
         left, right = self.value(node.left), self.value(node.right)
         if "Float64" not in (left.kind, right.kind):
             raise leave_out(node)
         sign = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}[type(node)]
-        return Value(f"({double(left)} {sign} {double(right)})", "Float64")
+        return TypedSql(f"({double(left)} {sign} {double(right)})", "Float64")
 
-    def _division(self, node: exp.Div) -> Value:
+    def _division(self, node: exp.Div) -> TypedSql:
         left, right = self.value(node.left), self.value(node.right)
         if left.kind != "Float64" or right.kind != NUMBER or not float(right.sql):
             raise leave_out(node)
-        return Value(f"({left.sql} / {double(right)})", "Float64")
+        return TypedSql(f"({left.sql} / {double(right)})", "Float64")
 
-    def _comparison(self, node: exp.Binary) -> Value:
+    def _comparison(self, node: exp.Binary) -> TypedSql:
         return compare(type(node), self.value(node.left), self.value(node.right))
 
-    def _between(self, node: exp.Between) -> Value:
-        if set(_given(node)) - {"this", "low", "high", "negate"}:
+    def _between(self, node: exp.Between) -> TypedSql:
+        if set(_present_arguments(node)) - {"this", "low", "high", "negate"}:
             raise leave_out(node)
         found, low, high = (self.value(node.args[key]) for key in ("this", "low", "high"))
         return _negated(node, f"({compare(exp.GTE, found, low).sql} AND {compare(exp.LTE, found, high).sql})")
 
-    def _in(self, node: exp.In) -> Value:
-        if set(_given(node)) - {"this", "expressions", "negate"} or not 0 < len(node.expressions) <= _MANY:
+    def _in(self, node: exp.In) -> TypedSql:
+        if set(_present_arguments(node)) - {"this", "expressions", "negate"} or not 0 < len(node.expressions) <= _MANY:
             raise leave_out(node)
         found = self.value(node.this)
         return _negated(node, f"({' OR '.join(compare(exp.EQ, found, self.value(one)).sql for one in node.expressions)})")
 
-    def _like(self, node: exp.Like) -> Value:
+    def _like(self, node: exp.Like) -> TypedSql:
         """Patterns of % alone: what `_` matches differs outside of ASCII, and Spark's patterns miss what needs two UTF-16 units."""
         found, pattern = self.value(node.this), self.value(node.expression)
-        if set(_given(node)) - {"this", "expression", "negate"} or found.kind != "String" or pattern.kind != TEXT:
+        if set(_present_arguments(node)) - {"this", "expression", "negate"} or found.kind != "String" or pattern.kind != TEXT:
             raise leave_out(node)
         if "_" in pattern.sql or max(pattern.sql) > "\uffff":
             raise leave_out(node)
         return _negated(node, f"({found.sql} LIKE {pattern.sql})")
 
-    def _logic(self, node: exp.Connector) -> Value:
+    def _logic(self, node: exp.Connector) -> TypedSql:
         word = "AND" if isinstance(node, exp.And) else "OR"
-        return Value(f"({self._truth(node.left).sql} {word} {self._truth(node.right).sql})", "Bool")
+        return TypedSql(f"({self._truth(node.left).sql} {word} {self._truth(node.right).sql})", "Bool")
 
-    def _not(self, node: exp.Not) -> Value:
-        return Value(f"(NOT {self._truth(node.this).sql})", "Bool")
+    def _not(self, node: exp.Not) -> TypedSql:
+        return TypedSql(f"(NOT {self._truth(node.this).sql})", "Bool")
 
-    def _is(self, node: exp.Is) -> Value:
+    def _is(self, node: exp.Is) -> TypedSql:
         found = self.value(node.this)
         if not isinstance(node.expression, exp.Null) or found.literal:
             raise leave_out(node)
-        return Value(f"isNull({found.sql})", "Bool")
+        return TypedSql(f"isNull({found.sql})", "Bool")
 
-    def _case(self, node: exp.Case) -> Value:
-        if set(_given(node)) - {"this", "ifs", "default"}:
+    def _case(self, node: exp.Case) -> TypedSql:
+        if set(_present_arguments(node)) - {"this", "ifs", "default"}:
             raise leave_out(node)
         subject = self.value(node.this) if node.this else None
         conditions = [
@@ -220,59 +224,59 @@ class _Translator:
         default = node.args.get("default")
         return self._choice(conditions, [branch.args["true"] for branch in node.args["ifs"]], default)
 
-    def _if(self, node: exp.If) -> Value:
+    def _if(self, node: exp.If) -> TypedSql:
         return self._choice([self._truth(node.this)], [node.args["true"]], node.args.get("false"))
 
-    def _choice(self, conditions: Sequence[Value], results: Sequence[exp.Expr], default: exp.Expr | None) -> Value:
+    def _choice(self, conditions: Sequence[TypedSql], results: Sequence[exp.Expr], default: exp.Expr | None) -> TypedSql:
         found = [self.value(result) for result in results]
-        otherwise = self.value(default) if default is not None else Value("NULL", NULL)
+        otherwise = self.value(default) if default is not None else TypedSql("NULL", NULL)
         kind = common([*found, otherwise])
         pairs = " ".join(f"WHEN {when.sql} THEN {typed(then, kind)}" for when, then in zip(conditions, found, strict=True))
-        return Value(f"(CASE {pairs} ELSE {typed(otherwise, kind)} END)", kind)
+        return TypedSql(f"(CASE {pairs} ELSE {typed(otherwise, kind)} END)", kind)
 
-    def _coalesce(self, node: exp.Coalesce) -> Value:
+    def _coalesce(self, node: exp.Coalesce) -> TypedSql:
         found = [self.value(one) for one in (node.this, *node.expressions)]
         kind = common(found)
-        return Value(f"coalesce({', '.join(typed(one, kind) for one in found)})", kind)
+        return TypedSql(f"coalesce({', '.join(typed(one, kind) for one in found)})", kind)
 
-    def _concat(self, node: exp.DPipe | exp.Concat) -> Value:
+    def _concat(self, node: exp.DPipe | exp.Concat) -> TypedSql:
         parts = [node.left, node.right] if isinstance(node, exp.DPipe) else node.expressions
         found = [self.value(part) for part in parts]
         if len(found) < 2 or any(one.kind not in ("String", TEXT) for one in found):
             raise leave_out(node)
-        return Value(f"concat({', '.join(typed(one, 'String') for one in found)})", "String")
+        return TypedSql(f"concat({', '.join(typed(one, 'String') for one in found)})", "String")
 
-    def _cast(self, node: exp.Cast) -> Value:
+    def _cast(self, node: exp.Cast) -> TypedSql:
         """Casts that neither fail nor lose anything, and dates and times written out as literals."""
-        if set(_given(node)) - {"this", "to", "safe"}:
+        if set(_present_arguments(node)) - {"this", "to", "safe"}:
             raise leave_out(node)
         found, spelled = self.value(node.this), node.to.sql(dialect="").upper()
         if found.kind == TEXT and spelled in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
-            return moment(found, "Date32" if spelled == "DATE" else TIMESTAMP)
+            return to_timestamp_literal(found, "Date32" if spelled == "DATE" else TIMESTAMP)
         if node.to.expressions:
             raise leave_out(node)
         wanted = _CASTS.get(spelled)
         if wanted is None or (found.kind == TEXT and wanted != "String"):
             raise leave_out(node)
         if found.kind in (NULL, TEXT) or found.kind == wanted:
-            return Value(typed(found, wanted), wanted)
+            return TypedSql(typed(found, wanted), wanted)
         if found.kind == NUMBER:
             if wanted == "Float64":
-                return Value(double(found), wanted)
-            found = Value(found.sql, integer_kind(found))
+                return TypedSql(double(found), wanted)
+            found = TypedSql(found.sql, integer_kind(found))
         widens = found.kind in INTS and wanted in INTS and INTS.index(found.kind) <= INTS.index(wanted)
         exact = wanted == "Float64" and found.kind in (*INTS, "Float32")
         written = wanted == "String" and found.kind in (*INTS, "Date32")
         if not (widens or exact or written):
             raise leave_out(node)
-        return Value(typed(found, wanted), wanted)
+        return TypedSql(typed(found, wanted), wanted)
 
 
-def _negated(node: exp.Expr, sql: str) -> Value:
+def _negated(node: exp.Expr, sql: str) -> TypedSql:
     """Some nodes carry their NOT themselves."""
-    return Value(f"(NOT {sql})" if node.args.get("negate") else sql, "Bool")
+    return TypedSql(f"(NOT {sql})" if node.args.get("negate") else sql, "Bool")
 
 
-def _given(node: exp.Expr) -> list[str]:
+def _present_arguments(node: exp.Expr) -> list[str]:
     """The arguments that a node really has; the parser fills in empty ones."""
     return [key for key, value in node.args.items() if value]

@@ -29,17 +29,17 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d{1,6})?")
 _FIRST_YEAR, _LAST_YEAR = 1900, 2299  # what Date32 and DateTime64 hold
 
 
-class LeftOutError(Exception):
+class UntranslatableError(Exception):
     """A part of the statement is not in the whitelist."""
 
 
-def leave_out(what: object) -> LeftOutError:
+def leave_out(what: object) -> UntranslatableError:
     """The error for a part that is left out; it never leaves this room."""
-    return LeftOutError(repr(what))
+    return UntranslatableError(repr(what))
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class TypedSql:
     """SQL for ClickHouse and its type there; literals are typed by what they meet, so theirs is `number`, `text` or `null`."""
 
     sql: str
@@ -60,23 +60,23 @@ def kind_of(arrow: pa.DataType) -> str:
     return _ARROW.get(arrow, OTHER)
 
 
-def literal(node: exp.Literal) -> Value:
+def literal(node: exp.Literal) -> TypedSql:
     """Text or a number that is written out."""
     if node.is_string:
-        return Value(node.sql(dialect="clickhouse"), TEXT)
+        return TypedSql(node.sql(dialect="clickhouse"), TEXT)
     if not re.fullmatch(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?", node.this):
         raise leave_out(node)
-    return Value(node.this, NUMBER)
+    return TypedSql(node.this, NUMBER)
 
 
-def integer_kind(found: Value) -> str:
+def integer_kind(found: TypedSql) -> str:
     """Spark's type of a whole number that is written out."""
     if not re.fullmatch(r"-?\d+", found.sql) or not -(2**63) < int(found.sql) < 2**63:
         raise leave_out(found)
     return "Int32" if -(2**31) <= int(found.sql) < 2**31 else "Int64"
 
 
-def typed(found: Value, kind: str) -> str:
+def typed(found: TypedSql, kind: str) -> str:
     """`found` as a nullable value of that type, which it must be, or become without loss."""
     if kind in (NULL, OTHER):
         raise leave_out(found)
@@ -85,7 +85,7 @@ def typed(found: Value, kind: str) -> str:
     return f"CAST({found.sql} AS Nullable({kind}))"
 
 
-def double(found: Value) -> str:
+def double(found: TypedSql) -> str:
     """`found` as a Float64, exactly as Spark makes a double of it."""
     if found.kind == "Float64":
         return found.sql
@@ -96,7 +96,7 @@ def double(found: Value) -> str:
     raise leave_out(found)
 
 
-def common(found: Sequence[Value]) -> str:
+def common(found: Sequence[TypedSql]) -> str:
     """The one type of several results. Integers widen; what is written out takes the type of the rest where that is plain."""
     kinds = {one.kind for one in found if not one.literal}
     numbers = [one for one in found if one.kind == NUMBER]
@@ -115,7 +115,7 @@ _FLIPPED: dict[type, type] = {exp.LT: exp.GT, exp.LTE: exp.GTE}
 _SIGNS: dict[type, str] = {exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">="}
 
 
-def compare(how: type, left: Value, right: Value) -> Value:
+def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
     """A comparison, `how` being sqlglot's class of it: of equal types, of whole numbers, of floats, or with a literal."""
     if left.literal and right.literal:
         raise leave_out(left)
@@ -128,27 +128,27 @@ def compare(how: type, left: Value, right: Value) -> Value:
     both_whole = left.kind in INTS and right.kind in INTS
     if left.kind == OTHER or not (left.kind == right.kind or both_whole) or (left.kind == "Bool" and how not in (exp.EQ, exp.NEQ)):
         raise leave_out(left)
-    return Value(f"({left.sql} {_SIGNS[how]} {right.sql})", "Bool")
+    return TypedSql(f"({left.sql} {_SIGNS[how]} {right.sql})", "Bool")
 
 
-def _meeting(literal: Value, kind: str) -> Value:
+def _meeting(literal: TypedSql, kind: str) -> TypedSql:
     """A literal as the type of what it is compared with."""
     if literal.kind == NUMBER and kind in INTS:
-        return Value(literal.sql, integer_kind(literal))
+        return TypedSql(literal.sql, integer_kind(literal))
     if literal.kind == NUMBER and kind.startswith("Decimal"):
         precision, scale = (int(part) for part in re.findall(r"\d+", kind))
         value = Decimal(literal.sql)
         if value != value.quantize(Decimal(1).scaleb(-scale)) or abs(value) >= Decimal(10) ** (precision - scale):
             raise leave_out(literal)
-        return Value(f"CAST('{value:f}' AS {kind})", kind)
+        return TypedSql(f"CAST('{value:f}' AS {kind})", kind)
     if literal.kind == TEXT and kind == "String":
-        return Value(literal.sql, kind)
+        return TypedSql(literal.sql, kind)
     if literal.kind == TEXT and kind in ("Date32", TIMESTAMP):
-        return moment(literal, kind)
+        return to_timestamp_literal(literal, kind)
     raise leave_out(literal)
 
 
-def moment(literal: Value, kind: str) -> Value:
+def to_timestamp_literal(literal: TypedSql, kind: str) -> TypedSql:
     """A date or a time that is written out in full; other spellings are read in different ways."""
     text = literal.sql[1:-1]
     shape = _DAY if kind == "Date32" or _DAY.fullmatch(text) else _MOMENT
@@ -162,10 +162,10 @@ def moment(literal: Value, kind: str) -> Value:
         raise leave_out(literal)
     if kind == TIMESTAMP and shape is _DAY:
         text += " 00:00:00"
-    return Value(f"CAST('{text}' AS {kind})", kind)
+    return TypedSql(f"CAST('{text}' AS {kind})", kind)
 
 
-def _compare_floats(how: type, left: Value, right: Value) -> Value:
+def _compare_floats(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
     """As Spark compares: NaN equals NaN and is above every other number."""
     for one, other in ((left, right), (right, left)):
         # A float meets an integer as a float or as a double, by Spark's mode: only where that is the same.
@@ -175,11 +175,11 @@ def _compare_floats(how: type, left: Value, right: Value) -> Value:
         how, left, right = _FLIPPED[how], right, left
     a, b = double(left), double(right)
     if how is exp.GT:
-        return Value(f"(({a} > {b}) OR (isNaN({a}) AND NOT isNaN({b})))", "Bool")
+        return TypedSql(f"(({a} > {b}) OR (isNaN({a}) AND NOT isNaN({b})))", "Bool")
     if how is exp.GTE:
-        return Value(f"(({a} >= {b}) OR (isNaN({a}) AND isNotNull({b})))", "Bool")
+        return TypedSql(f"(({a} >= {b}) OR (isNaN({a}) AND isNotNull({b})))", "Bool")
     equal = f"(({a} = {b}) OR (isNaN({a}) AND isNaN({b})))"
-    return Value(equal if how is exp.EQ else f"(NOT {equal})", "Bool")
+    return TypedSql(equal if how is exp.EQ else f"(NOT {equal})", "Bool")
 
 
 def _fits_float(text: str) -> bool:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.jobs.dynamic_tables.factory import EVENT, open_tables
-from headrace.jobs.dynamic_tables.memory import Known
-from headrace.jobs.planning.load_path import Route, routes
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.dynamic_tables.memory import CommittedTables
+from headrace.jobs.planning.load_path import LoadPath, plan_load_paths
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
@@ -45,7 +45,7 @@ def target_text(described: Mapping[str, Any]) -> str:
     return f"the {described.get('kind', '')} table `{named}`" if named else "the target"
 
 
-class LaneSink:
+class PipelineSink:
     """A connector's sink as the protocol sees it.
 
     A sink that keeps no record (print, blackhole) is taken at the ledger's word: it is at-least-once, and says so.
@@ -134,7 +134,7 @@ class LaneSink:
         return before.after_epoch(last.plan, state.generation, WriteCounts())
 
 
-class Assembly:
+class CompiledPipeline:
     """One version of a pipeline file on one session. Analysing its SQL happens when it is made.
 
     Raises SchemaError or UserError where sources, SQL and keys do not fit.
@@ -145,26 +145,26 @@ class Assembly:
             raise PipelineFileError(keyless)
         self.file = file
         self.settings = settings
-        self.sources: dict[str, LaneSource] = lane_sources(file.model.sources, settings)
-        self.planner = Planner(file, spark, self.sources, settings)
+        self.sources: dict[str, PipelineSource] = create_pipeline_sources(file.model.sources, settings)
+        self.planner = PipelinePlanner(file, spark, self.sources, settings)
         for name, source in self.sources.items():
             if source.unbounded is not None:
                 source.unbounded.marks = name in self.planner.retractions.marked
         self.side_outputs = SideOutputs(file.name, settings)
 
     @cached_property
-    def routes(self) -> Mapping[str, Route]:
+    def load_paths(self) -> Mapping[str, LoadPath]:
         """The way that history takes to each sink."""
-        return routes(self.file, self.planner, self.sources)
+        return plan_load_paths(self.file, self.planner, self.sources)
 
-    def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, LaneSink]:
+    def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, PipelineSink]:
         """Fresh sinks of this file for one lane; they connect when they are prepared."""
-        found: dict[str, LaneSink] = {}
+        found: dict[str, PipelineSink] = {}
         for name, node in self.file.model.sinks.items():
             key, schema, columns = SinkKey(uuid, self.file.name, lane, name), self.planner.schemas[name], self.planner.keys[name]
             extra = {"key": columns, "sinks": tuple(self.file.model.sinks)}
             context = SinkContext(key, node, self.settings, schema, self.planner.spark, extra)
-            found[name] = LaneSink(registry.open_sink(context), context, ledger, self.file.path)
+            found[name] = PipelineSink(registry.open_sink(context), context, ledger, self.file.path)
         return found
 
     def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
@@ -176,7 +176,7 @@ class Assembly:
         events = ledger.events(self.file.name, lane) if graph.dynamic_tables(self.file.model) else []
         joined = frozenset(event["data"]["table"] for event in events if event["kind"] == EVENT)
         committed, generation = (state.committed, state.generation) if state else (0, 0)
-        known = Known(committed, joined, note, generation, former=former)
+        known = CommittedTables(committed, joined, note, generation, former=former)
         self._close_tables()
         self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
 
@@ -197,4 +197,4 @@ class Assembly:
             table.close()
 
 
-Assemble = Callable[[PipelineFile], Assembly]
+Assemble = Callable[[PipelineFile], CompiledPipeline]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.sql import statements
 
 
-def estimate_bytes(readings: Mapping[str, Reading]) -> int | None:
+def estimate_bytes(readings: Mapping[str, SourceBatch]) -> int | None:
     """Return about the bytes of what an epoch reads; None where a source does not know."""
     sizes = [reading.size for reading in readings.values() if reading.rows != 0]
     return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def estimate_rows(
-    model: PipelineModel, name: str, readings: Mapping[str, Reading], staged: Mapping[str, int], *, one_of_one: bool = False
+    model: PipelineModel, name: str, readings: Mapping[str, SourceBatch], staged: Mapping[str, int], *, one_of_one: bool = False
 ) -> int | None:
     """Return an upper bound of a node's rows: what its sources read, times the ways that lead to it.
 

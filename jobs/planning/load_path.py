@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
 from headrace.jobs.planning.clickhouse_sql import translate
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.sources.pipeline_source import LaneSource
-from headrace.jobs.staging.determinism import impure_behind
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.pipeline_source import PipelineSource
+from headrace.jobs.staging.determinism import nondeterministic_upstream
 from headrace.jobs.transforms.retractions import retractions_of
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class LoadPath:
     """`path` is direct or rows; `why` says so for people. `query` is the transform in the source's own SQL.
 
     `key` are the source's columns that arrive unchanged in the key of the sink; empty where the sink has no key.
     """
 
     path: str
-    why: str
+    reason: str
     source: str = ""
     query: str | None = None
     key: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Route:
     """Whether `query` is to see the last row of each key alone: it filters, and the row that decides may be one that it leaves out."""
 
     @property
-    def direct(self) -> bool:
+    def is_bulk_copy(self) -> bool:
         """Whether tasks load by themselves."""
         return self.path == "direct"
 
@@ -55,41 +55,41 @@ class Columns:
 
     payloads: Mapping[str, pa.Schema]
     nodes: Mapping[str, pa.Schema]
-    itself: Callable[[LaneSource], pa.Schema | None]
-    spreads: Callable[[LaneSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].explain_key_spread(key)
+    itself: Callable[[PipelineSource], pa.Schema | None]
+    spreads: Callable[[PipelineSource, Sequence[str]], str | None] = lambda source, key: source.bounded[0].explain_key_spread(key)
 
 
-def routes(file: PipelineFile, planner: Planner, sources: Mapping[str, LaneSource]) -> dict[str, Route]:
+def plan_load_paths(file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource]) -> dict[str, LoadPath]:
     """The route of history to every sink. Deterministic: an epoch must be finished by the route that it was begun with."""
     columns = Columns(planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark))
-    return {name: route(file, columns, sources, name) for name in file.model.sinks}
+    return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 
 
-def route(file: PipelineFile, columns: Columns, sources: Mapping[str, LaneSource], sink: str) -> Route:
+def plan_load_path(file: PipelineFile, columns: Columns, sources: Mapping[str, PipelineSource], sink: str) -> LoadPath:
     """The route to one sink; its path is `unchecked` where columns that decide are not known."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if reason := _obstacle(file, sources, sink):
-        return Route("rows", reason)
+        return LoadPath("rows", reason)
     have = columns.itself(source)
     try:
         query = _query(file, sink, source, columns, have)
         key = carried_key(file.model, columns.nodes, sink, source.name)
         spread = columns.spreads(source, key) if graph.key_of(file.model, sink) else ""
     except UserError as error:
-        return Route("rows", error.message)
+        return LoadPath("rows", error.message)
     except _UnknownError as error:
-        return Route("unchecked", str(error))
+        return LoadPath("unchecked", str(error))
     if spread is None:
-        return Route("unchecked", f"the sorting key of `{source.name}` is not known")
+        return LoadPath("unchecked", f"the sorting key of `{source.name}` is not known")
     filtering = _filter(file, sink)
     apart = f"{spread}, and splits that load at the same time keep no order" if spread else ""
     if filtering and (file.model.partitions or len(key) < len(graph.key_of(file.model, sink))):
         apart = apart or f"rows that `{filtering}` filters out become deletes of their keys"
     if apart:
-        return Route("rows", apart)
+        return LoadPath("rows", apart)
     why = "history goes from source to sink as Arrow, the SQL runs in the source"
-    return Route("direct", why, source.name, query, key, last=bool(filtering))
+    return LoadPath("direct", why, source.name, query, key, last=bool(filtering))
 
 
 def carried_key(model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str, source: str) -> tuple[str, ...]:
@@ -105,13 +105,13 @@ class _UnknownError(Exception):
     """Columns that decide are not known; the text says whose."""
 
 
-def _obstacle(file: PipelineFile, sources: Mapping[str, LaneSource], sink: str) -> str:
+def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:
     """Why history must go through Spark's rows whatever the SQL and the columns are; empty if it need not."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:
         return f"a {file.model.sinks[sink].type} sink takes rows from Spark only"
-    if staged := impure_behind(file.model, sink):
+    if staged := nondeterministic_upstream(file.model, sink):
         return f"the rows of `{staged[0]}` are staged first"
     if len(names) != 1:
         return f"it reads {len(names)} sources"
@@ -127,7 +127,7 @@ def _filter(file: PipelineFile, sink: str) -> str:
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
-def _query(file: PipelineFile, sink: str, source: LaneSource, columns: Columns, have: pa.Schema | None) -> str | None:
+def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None) -> str | None:
     """The transforms between source and sink as one query in the source's SQL; None where rows go through as they are.
 
     `have` are the columns that the history has itself. Raises UserError where the source's SQL cannot say the same, or where

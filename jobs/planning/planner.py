@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, EpochFrame
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import marked, spark_schema, wide_columns
-from headrace.jobs.dynamic_tables.base import Empty, Lookup, Table, check_arguments, distinct_texts, register
+from headrace.jobs.dynamic_tables.base import DynamicTableBackend, EmptyLookup, ValueLookup, check_arguments, distinct_texts, register
 from headrace.jobs.functions import provide
 from headrace.jobs.functions.plugins import register_functions
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
 from headrace.jobs.planning.version_columns import version_problems
-from headrace.jobs.sources.pipeline_source import Reading
-from headrace.jobs.spark.analysis_errors import explained
+from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.spark.analysis_errors import explain_analysis_error
 from headrace.jobs.spark.columns import check_staged, payload_of, types_of
-from headrace.jobs.staging.determinism import why_impure
-from headrace.jobs.staging.store import Staging
+from headrace.jobs.staging.determinism import nondeterminism_reason
+from headrace.jobs.staging.store import StoredResults
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.registry import KEYS, open_transform
-from headrace.jobs.transforms.retractions import Boundary, passed_by, retractions_of, shared_problems, without_marked
+from headrace.jobs.transforms.retractions import SinkBoundary, bypass_marked_rows, retractions_of, shared_problems, without_marked
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, PluginError, SchemaError, UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot import exp
 
-    from headrace.jobs.monitoring.monitor import Each
+    from headrace.jobs.monitoring.monitor import FrameObserver
 
 
 class HasSchema(Protocol):
@@ -57,7 +57,7 @@ class HasSchema(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class FixedSchemaSource:
     """A source whose columns were asked for already."""
 
     payload: pa.Schema
@@ -68,7 +68,7 @@ class Known:
         return self.payload
 
 
-class Planner:
+class PipelinePlanner:
     """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
 
     Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`. `pipeline` is the
@@ -90,9 +90,9 @@ class Planner:
         self.source_schemas: dict[str, pa.Schema] = {name: source.schema(self.spark) for name, source in sources.items()}
         self.keys: dict[str, tuple[str, ...]] = {}
         self.schemas: dict[str, pa.Schema] = {}
-        self.tables: Mapping[str, Table] = {}
+        self.tables: Mapping[str, DynamicTableBackend] = {}
         """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
-        self._lookups: dict[str, Lookup] = {name: Empty() for name in graph.dynamic_tables(file.model)}
+        self._lookups: dict[str, ValueLookup] = {name: EmptyLookup() for name in graph.dynamic_tables(file.model)}
         self._asked = frozenset(table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name))
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
@@ -120,11 +120,11 @@ class Planner:
 
     def _analyse(self) -> None:
         problems: list[UserError] = []
-        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, problems)
+        views = self._views({name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, problems)
         for name, frame in views.items():
             try:
                 self.schemas[name] = payload_of(frame)
-                if name in self.file.model.transforms and (why := why_impure(self.file.model, name)):
+                if name in self.file.model.transforms and (why := nondeterminism_reason(self.file.model, name)):
                     check_staged(frame, why)
             except UserError as error:
                 place = self.file.place_of(name, "sql") or self.file.place_of(name)
@@ -155,11 +155,11 @@ class Planner:
 
     def _views(
         self,
-        readings: Mapping[str, Reading],
+        readings: Mapping[str, SourceBatch],
         plan: EpochPlan | None,
         problems: list[UserError] | None = None,
-        staged: Mapping[str, Callable[[str, DataFrame], Reading]] | None = None,
-        each: Each | None = None,
+        staged: Mapping[str, Callable[[str, DataFrame], SourceBatch]] | None = None,
+        each: FrameObserver | None = None,
     ) -> dict[str, DataFrame]:
         """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
 
@@ -199,14 +199,14 @@ class Planner:
             return self._select(name, views, plan)
         (upstream,) = node.inputs(name)
         if name not in self._transforms:
-            self._transforms[name] = self._opened(name, node, payload_of(found[upstream]))
-        return passed_by(self._transforms[name], name, upstream, found[upstream], plan, self.retractions)
+            self._transforms[name] = self._open_transform(name, node, payload_of(found[upstream]))
+        return bypass_marked_rows(self._transforms[name], name, upstream, found[upstream], plan, self.retractions)
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
         """What a sql node says in Spark's words, by the types of what it reads; found out once."""
         if name not in self._statements:
             frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
-            self._misread(name, node, frames)
+            self._check_double_quotes(name, node, frames)
             query = node.query(name)
             wide = {upstream: wide_columns([frame]) for upstream, frame in frames.items()}
             nested = {upstream: self._statements[upstream][1].nested if upstream in self._statements else {} for upstream in frames}
@@ -217,7 +217,7 @@ class Planner:
             self._statements[name] = query, columns
         return self._statements[name][0]
 
-    def _misread(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
+    def _check_double_quotes(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
         """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
         quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
         for upstream, frame in frames.items() if quoted else ():
@@ -231,7 +231,7 @@ class Planner:
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
         """Puts what an epoch brings into a dynamic table, and what is in it then before the SQL that asks it. Without a plan: checks."""
         node: Any = self.file.model.transforms[name]
-        if node.inputs(name) and (plan is None or self.tables[name].wants(plan)):
+        if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
             frame = self._select(name, views, plan)
             frame = (without_marked(frame) if not self.retractions.marked.isdisjoint(node.inputs(name)) else frame).drop(*HIDDEN)
             kind = frame.schema[0].dataType.simpleString()
@@ -281,7 +281,7 @@ class Planner:
             return Marking(frozenset(), marked=marked) if marked else None
         return self.retractions.marking(name, marked=marked)
 
-    def _opened(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
+    def _open_transform(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
         """A transform that is no SQL. Its mistakes get their place in the file."""
         context = TransformContext(
             name,
@@ -307,7 +307,7 @@ class Planner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said, hint = explained(error, node.sql)
+            said, hint = explain_analysis_error(error, node.sql)
             raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
@@ -318,25 +318,25 @@ class Planner:
 
     def plan_text(self) -> str:
         """Spark's own plans of the transforms, over sources without rows."""
-        views = self._views({name: Reading(self._empty(name), 0) for name in self.source_schemas}, None, [])
+        views = self._views({name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, [])
         texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order if name in views]  # noqa: SLF001  explain() only prints
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
-    def nodes(self, readings: Mapping[str, Reading], plan: EpochPlan) -> dict[str, DataFrame]:
+    def nodes(self, readings: Mapping[str, SourceBatch], plan: EpochPlan) -> dict[str, DataFrame]:
         """The frame of every source and transform over these readings, lazily, with the hidden columns. It holds until the next call."""
         return self._views(self._every(readings), plan)
 
-    def _every(self, readings: Mapping[str, Reading]) -> dict[str, Reading]:
-        return {name: readings.get(name) or Reading(self._empty(name), 0) for name in self.source_schemas}
+    def _every(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
+        return {name: readings.get(name) or SourceBatch(self._empty(name), 0) for name in self.source_schemas}
 
     @contextmanager
     def frames(
         self,
         plan: EpochPlan,
-        readings: Mapping[str, Reading],
+        readings: Mapping[str, SourceBatch],
         sinks: Sequence[str],
-        staging: Staging | None = None,
-        each: Each | None = None,
+        staging: StoredResults | None = None,
+        each: FrameObserver | None = None,
     ) -> Iterator[dict[str, EpochFrame]]:
         """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
 
@@ -344,12 +344,12 @@ class Planner:
         node that several of these sinks read is persisted at the latest shared point and given back afterwards.
         """
         every = self._every(readings)
-        filled = [name for name, table in self.tables.items() if table.wants(plan)]
-        wanted = staging.wanted([*sinks, *filled]) if staging else ()
-        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.staged) if staging else None, each=each)
+        filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
+        wanted = staging.required_nodes([*sinks, *filled]) if staging else ()
+        views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.load_or_compute) if staging else None, each=each)
         counts = staging.rows if staging else {}
         model = self.file.model
-        boundary = Boundary(model, self.retractions, self.keys)
+        boundary = SinkBoundary(model, self.retractions, self.keys)
         shared = {
             model.sinks[sink].from_ for sink in sinks if sum(model.sinks[other].from_ == model.sinks[sink].from_ for other in sinks) > 1
         }

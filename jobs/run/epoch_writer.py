@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.connectors.base import DirectSink, EpochFrame, Sink, SplitReader
-from headrace.jobs.monitoring.monitor import NoEyes
-from headrace.jobs.planning.load_path import Route
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.sources.backfill import pieces_of
-from headrace.jobs.sources.pipeline_source import LaneSource, Reading
+from headrace.jobs.monitoring.monitor import NullMonitor
+from headrace.jobs.planning.load_path import LoadPath
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.backfill import splits_by_phase
+from headrace.jobs.sources.pipeline_source import PipelineSource, SourceBatch
 from headrace.jobs.sources.side_outputs import SideOutputs
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.staging.determinism import impure_nodes
-from headrace.jobs.staging.store import Graph, LaneStages, Staging
+from headrace.jobs.staging.determinism import nondeterministic_nodes
+from headrace.jobs.staging.store import NodeGraph, ResultStore, StoredResults
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph
@@ -33,17 +33,17 @@ class EpochWriter:
 
     def __init__(
         self,
-        planner: Planner,
-        sources: Mapping[str, LaneSource],
+        planner: PipelinePlanner,
+        sources: Mapping[str, PipelineSource],
         sinks: Mapping[str, Sink],
-        ways: Mapping[str, Route] | None = None,
-        stages: LaneStages | None = None,
+        ways: Mapping[str, LoadPath] | None = None,
+        stages: ResultStore | None = None,
         pipeline_hash: str = "",
-        eyes: NoEyes | None = None,
+        monitor: NullMonitor | None = None,
         side: SideOutputs | None = None,
     ) -> None:
         self._planner = planner
-        self._eyes = eyes or NoEyes()
+        self._monitor = monitor or NullMonitor()
         self._routes = ways or {}
         self._sources = sources
         self._sinks = sinks
@@ -52,13 +52,13 @@ class EpochWriter:
         self._side = side
         self.steps: dict[str, float] = {}
 
-    def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> Staging | None:
+    def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> StoredResults | None:
         """What keeps the rows of impure nodes for this epoch; None where there are none.
 
         Raises SinkStateError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
         """
         model = self._planner.file.model
-        impure = impure_nodes(model)
+        impure = nondeterministic_nodes(model)
         if self._stages is None or not impure:
             return None
         tables = self._planner.tables
@@ -66,11 +66,13 @@ class EpochWriter:
         def holders() -> dict[str, str]:
             whole = {name: f"sink {name} holds this epoch" for name in model.sinks if name not in pending}
             some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].has_partial_epoch(plan)}
-            kept = {name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.holds(plan)}
+            kept = {
+                name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.has_values(plan)
+            }
             return whole | some | kept
 
-        filled = [name for name, table in tables.items() if table.wants(plan)]
-        found = Staging(self._stages.of(plan, self._hash), Graph.of(model), list(impure), holders)
+        filled = [name for name, table in tables.items() if table.needs_values(plan)]
+        found = StoredResults(self._stages.for_epoch(plan, self._hash), NodeGraph.of(model), list(impure), holders)
         found.check([*pending, *filled], replayed=replayed, recompute=self._stages.recompute)
         return found
 
@@ -90,23 +92,23 @@ class EpochWriter:
                 self._side.see(
                     plan, {name: replace(one, frame=without_marked(one.frame)) if name in marked else one for name, one in readings.items()}
                 )
-            look = self._eyes.each(self._planner.file.model, [name for name in pending if not self._direct(plan, name)])
+            look = self._monitor.create_observer(self._planner.file.model, [name for name in pending if not self._direct(plan, name)])
             with self._planner.frames(plan, readings, pending, staging, look) as frames:
                 staged = staging.seconds if staging else {}
                 self.steps |= {f"stage {name}": seconds for name, seconds in staged.items()}
                 self.steps["plan"] = time.monotonic() - started - self.steps["read"] - sum(staged.values())
-                return self._side_by_side(plan, frames)
+                return self._write_concurrently(plan, frames)
         except HeadraceError:
             raise
         except Exception as error:
             raise as_headrace_error(error, texts=self._planner.texts) from error
 
-    def _readings(self, plan: EpochPlan) -> dict[str, Reading]:
+    def _readings(self, plan: EpochPlan) -> dict[str, SourceBatch]:
         spark = self._planner.spark
-        found: dict[str, Reading] = {}
+        found: dict[str, SourceBatch] = {}
         for name, source in self._sources.items():
             if plan.phase is Phase.HISTORY:
-                for phase, splits in pieces_of(plan.splits, name).items():
+                for phase, splits in splits_by_phase(plan.splits, name).items():
                     found[name] = source.read_history(spark, plan.start[name], phase, splits, self._planner.source_schemas[name])
             elif source.unbounded is not None and plan.start[name].get("stream") != plan.end[name]["stream"]:
                 start = plan.start[name] if "stream" in plan.start[name] else {**plan.start[name], "stream": plan.start[name]["fence"]}
@@ -114,12 +116,12 @@ class EpochWriter:
                 found[name] = source.read_stream(spark, start, plan.end[name], appends, self._planner.file.model.epoch.max_bytes)
         return found
 
-    def _side_by_side(self, plan: EpochPlan, frames: Mapping[str, EpochFrame]) -> dict[str, WriteCounts]:
+    def _write_concurrently(self, plan: EpochPlan, frames: Mapping[str, EpochFrame]) -> dict[str, WriteCounts]:
         if len(frames) == 1:
-            return {name: self._one(plan, name, frame) for name, frame in frames.items()}
+            return {name: self._write_sink(plan, name, frame) for name, frame in frames.items()}
         with ThreadPoolExecutor(len(frames), thread_name_prefix="sink") as pool:
             waiting = {
-                name: pool.submit(with_log_context(_in_pool(self._planner.spark, name, self._one)), plan, name, frame)
+                name: pool.submit(with_log_context(_in_pool(self._planner.spark, name, self._write_sink)), plan, name, frame)
                 for name, frame in frames.items()
             }
             errors = [error for future in waiting.values() if (error := future.exception()) is not None]
@@ -130,11 +132,11 @@ class EpochWriter:
     def _direct(self, plan: EpochPlan, name: str) -> bool:
         """Whether tasks load this epoch by themselves. A key that its splits share needs one order: then Spark's rows bring it."""
         route = self._routes.get(name)
-        if plan.phase is not Phase.HISTORY or route is None or not route.direct or not isinstance(self._sinks[name], DirectSink):
+        if plan.phase is not Phase.HISTORY or route is None or not route.is_bulk_copy or not isinstance(self._sinks[name], DirectSink):
             return False
         keyed = bool(graph.key_of(self._planner.file.model, name))
         source = self._sources[route.source]
-        pieces = pieces_of(plan.splits, route.source)
+        pieces = splits_by_phase(plan.splits, route.source)
         return not keyed or all(
             source.bounded[phase].keeps_together(splits, route.key, ever=route.last) for phase, splits in pieces.items()
         )
@@ -144,12 +146,12 @@ class EpochWriter:
         route, sink = self._routes.get(name), self._sinks[name]
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
-        for phase, splits in pieces_of(plan.splits, route.source).items():
+        for phase, splits in splits_by_phase(plan.splits, route.source).items():
             found = self._sources[route.source].fetch(plan.start[route.source], phase, splits, route.query, route.key, last=route.last)
             return (sink, found) if found is not None else None
         return None
 
-    def _one(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
+    def _write_sink(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
         started = time.monotonic()
         try:
             with log_context(node=name):

@@ -13,10 +13,10 @@ from enum import StrEnum
 from headrace.connectors import registry
 from headrace.connectors.base import Delivery
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.planning.compiled_pipeline import LaneSink
-from headrace.jobs.run.pipeline_run import LANE, LaneRun
-from headrace.jobs.sources.pipeline_source import lane_sources
-from headrace.jobs.sources.retention import Retained
+from headrace.jobs.planning.compiled_pipeline import PipelineSink
+from headrace.jobs.run.pipeline_run import LANE, PipelineRun
+from headrace.jobs.sources.pipeline_source import create_pipeline_sources
+from headrace.jobs.sources.retention import RetentionCheck
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import GuaranteeError, PipelineStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -29,7 +29,7 @@ from headrace.pipeline.protocol.ledger.interventions import skipped_ranges
 TTL = 60.0
 
 
-class Target(StrEnum):
+class TargetHandling(StrEnum):
     """What a reset does with the target of a sink."""
 
     KEPT = "kept"
@@ -39,9 +39,9 @@ class Target(StrEnum):
 
 
 _SAID = {
-    Target.KEPT: "its target is kept",
-    Target.EMPTIED: "all rows of its target are removed",
-    Target.EMPTY: "its target must have no rows of this pipeline; Headrace removes none there",
+    TargetHandling.KEPT: "its target is kept",
+    TargetHandling.EMPTIED: "all rows of its target are removed",
+    TargetHandling.EMPTY: "its target must have no rows of this pipeline; Headrace removes none there",
 }
 
 
@@ -62,7 +62,7 @@ def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = F
     with _ledger(settings) as ledger:
         _state(ledger, file)  # before the lease, which would register a pipeline that never ran
         _check_keyed(file)
-        with nullcontext() if dry_run else hold_lane(ledger, file, "rewind") as lease:
+        with nullcontext() if dry_run else hold_lease(ledger, file, "rewind") as lease:
             state = _state(ledger, file)
             number, position = _target(ledger, file, state, to)
             check_offsets_kept(file, settings, position)
@@ -83,7 +83,7 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
     ranges = skipped_ranges({"data": plan.to_json()})
     if dry_run:
         return Exit((f"Epoch {plan.number} would be closed. Sinks that do not hold it would lack {ranges}.",))
-    run = LaneRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
+    run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
     with run as lane_run:
         number, lacking = lane_run.lane.skip_open()
     return Exit((f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.", f"They lack {ranges}; every audit shows it."))
@@ -106,12 +106,12 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
             changes.append(f"Epoch {state.open_plan.number} is open; it is closed.")
         if dry_run:
             return Exit(tuple(changes))
-        run = LaneRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="reset", run_id="", spark=None)
-        with run.look(ledger, state.pipeline) as opened:
+        run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="reset", run_id="", spark=None)
+        with run.open_target_sinks(ledger, state.pipeline) as opened:
             for name, what in sinks.items():
                 _check_target(file, opened[name], name, what, "--empty-targets" if empty else "--keep-targets")
-        with hold_lane(ledger, file, "reset") as lease:
-            ledger.reset(lease, {name: what is Target.EMPTIED for name, what in sinks.items()})
+        with hold_lease(ledger, file, "reset") as lease:
+            ledger.reset(lease, {name: what is TargetHandling.EMPTIED for name, what in sinks.items()})
     with run:
         pass  # opening takes the position, empties and joins
     return Exit(tuple(changes))
@@ -130,7 +130,7 @@ def _ledger(settings: Settings) -> Iterator[Ledger]:
 
 
 @contextmanager
-def hold_lane(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[Lease]:
+def hold_lease(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[Lease]:
     """Hold the lane; no sink is touched meanwhile."""
     holder: Json = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": launched_by, "file": file.path}
     lease = ledger.acquire(file.name, LANE, holder, TTL)
@@ -206,10 +206,10 @@ def _number(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -
 
 def check_offsets_kept(file: PipelineFile, settings: Settings, position: Position) -> None:
     """Raise RetentionError or TargetError where a topic no longer has the rows that are to be read again."""
-    sources = lane_sources(file.model.sources, settings)
+    sources = create_pipeline_sources(file.model.sources, settings)
     hint = f"Choose a later epoch, or start over with a new snapshot: headrace reset {file.path}"
     try:
-        Retained(sources, "the rewind", hint).check(position)
+        RetentionCheck(sources, "the rewind", hint).check(position)
     finally:
         for source in sources.values():
             source.close()
@@ -225,32 +225,32 @@ def _rewound(state: PipelineState, number: int, position: Position) -> tuple[str
     )
 
 
-def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, Target]:
+def _reset_sinks(file: PipelineFile, *, empty: bool) -> Mapping[str, TargetHandling]:
     """Return what a reset does with each sink's target."""
-    found: dict[str, Target] = {}
+    found: dict[str, TargetHandling] = {}
     for name, node in file.model.sinks.items():
         can = registry.sink_class(node).capabilities
         if can.delivery is not Delivery.EXACTLY_ONCE:
-            found[name] = Target.KEPT
+            found[name] = TargetHandling.KEPT
         elif empty:
-            found[name] = Target.EMPTIED if can.can_truncate else Target.EMPTY
+            found[name] = TargetHandling.EMPTIED if can.can_truncate else TargetHandling.EMPTY
         else:
-            found[name] = Target.KEPT if _is_keyed(file, name) else Target.EMPTY
+            found[name] = TargetHandling.KEPT if _is_keyed(file, name) else TargetHandling.EMPTY
     return found
 
 
-def _check_target(file: PipelineFile, sink: LaneSink, name: str, what: Target, option: str) -> None:
+def _check_target(file: PipelineFile, sink: PipelineSink, name: str, what: TargetHandling, option: str) -> None:
     """Raise UserError for a target that must not be emptied, GuaranteeError for one that must be empty and is not."""
-    if what is Target.KEPT:
+    if what is TargetHandling.KEPT:
         return
     place, keyed = file.place_of(name), _is_keyed(file, name)
     if others := sorted({claim.key.name for claim in sink.others()}):
-        if what is Target.EMPTIED or keyed:
+        if what is TargetHandling.EMPTIED or keyed:
             msg = f"pipeline {', '.join(others)} writes the target too, and all its rows would be removed"
             hint = f"Delete the rows of this pipeline yourself, then: headrace reset {file.path} --keep-targets"
             raise UserError(msg, hint=hint, node=name, place=place)
         return
-    if what is Target.EMPTIED:
+    if what is TargetHandling.EMPTIED:
         return
     counted, empties = sink.read_row_count(), registry.sink_class(file.model.sinks[name]).capabilities.can_truncate
     if counted is None and option == "--empty-targets":

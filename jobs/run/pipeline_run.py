@@ -15,20 +15,20 @@ from uuid import uuid4
 
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import EVENT
-from headrace.jobs.monitoring.monitor import open_eyes
-from headrace.jobs.planning.compiled_pipeline import Assembly, LaneSink, node_types
+from headrace.jobs.monitoring.monitor import open_monitor
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink, node_types
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Listener, RunMessage, RunResult
 from headrace.jobs.run.file_check import check_file
-from headrace.jobs.run.reporter import Told
+from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
-from headrace.jobs.sources.backfill import Step
-from headrace.jobs.sources.retention import Retained
-from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, pin_owner
-from headrace.jobs.spark.errors import told_by_spark
+from headrace.jobs.sources.backfill import EpochRange
+from headrace.jobs.sources.retention import RetentionCheck
+from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
+from headrace.jobs.spark.errors import translate_spark_errors
 from headrace.jobs.spark.session import explain_death, jvm_process, start_session, stop_session
 from headrace.jobs.staging.pending_calls import waits_folder
-from headrace.jobs.staging.store import LaneStages
+from headrace.jobs.staging.store import ResultStore
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SparkJvmError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
@@ -47,7 +47,7 @@ RETRY_FOR = 300.0
 """Seconds for which failures that pass by themselves are tried again."""
 
 
-class LaneRun:
+class PipelineRun:
     """Use it as a context manager; leaving it gives the lane back and stops the Spark session that it started."""
 
     def __init__(
@@ -80,11 +80,11 @@ class LaneRun:
         self._rolling = RollingUp(file.model, settings.ledger.keep_epochs)
         self._take_over = take_over
         self._run_id = run_id
-        self.eyes = open_eyes(file, settings, run_id)
-        self.told = Told(file, self.eyes, listener)
+        self.monitor = open_monitor(file, settings, run_id)
+        self.reporter = RunReporter(file, self.monitor, listener)
         self._given = spark
         self._spark: SparkSession | None = spark
-        self._assemblies: dict[str, Assembly] = {}
+        self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._steps: Mapping[str, float] = {}
@@ -124,11 +124,11 @@ class LaneRun:
             )
             stack.callback(self.lane.close)
             lease = self.lane.lease
-            self._stages = LaneStages(self.settings, lease.pipeline, lease.lane, lease.generation)
+            self._stages = ResultStore(self.settings, lease.pipeline, lease.lane, lease.generation)
             waits = waits_folder(self.settings, lease.pipeline)
-            self.lane.heartbeat.more = lambda: self.told.waits(waits)
-            stack.callback(self.eyes.close)
-            seen = self.eyes.start(self.lane.generation, self.lane.committed)
+            self.lane.heartbeat.more = lambda: self.reporter.collect_pending_calls(waits)
+            stack.callback(self.monitor.close)
+            seen = self.monitor.start(self.lane.generation, self.lane.committed)
             ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
             self._sweep_pins()
             done = threading.Event()
@@ -138,12 +138,12 @@ class LaneRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            self.eyes.failed(error)
+            self.monitor.record_failure(error)
             self.file.add_location(error)
         self._stack.close()
 
     @contextmanager
-    def look(self, ledger: Ledger, uuid: str) -> Iterator[Mapping[str, LaneSink]]:
+    def open_target_sinks(self, ledger: Ledger, uuid: str) -> Iterator[Mapping[str, PipelineSink]]:
         """The sinks of the file, to ask what their targets have before the lane is taken. What raises inside ends Spark too."""
         self._ledger = ledger
         with ExitStack() as stack:
@@ -167,14 +167,14 @@ class LaneRun:
         return self._spark
 
     @property
-    def assembly(self) -> Assembly:
+    def assembly(self) -> CompiledPipeline:
         """The file as it is now."""
         return self.assembly_of(self.file)
 
-    def assembly_of(self, file: PipelineFile) -> Assembly:
+    def assembly_of(self, file: PipelineFile) -> CompiledPipeline:
         """A version of the file, put together once."""
         if file.hash not in self._assemblies:
-            made = self._assemblies[file.hash] = Assembly(file, self.settings, self.spark)
+            made = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.spark)
             for source in made.sources.values():
                 source.contents = self._ledger.content
         return self._assemblies[file.hash]
@@ -186,7 +186,7 @@ class LaneRun:
             self._versions[stored] = self.file if found.hash == self.file.hash else found
         return self._versions[stored]
 
-    def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, LaneSink]:
+    def _open_sinks(self, uuid: str, compiled: Json) -> Mapping[str, PipelineSink]:
         assembly = self.assembly_of(self._version(compiled))
         assembly.open_tables(uuid, LANE, self._ledger, self._note_table)
         return assembly.open_sinks(uuid, LANE, self._ledger)
@@ -198,12 +198,12 @@ class LaneRun:
         for note in check_file(self.file, state, self._ledger).notes:
             if note not in self._noted:
                 self._noted.add(note)
-                self.told.tell(RunMessage(note))
+                self.reporter.publish(RunMessage(note))
 
     def _initial(self) -> Position:
         state = self._ledger.state(self.file.name, LANE)
         assert state is not None  # noqa: S101  the lease was taken before
-        token = f"{pin_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
+        token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
         opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
         return {name: keep_opening(self._ledger, self.file.model.sources[name], here) for name, here in opened.items()}
 
@@ -214,7 +214,7 @@ class LaneRun:
         try:
             drop_stale_snapshots(self.assembly.sources, self.lane.lease, self.lane.position)
         except HeadraceError as error:
-            self.told.tell(RunMessage(f"pins of an earlier start were not dropped: {error}", "warning"))
+            self.reporter.publish(RunMessage(f"pins of an earlier start were not dropped: {error}", "warning"))
 
     # --- epochs
 
@@ -226,14 +226,14 @@ class LaneRun:
     def finish_open(self) -> None:
         """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
         if self.lane.has_open_epoch:
-            self.told.tell(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
+            self.reporter.publish(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
             self._execute(None)
 
-    def carry(self, step: Step, backlog: Callable[[Position], int | None] | None = None) -> None:
+    def run_epoch(self, step: EpochRange, backlog: Callable[[Position], int | None] | None = None) -> None:
         """Plans the step as the next epoch and carries it into every sink."""
         started = time.monotonic()
         plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
-        self.eyes.planned(plan)
+        self.monitor.record_plan(plan)
         self._execute(backlog, time.monotonic() - started)
 
     def rewrite(self, sink: str, first: int | None) -> None:
@@ -245,7 +245,7 @@ class LaneRun:
         right = (
             f"If the target is right as it is: headrace accept-target {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
         )
-        retained = Retained(self.assembly.sources, "the replay", right)
+        retained = RetentionCheck(self.assembly.sources, "the replay", right)
 
         def check(pending: Pending) -> None:
             retained.check_epoch(pending.plan)
@@ -259,7 +259,7 @@ class LaneRun:
             with log_context(epoch=pending.plan.number):
                 counts = self._write(pending, replayed=True)
                 # Without a sweep: what the check found for later epochs must be there when their turn comes.
-                self.told.committed(self.lane, pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
+                self.reporter.record_commit(self.lane, pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
             return counts
 
         self.lane.replay(sink, write, first, check)
@@ -276,7 +276,7 @@ class LaneRun:
             try:
                 work = self.lane.pending()
                 if work is not None:
-                    self.eyes.planned(work.plan, again=True)
+                    self.monitor.record_plan(work.plan, again=True)
                 self._steps, self._writing = {}, 0.0
                 counts = self.lane.execute(self._write)
                 if work is not None:
@@ -289,13 +289,13 @@ class LaneRun:
             except HeadraceError as failure:
                 error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
                 if self._stop.is_set():
-                    self.told.tell(RunMessage(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
+                    self.reporter.publish(RunMessage(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
                     return
-                self.told.failed(self.lane, error)
+                self.reporter.record_failure(self.lane, error)
                 attempts = self.lane.record_failure(error.node or "?", error)
                 if not error.retriable or time.monotonic() - began > RETRY_FOR:
                     raise error from (failure if failure is not error else failure.__cause__)
-                self.told.tell(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+                self.reporter.publish(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
                 self.wait(pause)
                 pause = min(pause * 2, 15.0)
 
@@ -303,8 +303,8 @@ class LaneRun:
         assembly = self.assembly_of(self._version(pending.compiled))
         assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.lane.lease.pipeline
-        sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, LaneSink)}
-        routes = assembly.routes if pending.plan.phase is Phase.HISTORY else None
+        sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, PipelineSink)}
+        routes = assembly.load_paths if pending.plan.phase is Phase.HISTORY else None
         return EpochWriter(
             assembly.planner,
             assembly.sources,
@@ -312,7 +312,7 @@ class LaneRun:
             routes,
             self._stages,
             hash_of(pending.compiled),
-            eyes=self.eyes,
+            monitor=self.monitor,
             side=assembly.side_outputs,
         )
 
@@ -334,11 +334,11 @@ class LaneRun:
     ) -> None:
         self._stages.sweep(self.lane.committed)
         self._rolling.after_commit(self.lane)
-        self.told.committed(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
+        self.reporter.record_commit(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
 
     def idle(self, backlog: int | None) -> None:
         """The stream brings nothing just now; raises where the lane is not ours any more."""
-        self.told.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
+        self.reporter.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
         self.lane.check()
 
     def wait(self, seconds: float) -> None:
@@ -349,13 +349,13 @@ class LaneRun:
     def result(self, *, caught_up: bool) -> RunResult:
         """What this run did."""
         stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
-        return self.told.result(self.lane, stop_reason, caught_up=caught_up)
+        return self.reporter.result(self.lane, stop_reason, caught_up=caught_up)
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Raise failures of Spark inside as errors for people; where its JVM died, say how."""
         try:
-            with told_by_spark():
+            with translate_spark_errors():
                 yield
         except SparkJvmError as error:
             death = explain_death(self.spark, self.settings, 5.0) if self._spark is not None else None

@@ -8,9 +8,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.planning.compiled_pipeline import Assembly, node_types
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, node_types
 from headrace.jobs.run.events import Listener, RunResult
-from headrace.jobs.run.pipeline_run import LANE, LaneRun
+from headrace.jobs.run.pipeline_run import LANE, PipelineRun
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
@@ -69,7 +69,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
     session = spark or start_session(settings, node_types(file))
     ledger = open_ledger(settings)
     try:
-        assembly = Assembly(file, settings, session)
+        assembly = CompiledPipeline(file, settings, session)
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": "rebuild", "file": file.path}
         return EpochCoordinator.rebuild(
             ledger,
@@ -107,6 +107,8 @@ def _lane(
     spark: SparkSession | None,
     *,
     take_over: bool = False,
-) -> LaneRun:
+) -> PipelineRun:
     ours = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
-    return LaneRun(file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **ours)
+    return PipelineRun(
+        file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **ours
+    )

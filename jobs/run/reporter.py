@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.jobs.run.events import EpochCommitted, Event, Listener, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult
-from headrace.jobs.staging.pending_calls import waited_for
+from headrace.jobs.staging.pending_calls import read_pending_calls
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 
 if TYPE_CHECKING:
-    from headrace.jobs.monitoring.monitor import NoEyes
+    from headrace.jobs.monitoring.monitor import NullMonitor
     from headrace.pipeline.errors import HeadraceError
     from headrace.pipeline.file.loader import PipelineFile
     from headrace.pipeline.protocol.coordinator import EpochCoordinator
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 _IDLE_NOTICE = 30.0
 
 
-class Told:
+class RunReporter:
     """Of one run. It writes nothing but the lane's progress."""
 
-    def __init__(self, file: PipelineFile, eyes: NoEyes, listener: Listener | None) -> None:
+    def __init__(self, file: PipelineFile, monitor: NullMonitor, listener: Listener | None) -> None:
         self.epochs = 0
         self.last_seconds = 0.0
         self._file = file
-        self._eyes = eyes
+        self._monitor = monitor
         self._listener = listener
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
@@ -43,7 +43,7 @@ class Told:
         self._waits: frozenset[str] = frozenset()
         self._stalled = ""
 
-    def tell(self, event: Event) -> None:
+    def publish(self, event: Event) -> None:
         """Hands an event to the launched_by, and to the log."""
         if isinstance(event, RunMessage):
             log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
@@ -54,10 +54,10 @@ class Told:
         """Notes the phase; says so when it is another one than before."""
         if phase is not self._phase:
             self._phase = phase
-            self._eyes.phase(phase)
-            self.tell(PhaseChanged(phase, detail or {}))
+            self._monitor.phase(phase)
+            self.publish(PhaseChanged(phase, detail or {}))
 
-    def stream(self, begun: Position) -> None:
+    def report_stream_start(self, begun: Position) -> None:
         """Says where the stream stands as it begins: at the handoff, the fence."""
         begun = {name: place for name, place in begun.items() if name in self._file.model.sources}
         streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
@@ -76,28 +76,30 @@ class Told:
         elif now - self._idle_since > _IDLE_NOTICE:
             self._idle_since = now + 1e9
             where = ", ".join(f"`{name}`" for name in sources)
-            self.tell(RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)"))
+            self.publish(
+                RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)")
+            )
 
-    def waits(self, folder: Path) -> Json:
+    def collect_pending_calls(self, folder: Path) -> Json:
         """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
-        found = waited_for(folder)
+        found = read_pending_calls(folder)
         for node in found.keys() - self._waits:
             log.warning("node=%s %s", node, found[node])
         self._waits = frozenset(found)
         stalled = [self._stalled] if self._stalled else []
-        self._eyes.waiting = "; ".join([*(f"{node}: {message}" for node, message in found.items()), *stalled])
-        return {"waiting": self._eyes.waiting} if self._eyes.waiting else {}
+        self._monitor.waiting = "; ".join([*(f"{node}: {message}" for node, message in found.items()), *stalled])
+        return {"waiting": self._monitor.waiting} if self._monitor.waiting else {}
 
-    def stalled(self, what: str) -> None:
+    def set_stall(self, what: str) -> None:
         """Note what holds the stream back, for the heartbeat; nothing does if empty."""
         self._stalled = what
 
-    def failed(self, lane: EpochCoordinator, error: HeadraceError) -> None:
+    def record_failure(self, lane: EpochCoordinator, error: HeadraceError) -> None:
         """An attempt at an epoch that failed, for those who look at the lane from outside."""
-        self._eyes.failed(error)
+        self._monitor.record_failure(error)
         lane.progress({**self._said, "error": _first_line(error)})
 
-    def committed(
+    def record_commit(
         self, lane: EpochCoordinator, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], left: int | None
     ) -> None:
         """An epoch that all sinks hold; `left` is the backlog behind it, if known."""
@@ -118,8 +120,8 @@ class Told:
             "backlog": left,
         }
         lane.progress(self._said)
-        self._eyes.committed(plan, counts, steps, left)
-        self.tell(EpochCommitted(plan, counts, steps, left))
+        self._monitor.record_commit(plan, counts, steps, left)
+        self.publish(EpochCommitted(plan, counts, steps, left))
         self._window_progress(plan, counts)
 
     def _window_progress(self, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
@@ -135,7 +137,7 @@ class Told:
             for name, node in model.sources.items()
             if positions.bounded_phases(node)
         ):
-            self.tell(PartitionCompleted(window, self._window_rows.pop(window)))
+            self.publish(PartitionCompleted(window, self._window_rows.pop(window)))
 
     def result(self, lane: EpochCoordinator, stop_reason: str, *, caught_up: bool) -> RunResult:
         """What the run did, and why it ended."""

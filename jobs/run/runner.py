@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from headrace.jobs.run.events import Listener, RunMessage, RunResult, Until
-from headrace.jobs.run.pipeline_run import LaneRun
+from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.stalls import StallWatch
-from headrace.jobs.sources.backfill import History, SplitBook
+from headrace.jobs.sources.backfill import BackfillPlanner, SplitCache
 from headrace.jobs.sources.side_outputs import check_side_outputs
-from headrace.jobs.sources.stream import Stream
-from headrace.jobs.transforms.http.endpoint import without_target
+from headrace.jobs.sources.stream import StreamPlanner
+from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file.loader import PipelineFile
@@ -36,7 +36,7 @@ def run(
     settings: Settings,
     *,
     until: Until,
-    windows: Sequence[str] | None = None,
+    partitions: Sequence[str] | None = None,
     listener: Listener | None = None,
     stop: threading.Event | None = None,
     max_run_time: timedelta | None = None,
@@ -49,9 +49,9 @@ def run(
     Args:
         file: the pipeline.
         settings: connections, ledger, Spark.
-        until: when to end by itself. `job_mode` in the file means HISTORY.
-        windows: keys of the history windows to carry; all if None. Given, the run ends with them.
-        listener: is told of every epoch, phase and window, in this thread.
+        until: when to stop. `job_mode` in the file means HISTORY.
+        partitions: keys of the history partitions to load; all by default. If given, the run ends after them.
+        listener: called with every event, in this thread.
         stop: set it to stop: the epoch in flight is finished within 25 s or abandoned, which is safe.
         max_run_time: the run ends at the first epoch's border after this.
         launched_by: what started the run, for people who meet its lease.
@@ -66,16 +66,16 @@ def run(
         BlockedError: an epoch failed too often in the same way.
         HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
     """
-    wanted = _wanted(file, windows)
-    if problems := without_target(file, settings):
+    wanted = _wanted(file, partitions)
+    if problems := find_endpoint_errors(file, settings):
         raise PipelineFileError(problems)
     check_side_outputs(settings)
-    until = Until.HISTORY if file.model.job_mode or windows is not None else until
-    with LaneRun(
+    until = Until.HISTORY if file.model.job_mode or partitions is not None else until
+    with PipelineRun(
         file, settings, listener=listener, stop=stop, max_run_time=max_run_time, launched_by=launched_by, run_id=run_id, spark=spark
     ) as lane_run:
         # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
-        with lane_run.explained():
+        with lane_run.translate_errors():
             lane_run.finish_open()
             _history(lane_run, wanted)
             caught_up = False
@@ -95,7 +95,7 @@ def _wanted(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
     return [key for key in every if key in windows]
 
 
-def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
+def _history(lane_run: PipelineRun, windows: Sequence[str]) -> None:
     lane, model = lane_run.lane, lane_run.file.model
 
     def note(page: Json) -> None:
@@ -103,17 +103,17 @@ def _history(lane_run: LaneRun, windows: Sequence[str]) -> None:
 
     known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
     sources = lane_run.assembly.sources
-    history = History(model, sources, SplitBook(known, note), model.epoch.history_rows, model.epoch.max_bytes)
+    history = BackfillPlanner(model, sources, SplitCache(known, note), model.epoch.history_rows, model.epoch.max_bytes)
     done = positions.completed_partitions(model, lane.position)
     if left := [key for key in windows if key not in done]:
-        lane_run.told.enter(Phase.HISTORY, {"windows": len(left)})
+        lane_run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
         if note_of_order := _out_of_order(lane_run.file, left, done):
-            lane_run.told.tell(RunMessage(note_of_order, "warning"))
+            lane_run.reporter.publish(RunMessage(note_of_order, "warning"))
     while not lane_run.stopping:
         step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
         if step is None:
             return
-        lane_run.carry(step)
+        lane_run.run_epoch(step)
 
 
 def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) -> str:
@@ -134,24 +134,24 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
     )
 
 
-def _stream(lane_run: LaneRun, until: Until) -> bool:
+def _stream(lane_run: PipelineRun, until: Until) -> bool:
     """Streams until stopped, or until caught up; whether it was caught up at the end."""
     model, lane = lane_run.file.model, lane_run.lane
-    stream = Stream(lane_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
+    stream = StreamPlanner(lane_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
     if not stream:
         return True
     begun = stream.begin(lane.position)
-    lane_run.told.stream(begun)
-    target, pause = stream.ends(begun), _IDLE_FIRST
-    stalls = StallWatch(lane_run.assembly.sources, lane_run.told.tell, lane_run.told.stalled)
+    lane_run.reporter.report_stream_start(begun)
+    target, pause = stream.end_position(begun), _IDLE_FIRST
+    stalls = StallWatch(lane_run.assembly.sources, lane_run.reporter.publish, lane_run.reporter.set_stall)
     while not lane_run.stopping:
-        begun = stream.begin(lane.position) if lane_run.told.epochs else begun
+        begun = stream.begin(lane.position) if lane_run.reporter.epochs else begun
         step = stream.next(begun)
         if step is None:
             backlog = stream.backlog(begun)
             lane_run.idle(backlog)
-            lane_run.eyes.lags(stream.lags)
-            if until is Until.CAUGHT_UP and (not backlog or stream.passed(begun, target)):
+            lane_run.monitor.lags(stream.lags)
+            if until is Until.CAUGHT_UP and (not backlog or stream.has_reached(begun, target)):
                 return True
             if backlog:
                 stalls.look(begun, ending=until is Until.CAUGHT_UP)
@@ -160,12 +160,12 @@ def _stream(lane_run: LaneRun, until: Until) -> bool:
             continue
         pause = _IDLE_FIRST
         stalls.clear()
-        lane_run.told.enter(step.phase)
-        lane_run.carry(step, backlog=stream.backlog)
-        lane_run.eyes.lags(stream.lags)
+        lane_run.reporter.enter(step.phase)
+        lane_run.run_epoch(step, backlog=stream.backlog)
+        lane_run.monitor.lags(stream.lags)
         stream.commit(lane.position)
-        if until is Until.CAUGHT_UP and stream.passed(lane.position, target):
+        if until is Until.CAUGHT_UP and stream.has_reached(lane.position, target):
             return True
-        if not stream.full(step):
-            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.told.last_seconds)
+        if not stream.has_more(step):
+            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.reporter.last_seconds)
     return False

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from headrace.connectors.stall import Stall
 from headrace.jobs.run.events import RunMessage
-from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import TargetError
 from headrace.pipeline.protocol.epochs import Position
 
@@ -23,7 +23,7 @@ MARGIN = 60.0
 class StallWatch:
     """The stalls of one run's streams. `report` takes notices, `note` the text for the heartbeat."""
 
-    def __init__(self, sources: Mapping[str, LaneSource], report: Callable[[RunMessage], None], note: Callable[[str], None]) -> None:
+    def __init__(self, sources: Mapping[str, PipelineSource], report: Callable[[RunMessage], None], note: Callable[[str], None]) -> None:
         self._sources = {name: source.unbounded for name, source in sources.items() if source.unbounded is not None}
         self._report = report
         self._note = note

@@ -13,12 +13,12 @@ def history_complete(file: PipelineFile, state: PipelineState | None) -> bool:
     return bool(state and state.position) and positions.history_complete(file.model, state.position if state else {})
 
 
-def windows_done(file: PipelineFile, state: PipelineState | None) -> list[str]:
+def completed_partitions(file: PipelineFile, state: PipelineState | None) -> list[str]:
     """Keys of the windows that are complete, in order."""
     return positions.completed_partitions(file.model, state.position) if state and state.position else []
 
 
-def stream_wanted(file: PipelineFile) -> bool:
+def has_stream_work(file: PipelineFile) -> bool:
     """Whether the pipeline has something left to do once its history is complete."""
     return not file.model.job_mode and any(positions.is_unbounded(node) for node in file.model.sources.values())
 

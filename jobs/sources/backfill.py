@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.base import HistoryPartition
-from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class EpochRange:
     """What an epoch is going to be planned with."""
 
     phase: Phase
@@ -27,7 +27,7 @@ class Step:
     splits: tuple[Json, ...] = ()
 
 
-class SplitBook:
+class SplitCache:
     """The splits of every window, worked out once and kept in the ledger: a resume must count the same pieces.
 
     `known` are the ledger's `splits` events, `note` writes one more. `of` is the fingerprint of everything that decides which
@@ -48,17 +48,17 @@ class SplitBook:
         return self._pages[key]
 
 
-class History:
+class BackfillPlanner:
     """The bounded part of a lane."""
 
-    def __init__(self, model: PipelineModel, sources: Mapping[str, LaneSource], book: SplitBook, rows: int, size: int) -> None:
+    def __init__(self, model: PipelineModel, sources: Mapping[str, PipelineSource], book: SplitCache, rows: int, size: int) -> None:
         self._model = model
         self._sources = sources
         self._book = book
         self._rows = rows
         self._size = size
 
-    def next(self, spark: SparkSession, position: Position, windows: Sequence[str]) -> Step | None:
+    def next(self, spark: SparkSession, position: Position, windows: Sequence[str]) -> EpochRange | None:
         """The next step through `windows`, None when all of them are complete. Phases of a source keep their order."""
         for window in windows:
             for name, source in self._sources.items():
@@ -66,7 +66,7 @@ class History:
                     return self._step(spark, position, name, window)
         return None
 
-    def _step(self, spark: SparkSession, position: Position, name: str, window: str) -> Step:
+    def _step(self, spark: SparkSession, position: Position, name: str, window: str) -> EpochRange:
         source, here = self._sources[name], position[name]
         source.check_retention(here)
         phase, done, known = positions.window_progress(here, window)
@@ -81,7 +81,7 @@ class History:
         at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
         here = positions.advance_partition(self._model, source.node, here, window, at)
         pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
-        return Step(Phase.HISTORY, {**position, name: here}, window or None, pieces)
+        return EpochRange(Phase.HISTORY, {**position, name: here}, window or None, pieces)
 
     def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)
@@ -103,7 +103,7 @@ def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:
     return taken
 
 
-def pieces_of(splits: Sequence[Json], source: str) -> dict[int, list[Any]]:
+def splits_by_phase(splits: Sequence[Json], source: str) -> dict[int, list[Any]]:
     """The splits of a plan that belong to one source, by phase."""
     found: dict[int, list[Any]] = {}
     for piece in splits:

@@ -38,14 +38,14 @@ class Handoff:
         table, last = self.node.offset_table, self.node.bounded_sources[-1]
         return table if table is not None and table.table_name in (None, last.table_name) else None
 
-    def cut(self, fence: Json | None) -> HandoffFilter | None:
+    def handoff_filter(self, fence: Json | None) -> HandoffFilter | None:
         """How history ends where the stream starts, if it has its offsets."""
         if (table := self.exact) is None or fence is None:
             return None
         topic = table.topic_name or self.node.unbounded_source.topic
         return HandoffFilter(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
 
-    def before(self) -> tuple[Json | None, str | None]:
+    def position_before_snapshot(self) -> tuple[Json | None, str | None]:
         """Return fence and cursor that must be known before history is pinned; no fence where the pinned rows say it themselves."""
         node = self.node
         if self.exact is not None:
@@ -63,7 +63,7 @@ class Handoff:
         settled = (now - node.cursor.allowed_lateness).replace(microsecond=0) - timedelta(microseconds=1)
         return self._stream.offsets_for_time(_millis(min(since, settled))), settled.isoformat()
 
-    def by_offsets(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
+    def position_from_snapshot(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
         """Return the fence that the rows of a snapshot say: below it they have every message that the topic can still give.
 
         Raise TargetError where the rows are of another topic, GuaranteeError where sinks without a key would miss rows or get some twice.

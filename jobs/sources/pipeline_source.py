@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceBatch:
     """What one epoch reads of one source. `rows` is an upper bound where one is known, `size` about its bytes."""
 
     frame: DataFrame
@@ -48,7 +48,7 @@ class Reading:
     size: int | None = None
 
 
-class LaneSource:
+class PipelineSource:
     """One source node of a lane. Making it opens nothing; `close` lets go of what was opened."""
 
     def __init__(self, name: str, node: Any, settings: Settings, index: int) -> None:
@@ -83,10 +83,10 @@ class LaneSource:
         found = self.unbounded.schema()
         for part, have in zip(self.bounded, phases, strict=True):
             if have is not None:
-                self.covers(part, have)
+                self.check_history_columns(part, have)
         return found
 
-    def covers(self, part: BoundedSource, schema: pa.Schema) -> None:
+    def check_history_columns(self, part: BoundedSource, schema: pa.Schema) -> None:
         """Raise SchemaError where a bounded phase, which has `schema`, lacks columns of the stream or has them in types that lose values."""
         assert self.unbounded is not None  # noqa: S101
         have, wanted = schema.names, self.unbounded.schema().names
@@ -117,7 +117,7 @@ class LaneSource:
             msg = f"cursor column `{column}` is {spell_type(history)} in history and {spell_type(stream)} in the stream"
             raise SchemaError(msg, hint="Name a column that has the same time in both.", node=self.name)
 
-    def opening(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
+    def create_initial_position(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
         """The position before the first epoch, with history pinned under `token`.
 
         The stream starts at the first message that the pinned rows lack, where they have offsets; else at a fence from before the
@@ -127,13 +127,13 @@ class LaneSource:
         if not self.bounded:
             assert self.unbounded is not None  # noqa: S101  a node has one or the other
             return {"stream": self.unbounded.initial_offsets()}
-        fence, cursor = self.handoff.before() if self.handoff else (None, None)
+        fence, cursor = self.handoff.position_before_snapshot() if self.handoff else (None, None)
         pins: list[Snapshot] = []
         try:
             for rank, part in enumerate(self.bounded):
                 pins.append(part.create_snapshot(spark, f"{token}_{rank}"))
             if self.handoff is not None and self.handoff.exact is not None:
-                fence = self.handoff.by_offsets(spark, pins[-1], appends)
+                fence = self.handoff.position_from_snapshot(spark, pins[-1], appends)
             position: Json = {"pins": [pin.handle for pin in pins], "fence": fence, "cursor": cursor, "history": positions.no_history()}
             return position if cursor is None else position | self._overlap(spark, pins)
         except HeadraceError:
@@ -153,20 +153,20 @@ class LaneSource:
         nulls = any(part.has_nulls(spark, pin, self.node.cursor.column) for part, pin in zip(self.bounded, pins, strict=True))
         return {"overlap": {"end": self.unbounded.end_offsets(), "nulls": nulls}}
 
-    def cut(self, position: Json) -> HandoffFilter | None:
+    def handoff_filter(self, position: Json) -> HandoffFilter | None:
         """How history ends where the stream begins, if it carries its offsets."""
-        return self.handoff.cut(position.get("fence")) if self.handoff else None
+        return self.handoff.handoff_filter(position.get("fence")) if self.handoff else None
 
     def splits(self, spark: SparkSession, position: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
         """The pieces of one phase inside one window."""
-        cut = self.cut(position) if phase == len(self.bounded) - 1 else None
+        cut = self.handoff_filter(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
 
     def preview_splits(self, spark: SparkSession) -> Callable[[int, HistoryPartition | None], list[Json]]:
         """What tells the pieces that history would be cut into if it were opened now, by phase and window. Pins nothing."""
         seen = [part.describe_snapshot(spark) for part in self.bounded]
         exact = self.handoff is not None and self.handoff.exact is not None
-        cut = self.handoff.cut(self.handoff.by_offsets(spark, seen[-1])) if exact and self.handoff else None
+        cut = self.handoff.handoff_filter(self.handoff.position_from_snapshot(spark, seen[-1])) if exact and self.handoff else None
 
         def pieces(phase: int, window: HistoryPartition | None) -> list[Json]:
             return list(self.bounded[phase].splits(spark, seen[phase], window, cut if phase == len(self.bounded) - 1 else None))
@@ -180,7 +180,7 @@ class LaneSource:
         found: Any = self.bounded[phase].create_split_reader(self._snapshot(position, phase), splits, query, key)
         return replace(found, last_by=tuple(key)) if last and found is not None else found
 
-    def pins(self, position: Json) -> list[Json]:
+    def snapshot_handles(self, position: Json) -> list[Json]:
         """Return the handles of the pinned history. Raise SinkStateError where the ledger no longer has them."""
         have = position.get("pins")
         if isinstance(have, list):
@@ -195,22 +195,22 @@ class LaneSource:
         return self._pins[ref]
 
     def _snapshot(self, position: Json, phase: int) -> Snapshot:
-        handle = self.pins(position)[phase]
+        handle = self.snapshot_handles(position)[phase]
         return Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
 
-    def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> Reading:
+    def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> SourceBatch:
         """The rows of these splits, cast to the source's columns."""
         frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
         if cursor := position.get("cursor"):
             frame = frame.where(history_by_cursor(self.node.cursor.column, cursor))
         size = sum(split["bytes"] for split in splits) if all("bytes" in split for split in splits) else None
-        return Reading(self._cast(frame, schema), sum(split.get("rows", 0) for split in splits), size)
+        return SourceBatch(self._cast(frame, schema), sum(split.get("rows", 0) for split in splits), size)
 
     def _cast(self, frame: DataFrame, schema: pa.Schema) -> DataFrame:
         have = arrow_schema(cast("StructType", frame.select(*map(quote_identifier, schema.names)).schema))
         return frame.select(*[cast_column(field.name, have.field(field.name).type, field.type, self.name) for field in schema], OP, POS)
 
-    def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> Reading:
+    def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> SourceBatch:
         """The stream's rows between two positions of this source, without what history has already. `most`: see `UnboundedSource.size`."""
         assert self.unbounded is not None  # noqa: S101
         frame = self.unbounded.read(spark, start["stream"], end["stream"])
@@ -218,7 +218,7 @@ class LaneSource:
         if (cursor := start.get("cursor")) and positions.is_before(start["stream"], overlap["end"]):
             frame = self._after_cursor(frame, cursor, overlap, exact=bool(appends))
         size = self.unbounded.estimate_bytes(start["stream"], end["stream"], most)
-        return Reading(frame, positions.offset_lag(start["stream"], end["stream"]), size)
+        return SourceBatch(frame, positions.offset_lag(start["stream"], end["stream"]), size)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
         """Drop rows of the overlap that history has: at or below the cursor, below the end that the stream had when history was pinned.
@@ -291,7 +291,7 @@ def history_by_cursor(column: str, cursor: str) -> str:
     return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
 
 
-def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str]]:
+def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
     """What the file itself says of the sources' columns: Spark SQL types, empty ones where it lists names only; nothing where neither."""
     found: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
@@ -301,6 +301,6 @@ def spoken_columns(sources: Mapping[str, LaneSource]) -> dict[str, dict[str, str
     return {name: columns for name, columns in found.items() if columns}
 
 
-def lane_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, LaneSource]:
+def create_pipeline_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, PipelineSource]:
     """The sources of a pipeline file, in its order."""
-    return {name: LaneSource(name, node, settings, index) for index, (name, node) in enumerate(sources.items())}
+    return {name: PipelineSource(name, node, settings, index) for index, (name, node) in enumerate(sources.items())}

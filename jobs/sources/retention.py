@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import RetentionError, TargetError
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position
@@ -13,10 +13,10 @@ _MOVING = ("offsets", "growing")
 """Keys of an unbounded position that change while the stream goes on. The others say which topic it is."""
 
 
-class Retained:
+class RetentionCheck:
     """What streams have now, asked once per source. `back` says in messages what goes back, `hint` what to do instead."""
 
-    def __init__(self, sources: Mapping[str, LaneSource], back: str, hint: str) -> None:
+    def __init__(self, sources: Mapping[str, PipelineSource], back: str, hint: str) -> None:
         self._sources = sources
         self._back = back
         self._hint = hint

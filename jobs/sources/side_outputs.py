@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from headrace.connectors.plugins.contract_checks import create_checked
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.plugins.api import Plugin, PluginType
 from headrace.pipeline.plugins.discovery import InstalledPlugin, load_plugin_of_type
@@ -59,7 +59,7 @@ class SideOutputs:
         self._settings = settings
         self._made: dict[str, list[SideOutput]] = {}
 
-    def see(self, plan: EpochPlan, readings: Mapping[str, Reading]) -> None:
+    def see(self, plan: EpochPlan, readings: Mapping[str, SourceBatch]) -> None:
         """Shows an epoch to them, before anything is written."""
         if not self._settings.plugin.side_output_ids:
             return

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.jobs.sources.uncovered_rows import check_windows
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def pin_owner(pipeline: str) -> str:
+def snapshot_owner(pipeline: str) -> str:
     """What the names of a pipeline's pins start with, made of its UUID."""
     return pipeline.replace("-", "")[:12]
 
 
-def open_sources(sources: Mapping[str, LaneSource], spark: SparkSession, token: str, model: PipelineModel) -> Position:
+def open_sources(sources: Mapping[str, PipelineSource], spark: SparkSession, token: str, model: PipelineModel) -> Position:
     """Return the position of a new lane. Where one source cannot be opened, nothing stays pinned.
 
     `token` is new for each attempt: a pin that an earlier attempt left may lack rows that lie below a fence of now.
@@ -34,12 +34,12 @@ def open_sources(sources: Mapping[str, LaneSource], spark: SparkSession, token: 
     opened: dict[str, Json] = {}
     try:
         for index, (name, source) in enumerate(sources.items()):
-            opened[name] = source.opening(spark, f"{token}_{index}", graph.appending_sinks(model, name))
+            opened[name] = source.create_initial_position(spark, f"{token}_{index}", graph.appending_sinks(model, name))
             if model.partitions is not None:
                 check_windows(source, spark, opened[name], model.partitions)
     except HeadraceError:
         with contextlib.suppress(HeadraceError):  # the next start sweeps what stays
-            release_pins(sources, opened)
+            release_snapshots(sources, opened)
         raise
     return opened
 
@@ -54,14 +54,19 @@ def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:
     return opened | refers
 
 
-def drop_stale_snapshots(sources: Mapping[str, LaneSource], lease: Lease, position: Position) -> None:
+def drop_stale_snapshots(sources: Mapping[str, PipelineSource], lease: Lease, position: Position) -> None:
     """Drop pins of this pipeline that `position` does not refer to, made under this lease or an earlier one."""
-    keep = [handle for name, place in position.items() if name in sources and "history" in place for handle in sources[name].pins(place)]
+    keep = [
+        handle
+        for name, place in position.items()
+        if name in sources and "history" in place
+        for handle in sources[name].snapshot_handles(place)
+    ]
     for source in sources.values():
-        source.drop_stale_snapshots(pin_owner(lease.pipeline), lease.generation, keep)
+        source.drop_stale_snapshots(snapshot_owner(lease.pipeline), lease.generation, keep)
 
 
-def release_pins(sources: Mapping[str, LaneSource], position: Position) -> None:
+def release_snapshots(sources: Mapping[str, PipelineSource], position: Position) -> None:
     """Drop the pins that a position refers to. A replay of history is refused afterwards; call it under the lane's lease.
 
     A second call does nothing.

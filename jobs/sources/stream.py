@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.connectors.base import ReadLimits
-from headrace.jobs.sources.backfill import Step
-from headrace.jobs.sources.pipeline_source import LaneSource
+from headrace.jobs.sources.backfill import EpochRange
+from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Phase, Position
 
 
-class Stream:
+class StreamPlanner:
     """The unbounded part of a lane. Every source gets an equal share of an epoch's rows, so that a backlog starves nobody."""
 
-    def __init__(self, sources: Mapping[str, LaneSource], rows: int, size: int) -> None:
+    def __init__(self, sources: Mapping[str, PipelineSource], rows: int, size: int) -> None:
         self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
         self._rows = rows
         self._size = size
@@ -28,7 +28,7 @@ class Stream:
         """The position with every stream begun at its fence; the handoff happens here."""
         return {**position, **{name: source.stream_start(position[name]) for name, source in self._sources.items()}}
 
-    def next(self, position: Position) -> Step | None:
+    def next(self, position: Position) -> EpochRange | None:
         """The next step after a position whose streams have begun, None when nothing has arrived."""
         share, size = (max(1, most // max(1, len(self._sources))) for most in (self._rows, self._size))
         end = dict(position)
@@ -38,7 +38,7 @@ class Stream:
         if end == position:
             return None
         mine = [position[name] for name in self._sources]
-        return Step(Phase.CATCHING_UP if positions.is_catching_up(mine) else Phase.LIVE, end)
+        return EpochRange(Phase.CATCHING_UP if positions.is_catching_up(mine) else Phase.LIVE, end)
 
     def backlog(self, position: Position) -> int | None:
         """Offsets that lie between the position and the sources' ends; None where one cannot tell."""
@@ -52,7 +52,7 @@ class Stream:
             total += sum(lags.values())
         return total
 
-    def ends(self, position: Position) -> Position:
+    def end_position(self, position: Position) -> Position:
         """The position with every stream after the last row that its source has now, readable or not."""
         return {
             **position,
@@ -63,11 +63,11 @@ class Stream:
             },
         }
 
-    def passed(self, position: Position, target: Position) -> bool:
+    def has_reached(self, position: Position, target: Position) -> bool:
         """Whether every stream has reached `target`."""
         return not any(positions.is_before(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
 
-    def full(self, step: Step) -> bool:
+    def has_more(self, step: EpochRange) -> bool:
         """Whether more can be read after a step. Rows that wait for an open transaction cannot."""
         return any(
             positions.is_before(step.end[name]["stream"], source.unbounded.end_offsets())

@@ -15,10 +15,10 @@ from headrace.pipeline.protocol.partitions import history_end
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.jobs.sources.pipeline_source import LaneSource
+    from headrace.jobs.sources.pipeline_source import PipelineSource
 
 
-def check_windows(source: LaneSource, spark: SparkSession, position: Json, partitions: PartitionsConfig) -> None:
+def check_windows(source: PipelineSource, spark: SparkSession, position: Json, partitions: PartitionsConfig) -> None:
     """Raise GuaranteeError for pinned rows that would be lost. `position` is the one before the first epoch.
 
     Rows with NULL in the column of `partitions` are in no window. Rows after the last window are the stream's; where the stream begins
@@ -27,9 +27,9 @@ def check_windows(source: LaneSource, spark: SparkSession, position: Json, parti
     end = history_end(partitions)
     until = _stream_time(source)
     for rank, part in enumerate(source.bounded):
-        handle = source.pins(position)[rank]
+        handle = source.snapshot_handles(position)[rank]
         pin = Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
-        cut = source.cut(position) if rank == len(source.bounded) - 1 else None
+        cut = source.handoff_filter(position) if rank == len(source.bounded) - 1 else None
         window = HistoryPartition("", partitions.column, end.isoformat(), until.isoformat() if until else "")
         found = part.count_unpartitioned_rows(spark, pin, window, cut)
         about = part.describe()
@@ -50,7 +50,7 @@ def check_windows(source: LaneSource, spark: SparkSession, position: Json, parti
             raise GuaranteeError(msg, hint=hint, node=source.name)
 
 
-def _stream_time(source: LaneSource) -> date | None:
+def _stream_time(source: PipelineSource) -> date | None:
     """The day before which a row is taken to be older than the stream; None where the cut at the fence says it of each row."""
     node = source.node
     if source.handoff is None or node.offset_table is not None:

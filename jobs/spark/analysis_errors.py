@@ -30,7 +30,7 @@ _PROPOSED = 5
 _UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLVED_ROUTINE": "function"}
 
 
-def explained(error: PySparkException, text: str) -> tuple[str, str]:
+def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str]:
     """Message and hint for an error over the statement `text` of the file."""
     parameters = error.getMessageParameters() or {}
     kind = next((word for sign, word in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)), None)

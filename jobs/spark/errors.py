@@ -58,7 +58,7 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
         return wrong
     if (ended := _ended_abnormally(error, text, node)) is not None:
         return ended
-    return InternalError(f"{type(error).__name__}: {_said(text)[:500]}", node=node)
+    return InternalError(f"{type(error).__name__}: {_error_line(text)[:500]}", node=node)
 
 
 def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceError | None:
@@ -81,7 +81,7 @@ def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceErr
 
 
 @contextmanager
-def told_by_spark() -> Iterator[None]:
+def translate_spark_errors() -> Iterator[None]:
     """Failures inside as errors for people where they are any; others stay. While Spark is there: its errors say nothing without it."""
     try:
         yield
@@ -94,7 +94,7 @@ def told_by_spark() -> Iterator[None]:
         raise told from error
 
 
-def _said(text: str) -> str:
+def _error_line(text: str) -> str:
     """The line of a long message that says what happened: of a Python worker's trace the last one that names an exception."""
     named = _RAISED.findall(text) if "Traceback (most recent call last)" in text else []
     return named[-1] if named else text.strip().split("\n", maxsplit=1)[0]

@@ -12,19 +12,19 @@ from headrace.pipeline.plugins.discovery import load
 from headrace.pipeline.sql import statements
 
 
-def impure_nodes(model: PipelineModel) -> dict[str, str]:
+def nondeterministic_nodes(model: PipelineModel) -> dict[str, str]:
     """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
-    found = {name: why_impure(model, name) for name in graph.in_order(model)}
+    found = {name: nondeterminism_reason(model, name) for name in graph.in_order(model)}
     return {name: why for name, why in found.items() if why}
 
 
-def impure_behind(model: PipelineModel, name: str) -> list[str]:
+def nondeterministic_upstream(model: PipelineModel, name: str) -> list[str]:
     """The impure nodes that the rows of a node come through, itself among them."""
     wanted = _upstream(model, name)
-    return [node for node in impure_nodes(model) if node in wanted]
+    return [node for node in nondeterministic_nodes(model) if node in wanted]
 
 
-def why_impure(model: PipelineModel, name: str) -> str:
+def nondeterminism_reason(model: PipelineModel, name: str) -> str:
     """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made.
 
     A dynamic table in memory is no reason: its values are kept by epoch, and an epoch gets the same answers whenever it is computed.

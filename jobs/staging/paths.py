@@ -14,7 +14,7 @@ def staging_root(settings: Settings) -> Path:
     return (settings.staging.path or settings.home / "staging").absolute()
 
 
-def spelled(name: str) -> str:
+def safe_filename(name: str) -> str:
     """A name as a folder's or a file's: readable, and told apart from any other by a digest where letters had to go."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80]
     return plain if plain == name else f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.jobs.staging.paths import spelled, staging_root
+from headrace.jobs.staging.paths import safe_filename, staging_root
 from headrace.pipeline.config.settings import Settings
 
 _FOLDER = ".waits"
@@ -27,7 +27,7 @@ def waits_folder(settings: Settings, pipeline: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class PendingCall:
     """The note of one process for one node. Picklable; `folder` may be missing, and what cannot be written is not told."""
 
     folder: Path
@@ -35,7 +35,7 @@ class Wait:
 
     @property
     def _path(self) -> Path:
-        return self.folder / f"{spelled(self.node)}-{os.uname().nodename}-{os.getpid()}.json"
+        return self.folder / f"{safe_filename(self.node)}-{os.uname().nodename}-{os.getpid()}.json"
 
     def note(self, message: str, good_for: float) -> None:
         """Says what is waited for; to be said again within so many seconds."""
@@ -51,7 +51,7 @@ class Wait:
             self._path.unlink(missing_ok=True)
 
 
-def waited_for(folder: Path) -> dict[str, str]:
+def read_pending_calls(folder: Path) -> dict[str, str]:
     """What the tasks of each node wait for now, by the notes there; those past their time are removed."""
     found: dict[str, str] = {}
     try:

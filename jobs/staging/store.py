@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.staging.paths import spelled, staging_root
-from headrace.jobs.staging.task import TOLD, StageTask, durable, no_storage
+from headrace.jobs.staging.paths import safe_filename, staging_root
+from headrace.jobs.staging.task import TOLD, StoreResultsTask, storage_error, sync_to_disk
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, PipelineStateError, SinkStateError, UserError
 from headrace.pipeline.model import graph
@@ -47,7 +47,7 @@ _EPOCH = re.compile(r"(\d+)-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ResultManifest:
     """What makes a stage complete. `files` are (name, bytes), to notice a stage that somebody has torn."""
 
     pipeline: str
@@ -65,7 +65,7 @@ class Manifest:
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: Json) -> Manifest:
+    def from_json(cls, data: Json) -> ResultManifest:
         """The inverse. Raises ValueError for a format that this version does not know."""
         known: Json = dict(data)
         if (found := known.pop("format", None)) != FORMAT:
@@ -75,7 +75,7 @@ class Manifest:
         return cls(**known)
 
 
-class LaneStages:
+class ResultStore:
     """All stages of one lane, for the process that holds it. Making it touches nothing."""
 
     def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
@@ -85,12 +85,12 @@ class LaneStages:
         self.generation = generation
         self.recompute = settings.staging.recompute
         self._keep = settings.staging.keep_epochs
-        self._folder = self.path / pipeline / spelled(lane)
+        self._folder = self.path / pipeline / safe_filename(lane)
 
-    def of(self, plan: EpochPlan, pipeline_hash: str) -> EpochStages:
+    def for_epoch(self, plan: EpochPlan, pipeline_hash: str) -> EpochResultStore:
         """The stages of one epoch, computed by the compiled pipeline of this hash (a sink that joined later is replayed by today's)."""
         digest = hashlib.sha256(json.dumps([plan.to_json(), pipeline_hash], sort_keys=True).encode()).hexdigest()[:16]
-        return EpochStages(self, plan, digest, self._folder / f"{plan.number:012}-{digest}")
+        return EpochResultStore(self, plan, digest, self._folder / f"{plan.number:012}-{digest}")
 
     def sweep(self, committed: int) -> None:
         """Removes the stages of epochs before the last `staging.keep_epochs` committed ones. What cannot be removed is logged, and left."""
@@ -108,16 +108,16 @@ class LaneStages:
                 yield folder, int(found[1])
 
 
-class EpochStages:
+class EpochResultStore:
     """The stages of one epoch, by node."""
 
-    def __init__(self, lane: LaneStages, plan: EpochPlan, digest: str, folder: Path) -> None:
+    def __init__(self, lane: ResultStore, plan: EpochPlan, digest: str, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
         self._lane = lane
         self._digest = digest
 
-    def held(self, node: str) -> Manifest | None:
+    def load_manifest(self, node: str) -> ResultManifest | None:
         """The manifest of a node that is staged, None where there is none. Raises PipelineStateError for one that cannot be taken at its word."""
         path = self._of(node) / _MANIFEST
         try:
@@ -125,9 +125,9 @@ class EpochStages:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise no_storage(node, self._lane.path, error) from error
+            raise storage_error(node, self._lane.path, error) from error
         try:
-            found = Manifest.from_json(json.loads(text))
+            found = ResultManifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
             msg = f"the manifest of the staged rows cannot be read: {path}: {error}"
             raise PipelineStateError(
@@ -136,12 +136,12 @@ class EpochStages:
         self._whole(node, found)
         return found
 
-    def read(self, node: str, like: DataFrame) -> Reading:
+    def read(self, node: str, like: DataFrame) -> SourceBatch:
         """The staged rows, with the columns of `like`, which is what they were made from. The node must be held."""
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.types import StructField, StructType
 
-        held = self.held(node)
+        held = self.load_manifest(node)
         assert held is not None  # noqa: S101  callers ask `held` first
         fields = like.schema.fields
         stored = StructType([StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)])
@@ -150,9 +150,9 @@ class EpochStages:
         if frame is None:
             frame = like.sparkSession.createDataFrame([], stored)
         columns = [F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)]
-        return Reading(frame.select(*columns), held.rows)
+        return SourceBatch(frame.select(*columns), held.rows)
 
-    def make(self, node: str, rows: DataFrame) -> Manifest:
+    def make(self, node: str, rows: DataFrame) -> ResultManifest:
         """Computes a node's rows into a stage of its own; the manifest that counts, which is another's where that one was first.
 
         Raises UserError where the place cannot take the rows, and what computing them raises.
@@ -164,10 +164,10 @@ class EpochStages:
             place.mkdir(parents=True)
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            told = numbered.mapInArrow(StageTask(node, str(place), str(self._lane.path)), TOLD).collect()
+            told = numbered.mapInArrow(StoreResultsTask(node, str(place), str(self._lane.path)), TOLD).collect()
             found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
         except Exception as error:
-            first = self.held(node)
+            first = self.load_manifest(node)
             counts = first is not None and first.attempt == attempt  # what failed came behind the link: the next attempt takes its rows
             if not counts:
                 _remove(place)
@@ -175,19 +175,19 @@ class EpochStages:
                 if isinstance(error, HeadraceError):
                     raise
                 if isinstance(error, OSError):
-                    raise no_storage(node, self._lane.path, error) from error
+                    raise storage_error(node, self._lane.path, error) from error
                 raise as_headrace_error(error, node=node) from error
-            self.settle(node)  # another process was first, and has swept what this one was writing
+            self.sync_manifest(node)  # another process was first, and has swept what this one was writing
             found = first
         log.info("staged node=%s epoch=%d rows=%d attempt=%s", node, self.plan.number, found.rows, found.attempt)
         return found
 
-    def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> Manifest:
+    def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> ResultManifest:
         """Makes an attempt the one that counts, unless another was first. `parts` are file, rows and bytes, as the winning tasks say."""
         folder, lane = self._of(node), self._lane
-        if (first := self.held(node)) is not None:  # which has swept this attempt, perhaps
+        if (first := self.load_manifest(node)) is not None:  # which has swept this attempt, perhaps
             _remove(folder / attempt)
-            self.settle(node)
+            self.sync_manifest(node)
             return first
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
@@ -197,37 +197,37 @@ class EpochStages:
                 raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
         files = tuple((name, size) for name, _, size in parts)
         rows = sum(count for _, count, _ in parts)
-        made = Manifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
-        durable(folder / attempt)
+        made = ResultManifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
+        sync_to_disk(folder / attempt)
         beside = folder / f".{attempt}.json"
         beside.write_text(json.dumps(made.to_json()), encoding="utf-8")
-        durable(beside)
+        sync_to_disk(beside)
         try:
             os.link(beside, folder / _MANIFEST)
         except FileExistsError:
             log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
         finally:
             beside.unlink()
-        self.settle(node)
-        held = self.held(node)
+        self.sync_manifest(node)
+        held = self.load_manifest(node)
         assert held is not None  # noqa: S101  it is there, whoever made it
         self._sweep_beside(held)
         return held
 
-    def settle(self, node: str) -> None:
+    def sync_manifest(self, node: str) -> None:
         """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
         folder = self._of(node)
         for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
             with suppress(PermissionError):  # a folder above may be somebody else's
-                durable(path)
+                sync_to_disk(path)
 
-    def _sweep_beside(self, held: Manifest) -> None:
+    def _sweep_beside(self, held: ResultManifest) -> None:
         """Removes the attempts that lost: with the manifest there, none of them can ever count."""
         for path in self._of(held.node).iterdir():
             if path.is_dir() and path.name != held.attempt:
                 _remove(path)
 
-    def _whole(self, node: str, held: Manifest) -> None:
+    def _whole(self, node: str, held: ResultManifest) -> None:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
         if (held.pipeline, held.lane, held.epoch, held.node, held.digest) != wanted:
             msg = f"the staged rows in {self._of(node)} are of another epoch or node than their folder says"
@@ -240,30 +240,30 @@ class EpochStages:
                 raise PipelineStateError(msg, hint=hint, node=node)
 
     def _of(self, node: str) -> Path:
-        return self.folder / spelled(node)
+        return self.folder / safe_filename(node)
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class NodeGraph:
     """Who reads whom, and which dynamic tables a node's SQL asks; both by a node's name."""
 
     inputs: Callable[[str], Sequence[str]]
     asks: Callable[[str], Sequence[str]] = lambda _: ()
 
     @classmethod
-    def of(cls, model: PipelineModel) -> Graph:
+    def of(cls, model: PipelineModel) -> NodeGraph:
         """That of a pipeline."""
         return cls(partial(graph.inputs_of, model), partial(graph.looked_up_tables, model))
 
 
-class Staging:
+class StoredResults:
     """What the planner asks while it makes the frames of one epoch: the staged rows of the impure nodes that pending sinks need.
 
     `holders` says who holds the epoch already, or some of it, each with words for people: sinks, and dynamic tables. What they hold
     came from a stage, so it must not be made anew. It is asked only where a stage is missing.
     """
 
-    def __init__(self, stages: EpochStages, who: Graph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, stages: EpochResultStore, who: NodeGraph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:
         self._stages = stages
         self._graph = who
         self._impure = impure
@@ -271,7 +271,7 @@ class Staging:
         self.rows: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
 
-    def wanted(self, sinks: Sequence[str]) -> set[str]:
+    def required_nodes(self, sinks: Sequence[str]) -> set[str]:
         """The impure nodes whose rows these sinks take from a stage. What lies behind a complete stage is not needed again."""
         found: set[str] = set()
         seen: set[str] = set()
@@ -282,7 +282,7 @@ class Staging:
             seen.add(name)
             if name in self._impure:
                 found.add(name)
-                if self._stages.held(name) is not None:
+                if self._stages.load_manifest(name) is not None:
                     return
             for upstream in self._graph.inputs(name):
                 visit(upstream)
@@ -293,21 +293,21 @@ class Staging:
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
         """Raises SinkStateError where rows would have to be computed anew that somebody holds from an earlier time."""
-        missing = [] if recompute else [name for name in sorted(self.wanted(sinks)) if self._stages.held(name) is None]
+        missing = [] if recompute else [name for name in sorted(self.required_nodes(sinks)) if self._stages.load_manifest(name) is None]
         if not missing:
             return
         if replayed:
-            raise self._gone(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
+            raise self._missing_results_error(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
         for holder, said in self._holders().items():
             if told := self._behind(holder).intersection(missing):
-                raise self._gone(min(told), said, "the setting `staging.recompute: true` for one run")
+                raise self._missing_results_error(min(told), said, "the setting `staging.recompute: true` for one run")
 
     def _behind(self, name: str) -> set[str]:
         """All impure nodes that a node's rows come through, or that filled the tables which they were asked about."""
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
         return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
 
-    def _gone(self, node: str, who: str, anew: str) -> SinkStateError:
+    def _missing_results_error(self, node: str, who: str, anew: str) -> SinkStateError:
         number = self._stages.plan.number
         msg = f"the staged rows of epoch {number} are gone, and {who} with the rows that were staged: {self._stages.folder}"
         hint = (
@@ -316,14 +316,14 @@ class Staging:
         )
         return SinkStateError(msg, hint=hint, node=node)
 
-    def staged(self, name: str, frame: DataFrame) -> Reading:
+    def load_or_compute(self, name: str, frame: DataFrame) -> SourceBatch:
         """A node's rows from its stage, which is made first where there is none."""
-        if self._stages.held(name) is None:
+        if self._stages.load_manifest(name) is None:
             started = time.monotonic()
             self._stages.make(name, frame)
             self.seconds[name] = time.monotonic() - started
         else:
-            self._stages.settle(name)
+            self._stages.sync_manifest(name)
         found = self._stages.read(name, frame)
         self.rows[name] = found.rows or 0
         return found

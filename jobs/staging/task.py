@@ -21,7 +21,7 @@ TOLD = "file string, rows bigint, bytes bigint"
 
 
 @dataclass(frozen=True)
-class StageTask:
+class StoreResultsTask:
     """What a Spark task runs: its rows into a file of its own, durable before it is told. Picklable."""
 
     node: str
@@ -38,7 +38,7 @@ class StageTask:
         try:
             rows, size = self._write(batches, Path(self.folder) / name)
         except OSError as error:
-            raise task_error(no_storage(self.node, Path(self.root), error)) from None
+            raise task_error(storage_error(self.node, Path(self.root), error)) from None
         yield pa.RecordBatch.from_arrays([pa.array([name]), pa.array([rows]), pa.array([size])], names=["file", "rows", "bytes"])
 
     def _write(self, batches: Iterable[pa.RecordBatch], path: Path) -> tuple[int, int]:
@@ -60,7 +60,7 @@ class StageTask:
                 writer.close()
         if writer is None:
             return 0, 0
-        durable(path)
+        sync_to_disk(path)
         return rows, path.stat().st_size
 
 
@@ -75,14 +75,14 @@ def _exact_names(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if kinds.is_string(field.type) or kinds.is_binary(field.type)]
 
 
-def no_storage(node: str, root: Path, error: OSError) -> UserError:
+def storage_error(node: str, root: Path, error: OSError) -> UserError:
     """The error of a place that cannot take rows."""
     msg = f"rows cannot be staged in {root}: {error.strerror or error}"
     hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
     return UserError(msg, hint=hint, node=node)
 
 
-def durable(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """What was written there survives a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:

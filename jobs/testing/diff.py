@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangedRow:
     """A row that came out differently: the same key, other values in `columns`. `at` is the expected row's number from 0."""
 
     at: int
@@ -22,7 +22,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class NodeDifference:
     """How the rows of one node are not those that were expected. Rows have the compared columns alone."""
 
     node: str
@@ -32,24 +32,24 @@ class Difference:
     missing: list[int] = field(default_factory=list)
     """Numbers of expected rows."""
     extra: list[Row] = field(default_factory=list)
-    changed: list[Change] = field(default_factory=list)
+    changed: list[ChangedRow] = field(default_factory=list)
     misplaced: bool = False
     """All rows are there, in another order."""
 
 
 def compare(
     node: str, expected: list[Row], found: list[Row], key: Sequence[str] = (), *, ordered: bool = False, tolerance: float = 0.0
-) -> Difference | None:
+) -> NodeDifference | None:
     """How the two differ; None if they do not. Rows have the same columns."""
     if ordered and len(expected) == len(found) and all(same(one, other, tolerance) for one, other in zip(expected, found, strict=True)):
         return None
     lacking, extra = _unmatched(expected, found, tolerance)
     if not lacking and not extra:
-        return Difference(node, tuple(key), expected, found, misplaced=True) if ordered else None
-    changed: list[Change] = []
+        return NodeDifference(node, tuple(key), expected, found, misplaced=True) if ordered else None
+    changed: list[ChangedRow] = []
     if key:
         lacking, extra, changed = _by_key(expected, lacking, extra, tuple(key), tolerance)
-    return Difference(node, tuple(key), expected, found, lacking, extra, changed)
+    return NodeDifference(node, tuple(key), expected, found, lacking, extra, changed)
 
 
 def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
@@ -97,7 +97,7 @@ def _rank(value: Any) -> tuple[str, Any]:
 
 def _by_key(
     expected: list[Row], lacking: list[int], extra: list[Row], key: tuple[str, ...], tolerance: float
-) -> tuple[list[int], list[Row], list[Change]]:
+) -> tuple[list[int], list[Row], list[ChangedRow]]:
     changed, missing = [], []
     for at in lacking:
         row = expected[at]
@@ -106,5 +106,5 @@ def _by_key(
             missing.append(at)
             continue
         extra = [one for one in extra if one is not other]
-        changed.append(Change(at, row, other, tuple(name for name in row if not same(row[name], other[name], tolerance))))
+        changed.append(ChangedRow(at, row, other, tuple(name for name in row if not same(row[name], other[name], tolerance))))
     return missing, extra, changed

@@ -11,8 +11,8 @@ import pyarrow as pa
 from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
-from headrace.jobs.dynamic_tables.base import Lookup, Table, texts
-from headrace.jobs.dynamic_tables.broadcast import Segment, SetLookup
+from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
+from headrace.jobs.dynamic_tables.broadcast import BroadcastLookup, ValueSegment
 from headrace.jobs.testing.formatting import plain
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.model import graph
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenSource:
+class InputSource:
     """A source without a server, as the planner sees it."""
 
     payload: pa.Schema
@@ -41,7 +41,7 @@ class GivenSource:
         return self.payload
 
 
-class GivenTable(Table):
+class InputTable(DynamicTableBackend):
     """A dynamic table of a test: what it is given, then what its SQL adds. It lies nowhere."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
@@ -55,10 +55,10 @@ class GivenTable(Table):
         del plan
         self.values |= dict.fromkeys(values.to_pylist())
 
-    def lookup(self, plan: EpochPlan) -> Lookup:
+    def lookup(self, plan: EpochPlan) -> ValueLookup:
         """See `Table`."""
         del plan
-        return SetLookup((), Segment(texts(list(self.values))))
+        return BroadcastLookup((), ValueSegment(texts(list(self.values))))
 
 
 def stream_of(source: Any) -> Any:
@@ -74,7 +74,7 @@ def file_schema(name: str, source: Any) -> pa.Schema | None:
     return payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
 
 
-def said_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
+def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
     """The columns of a given node that only the test knows: by its `schema`, else by the rows.
 
     Raises PipelineFileError where rows of one column have types that do not go together.
@@ -109,7 +109,7 @@ def _as_spark(schema: pa.Schema) -> pa.Schema:
     return arrow_schema(cast("StructType", StructType.fromDDL(columns)))
 
 
-def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:
+def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:
     """The rows with operation and position. `ordinal` is the source's rank in `_gs_pos`.
 
     Raises PipelineFileError for columns that the node does not have, DataError for values that do not fit, all of them.
@@ -123,14 +123,14 @@ def given_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: i
         raise DataError(f"test `{case.name}`: " + "\n".join(told), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
     places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
     arrays = [
-        pa.array([carried(row[field.name], field.type) for row in cells], kind.type)
+        pa.array([to_row_value(row[field.name], field.type) for row in cells], kind.type)
         for field, kind in zip(schema, stored(schema), strict=True)
     ]
     hidden = [pa.array(operations, pa.string()), pa.array(places, POS_ARROW)]
     return pa.table([*arrays, *hidden], schema=pa.schema([*stored(schema), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)]))
 
 
-def carried(value: Any, kind: pa.DataType) -> Any:
+def to_row_value(value: Any, kind: pa.DataType) -> Any:
     """A value as rows carry it: numbers that Spark has no room for are their digits."""
     return plain_digits(plain(value)) if is_wide(kind) and value is not None else value
 

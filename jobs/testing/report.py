@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from headrace.jobs.testing.diff import Change, Difference
+from headrace.jobs.testing.diff import ChangedRow, NodeDifference
 from headrace.jobs.testing.formatting import flow, scalar
-from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.runner import CaseOutcome
 
 SHOWN = 20
 """Rows of one node, unless all are asked for."""
@@ -15,7 +15,7 @@ SHOWN = 20
 LEGEND = "- expected and missing   + came and not expected   ~ came differently"
 
 
-def failure(outcome: Outcome, *, width: int = 80, shown: int | None = SHOWN) -> list[str]:
+def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN) -> list[str]:
     """The lines, none for a test that passed. `shown` limits the rows of each node."""
     lines: list[str] = []
     wanted = outcome.case.node.expect_error
@@ -35,7 +35,7 @@ def failure(outcome: Outcome, *, width: int = 80, shown: int | None = SHOWN) -> 
     return lines
 
 
-def heading(difference: Difference) -> str:
+def heading(difference: NodeDifference) -> str:
     """What is wrong with a node's rows, in one line."""
     found, expected = len(difference.found), len(difference.expected)
     if difference.misplaced:
@@ -49,7 +49,7 @@ def _rows(number: int) -> str:
     return f"{number} row{'' if number == 1 else 's'}"
 
 
-def _difference(difference: Difference, width: int, shown: int | None) -> list[str]:
+def _difference(difference: NodeDifference, width: int, shown: int | None) -> list[str]:
     entries = list(_entries(difference, width))
     kept = entries if shown is None else entries[:shown]
     lines = [*_wrapped(heading(difference), width), *(line for entry in kept for line in entry)]
@@ -58,7 +58,7 @@ def _difference(difference: Difference, width: int, shown: int | None) -> list[s
     return lines
 
 
-def _entries(difference: Difference, width: int) -> Iterator[list[str]]:
+def _entries(difference: NodeDifference, width: int) -> Iterator[list[str]]:
     if difference.misplaced:
         for number, (expected, found) in enumerate(zip(difference.expected, difference.found, strict=True), 1):
             if expected != found:
@@ -72,7 +72,7 @@ def _entries(difference: Difference, width: int) -> Iterator[list[str]]:
         yield _wrapped(flow(row), width, "  + ")
 
 
-def _changed(change: Change, key: tuple[str, ...], width: int) -> list[str]:
+def _changed(change: ChangedRow, key: tuple[str, ...], width: int) -> list[str]:
     lines = _wrapped(flow({name: change.expected[name] for name in key}), width, "  ~ ")
     for name in change.columns:
         lines += _wrapped(f"{name}: expected {scalar(change.expected[name])}, came {scalar(change.found[name])}", width, "      ")

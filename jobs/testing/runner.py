@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.base import OP, POS
 from headrace.connectors.filter_marks import mark_filtered_rows
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.spark.session import start_session, stop_session
-from headrace.jobs.testing.diff import Difference, compare
+from headrace.jobs.testing.diff import NodeDifference, compare
 from headrace.jobs.testing.expectations import Expectation, expectation
-from headrace.jobs.testing.inputs import GivenTable, check_computable, frame_of, given_table, stream_of
-from headrace.jobs.testing.sink_state import Row, held
-from headrace.jobs.testing.subgraph import TABLE, Stages
-from headrace.jobs.transforms.retractions import Boundary
+from headrace.jobs.testing.inputs import InputTable, build_input_table, check_computable, frame_of, stream_of
+from headrace.jobs.testing.sink_state import Row, apply_to_target
+from headrace.jobs.testing.subgraph import TABLE, SubgraphPlanners
+from headrace.jobs.transforms.retractions import SinkBoundary
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError, SchemaError
 from headrace.pipeline.model import graph
@@ -40,12 +40,12 @@ _CONF = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "fal
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """How one test ended. `error` is what went wrong instead of rows; `unraised` the message that was expected and never came."""
 
     case: Case
     seconds: float
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[NodeDifference] = field(default_factory=list)
     expectations: dict[str, Expectation] = field(default_factory=dict)
     error: HeadraceError | None = None
     unraised: str | None = None
@@ -56,7 +56,7 @@ class Outcome:
         return not self.differences and self.error is None and self.unraised is None
 
 
-class Bench:
+class PipelineTestRunner:
     """Runs tests, one Spark session for all of them: that of this process if it has one, as in pytest beside tests that use Spark.
 
     Making it starts nothing; `close` stops what was started.
@@ -67,14 +67,14 @@ class Bench:
         self._started: SparkSession | None = None
 
     @cached_property
-    def _stages(self) -> Stages:
+    def _stages(self) -> SubgraphPlanners:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
         if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
-            return Stages(SparkSession.Builder().getOrCreate(), self._settings)
+            return SubgraphPlanners(SparkSession.Builder().getOrCreate(), self._settings)
         self._started = start_session(small(self._settings), ())
-        return Stages(self._started, self._settings)
+        return SubgraphPlanners(self._started, self._settings)
 
     def start(self) -> None:
         """Starts Spark now, which else the first test does. Raises ServiceError without Java or jars."""
@@ -87,7 +87,7 @@ class Bench:
             self._started = None
             del self._stages
 
-    def run(self, case: Case) -> Outcome:
+    def run(self, case: Case) -> CaseOutcome:
         """One test. What is wrong with it or with the pipeline is in the outcome; raises only where Spark cannot be had."""
         self.start()
         started = time.monotonic()
@@ -95,29 +95,29 @@ class Bench:
         try:
             expectations = self._expectations(case)
         except PipelineFileError as error:
-            return Outcome(case, time.monotonic() - started, error=error)
+            return CaseOutcome(case, time.monotonic() - started, error=error)
         except HeadraceError as error:
             met = wanted is not None and wanted in f"{error.message}\n{error.hint}"
-            return Outcome(case, time.monotonic() - started, error=None if met else error)
+            return CaseOutcome(case, time.monotonic() - started, error=None if met else error)
         differences = [difference for found in expectations.values() if (difference := _difference(found)) is not None]
         seconds = time.monotonic() - started
         log.info("test=%s file=%s seconds=%.2f differences=%d", case.name, case.path, seconds, len(differences))
-        return Outcome(case, seconds, differences, expectations, unraised=wanted)
+        return CaseOutcome(case, seconds, differences, expectations, unraised=wanted)
 
     def _expectations(self, case: Case) -> dict[str, Expectation]:
         """What was expected and what came, by node; for a test that expects an error everything is computed."""
         given = {name: case.given(name) for name in case.node.given}
-        planner, schemas = self._stages.stage(case, given)
+        planner, schemas = self._stages.planner_for(case, given)
         model = case.file.model
         filled = {
             name for name, node in graph.dynamic_tables(planner.file.model).items() if node.sql or not model.transforms[name].inputs(name)
         }
         check_computable(case, {**planner.schemas, **dict.fromkeys(filled)})
-        tables = {name: given_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
-        sets = {name: GivenTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)}
+        tables = {name: build_input_table(case, name, rows, schemas[name], _ordinal(case, name)) for name, rows in given.items()}
+        sets = {name: InputTable(_values(tables.get(name), case, name)) for name in graph.dynamic_tables(model)}
         planner.tables = sets
         views = _views(planner, case, tables)
-        boundary = Boundary(planner.file.model, planner.retractions, planner.keys)
+        boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
         fed: dict[str, list[Row]] = {}
         found: dict[str, Expectation] = {}
         for name in case.node.expect or [name for name in planner.file.model.sinks if _fed_by(case, name)]:
@@ -129,8 +129,8 @@ class Bench:
             node = sink.from_ if sink else name
             at = name if name in planner.retractions.sinks else node
             if at not in fed:
-                fed[at] = _rows(boundary.shown(at, views[node]), node, planner.texts)
-            rows = fed[at] if sink is None else held(name, sink, planner.keys[name], fed[at])
+                fed[at] = _rows(boundary.visible_rows(at, views[node]), node, planner.texts)
+            rows = fed[at] if sink is None else apply_to_target(name, sink, planner.keys[name], fed[at])
             if name in case.node.expect:
                 found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
         return found
@@ -149,17 +149,17 @@ def small(settings: Settings) -> Settings:
     return settings.model_copy(update={"spark": spark})
 
 
-def _difference(found: Expectation) -> Difference | None:
+def _difference(found: Expectation) -> NodeDifference | None:
     return compare(found.node, found.expected, found.found, found.key, ordered=found.ordered, tolerance=found.tolerance)
 
 
-def _views(planner: Planner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, DataFrame]:
+def _views(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table]) -> dict[str, DataFrame]:
     readings = {}
     for name, table in tables.items():
         if name in planner.source_schemas:
             frame = frame_of(planner.spark, table, planner.source_schemas[name])
             frame = _filtered(frame, case, name, marks=name in planner.retractions.marked)
-            readings[name] = Reading(frame, table.num_rows)
+            readings[name] = SourceBatch(frame, table.num_rows)
     now = case.node.now or datetime.now(UTC)
     return planner.nodes(readings, EpochPlan(1, Phase.LIVE, {}, {}, case.file.hash, now))
 

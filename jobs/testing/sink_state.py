@@ -32,7 +32,7 @@ def keeps_operations(sink: Any) -> bool:
     return lacks_commit_record(sink)
 
 
-def held(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """The rows of the target, in the order in which they came to be. `rows` are in order and carry `_gs_op`.
 
     Raises what the sink would: DataError for a null in a key, GuaranteeError for a delete without a key.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.testing.inputs import GivenSource, file_schema, said_schema
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.testing.inputs import InputSource, declared_schema, file_schema
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph, nodes
@@ -25,15 +25,15 @@ TABLE = pa.schema([(VALUE, pa.string())])
 """A dynamic table as rows."""
 
 
-class Stages:
+class SubgraphPlanners:
     """Planners on one session, made once for all tests that know the same columns."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark
         self._settings = settings
-        self._made: dict[tuple[str, ...], Planner] = {}
+        self._made: dict[tuple[str, ...], PipelinePlanner] = {}
 
-    def stage(self, case: Case, given: Mapping[str, Rows]) -> tuple[Planner, dict[str, pa.Schema]]:
+    def planner_for(self, case: Case, given: Mapping[str, Rows]) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
         """The planner for a test, and the columns of every given node.
 
         A given transform stands there like a source, so what feeds it is not needed. Sources whose columns nobody says are left out,
@@ -45,7 +45,7 @@ class Stages:
         for name, source in model.sources.items():
             schema = file_schema(name, source)
             if schema is None and name in given:
-                schema = said_schema(case, name, given[name])
+                schema = declared_schema(case, name, given[name])
             if schema is not None:
                 roots[name] = schema
         for name in graph.in_order(model):
@@ -57,14 +57,14 @@ class Stages:
         """The columns of a given transform: as the test says, as its SQL gives them, or as its rows look."""
         if case.node.given[name].schema_ is None and name in computable(case.file.model, roots):
             return self._planner(case.file, roots).schemas[name]
-        return said_schema(case, name, rows)
+        return declared_schema(case, name, rows)
 
-    def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> Planner:
-        model = cut(file.model, roots)
+    def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> PipelinePlanner:
+        model = select_subgraph(file.model, roots)
         known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
         if known not in self._made:
-            sources = {name: GivenSource(roots[name]) for name in model.sources}
-            made = self._made[known] = Planner(replace(file, model=model), self._spark, sources, self._settings)
+            sources = {name: InputSource(roots[name]) for name in model.sources}
+            made = self._made[known] = PipelinePlanner(replace(file, model=model), self._spark, sources, self._settings)
             made.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
         return self._made[known]
 
@@ -79,7 +79,7 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
     return found | filled | {name for name, sink in model.sinks.items() if sink.from_ in found}
 
 
-def cut(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
+def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
     """The part of a pipeline that `roots` feed; transforms among them become sources with the same key.
 
     Dynamic tables all stay; what would fill one and is not there does not.

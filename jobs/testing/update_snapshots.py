@@ -19,12 +19,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from headrace.connectors.base import OP
-from headrace.jobs.testing.diff import Difference, compare
+from headrace.jobs.testing.diff import NodeDifference, compare
 from headrace.jobs.testing.expectations import Expectation
 from headrace.jobs.testing.expectations import expectation as expected_of
 from headrace.jobs.testing.formatting import flow, json_value, plain, scalar
-from headrace.jobs.testing.inputs import carried
-from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.inputs import to_row_value
+from headrace.jobs.testing.runner import CaseOutcome
 from headrace.jobs.testing.sink_state import Row
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model.testcases import CaseConfig
@@ -42,7 +42,7 @@ class _Edit:
     text: str
 
 
-def update(outcome: Outcome) -> list[str]:
+def update(outcome: CaseOutcome) -> list[str]:
     """Rewrites the expected rows of a failed test; returns what was changed, one line per node.
 
     Raises UserError where there is nothing to write: an error was expected or came, or the rows are shared by an alias.
@@ -90,7 +90,7 @@ def _check(text: str, case: Case, expectation: Expectation) -> None:
         raise UserError(msg, hint="Change them by hand.", place=case.place("expect", expectation.node))
 
 
-def _in_order(difference: Difference, expectation: Expectation) -> list[Row]:
+def _in_order(difference: NodeDifference, expectation: Expectation) -> list[Row]:
     """The rows to expect: those that stay and those that changed where they stood, then the new ones."""
     if expectation.ordered:
         return expectation.found
@@ -103,7 +103,7 @@ def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation
     names = list(columns) if set(columns) == set(expectation.schema.names) else expectation.schema.names
     if form == "parquet":
         schema = pa.schema([expectation.schema.field(name) for name in names])
-        cells = [{field.name: carried(row[field.name], field.type) for field in schema} for row in rows]
+        cells = [{field.name: to_row_value(row[field.name], field.type) for field in schema} for row in rows]
         pq.write_table(pa.Table.from_pylist(cells, stored(schema)), path)
         return
     if form == "json":
@@ -123,7 +123,7 @@ def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def respelled(text: str, path: Sequence[str], difference: Difference, expectation: Expectation) -> str:
+def respelled(text: str, path: Sequence[str], difference: NodeDifference, expectation: Expectation) -> str:
     """A YAML text with the rows at `path` brought to what came out."""
     parent, rows = _find(text, path)
     new = _in_order(difference, expectation)

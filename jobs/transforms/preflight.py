@@ -13,7 +13,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FileLocation, UserError
 
 
-def loads(name: str, node: Any, settings: Settings, text_at: FileLocation | None) -> None:
+def check_program(name: str, node: Any, settings: Settings, text_at: FileLocation | None) -> None:
     """Raises UserError, with its place where that is known, for a script or a function that does not load. Other types have none."""
     if node.type == "python":
         check_function(node, settings, name)

@@ -55,7 +55,7 @@ def follows_updates(node: SinkConfig) -> bool:
     return getattr(node, "on_conflict", "update") == "update" and not getattr(node, "update_where", {})
 
 
-class Boundary:
+class SinkBoundary:
     """What a sink is given of the rows of its node."""
 
     def __init__(self, model: PipelineModel, found: Retractions, keys: dict[str, tuple[str, ...]]) -> None:
@@ -72,7 +72,7 @@ class Boundary:
             return without_marked(frame)
         return self._deletes(node, frame, self._keys[sink], self._found.sinks[sink])
 
-    def shown(self, node: str, frame: DataFrame) -> DataFrame:
+    def visible_rows(self, node: str, frame: DataFrame) -> DataFrame:
         """What people see of a node's rows: at a sink what it is given, elsewhere those that passed all filters."""
         if node in self._model.sinks:
             return self.rows(node, frame)
@@ -104,7 +104,9 @@ class Boundary:
         return frame.where((sub >= 0) | meant).select(*columns, operation, POS)
 
 
-def passed_by(transform: RowTransform, name: str, upstream: str, frame: DataFrame, plan: EpochPlan | None, found: Retractions) -> DataFrame:
+def bypass_marked_rows(
+    transform: RowTransform, name: str, upstream: str, frame: DataFrame, plan: EpochPlan | None, found: Retractions
+) -> DataFrame:
     """The rows of a program: it is given those that passed all filters; marked rows pass it by with their keys, which it hands on by name.
 
     Raises SchemaError where it gives a column of the key another type.

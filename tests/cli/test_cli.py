@@ -226,12 +226,12 @@ def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
     other = good.with_name("other.yaml")
     other.write_text(GOOD.replace("tiny", "other"))
 
-    def checked(file: PipelineFile, *_: object) -> preflight.Findings:
+    def checked(file: PipelineFile, *_: object) -> preflight.PreflightResult:
         if file.name == "other":
             raise ZeroDivisionError
-        return preflight.Findings()
+        return preflight.PreflightResult()
 
-    monkeypatch.setattr(preflight, "check", checked)
+    monkeypatch.setattr(preflight, "check_pipeline", checked)
     monkeypatch.setenv("HEADRACE_HOME", str(good.parent / "home"))
     with pytest.raises(typer.Exit):
         validate.validate([other, good], as_json=False, quick=False)

@@ -10,7 +10,7 @@ from Crypto.Hash import keccak
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headrace.jobs.functions import base_encoding, taking
+from headrace.jobs.functions import base_encoding, with_argument_errors
 from headrace.jobs.functions.clickhouse_tuple import clickhouse_tuples
 from headrace.jobs.functions.hashes import keccak256, xxhash
 from headrace.jobs.spark.errors import as_headrace_error
@@ -105,7 +105,7 @@ def test_tuples_keep_numbers_as_they_are_written() -> None:
 
 
 def test_arguments_that_no_function_can_take_are_told_with_the_call() -> None:
-    called = taking("to_base58", "to_base58(bytes)", base_encoding.to_base58, "t")
+    called = with_argument_errors("to_base58", "to_base58(bytes)", base_encoding.to_base58, "t")
     assert called(pa.array([b""])).to_pylist() == [""]
     with pytest.raises(RuntimeError) as caught:
         called(pa.array([1]))

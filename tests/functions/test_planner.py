@@ -14,8 +14,8 @@ import pytest
 
 from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.planning.planner import Known, Planner
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError
@@ -49,19 +49,21 @@ def _plan(planned_at: datetime) -> EpochPlan:
 
 
 @pytest.fixture
-def run(spark: SparkSession) -> Callable[..., tuple[Planner, DataFrame]]:
-    def running(calc: str, after: str = "SELECT * FROM calc", now: datetime = NOW) -> tuple[Planner, DataFrame]:
-        planner = Planner(parse_pipeline(FILE.format(calc=calc, after=after)), spark, {"src": Known(PAYLOAD)}, Settings())
+def run(spark: SparkSession) -> Callable[..., tuple[PipelinePlanner, DataFrame]]:
+    def running(calc: str, after: str = "SELECT * FROM calc", now: datetime = NOW) -> tuple[PipelinePlanner, DataFrame]:
+        planner = PipelinePlanner(
+            parse_pipeline(FILE.format(calc=calc, after=after)), spark, {"src": FixedSchemaSource(PAYLOAD)}, Settings()
+        )
         from pyspark.sql.types import StructType
 
         hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
         rows = planner.spark.createDataFrame(ROWS, StructType([*spark_schema(PAYLOAD).fields, *hidden.fields]))
-        return planner, planner.nodes({"src": Reading(rows, len(ROWS))}, _plan(now))["after"]
+        return planner, planner.nodes({"src": SourceBatch(rows, len(ROWS))}, _plan(now))["after"]
 
     return running
 
 
-def test_types_and_values_reach_the_sink(run: Callable[..., tuple[Planner, DataFrame]]) -> None:
+def test_types_and_values_reach_the_sink(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
     calc = (
         "SELECT id, CASE WHEN fee <> '0' THEN u256_sub(u256_div(amount, fee), fee) END AS share, i256_neg(delta) AS other, amount,"
         " u256_to_string(amount) AS text, u256_compare(amount, to_u256('0x3635c9adc5dea00000')) AS c, json_value(doc, '$.a') AS a FROM src"
@@ -88,7 +90,7 @@ def test_types_and_values_reach_the_sink(run: Callable[..., tuple[Planner, DataF
         ("SELECT id FROM src WHERE u256_compare(doc, amount) > 0", "is no whole number"),
     ],
 )
-def test_errors_name_the_node(run: Callable[..., tuple[Planner, DataFrame]], calc: str, said: str) -> None:
+def test_errors_name_the_node(run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str) -> None:
     _, frame = run(calc)
     with pytest.raises(Exception, match="headrace-row") as caught:
         frame.collect()
@@ -108,7 +110,7 @@ def test_errors_name_the_node(run: Callable[..., tuple[Planner, DataFrame]], cal
         ("SELECT id, json_value(doc, '$..x') AS x FROM src", "the path `$..x` is not possible"),
     ],
 )
-def test_mistakes_are_found_before_any_row_is_read(run: Callable[..., tuple[Planner, DataFrame]], calc: str, said: str) -> None:
+def test_mistakes_are_found_before_any_row_is_read(run: Callable[..., tuple[PipelinePlanner, DataFrame]], calc: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         run(calc)
     assert said in str(caught.value)
@@ -147,11 +149,11 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     }
     items = ", ".join(f"CASE WHEN id < 6 THEN {text} END AS a{at}" for at, text in enumerate(asked))
     text = FILE.format(calc=f"SELECT id, {items}, c <=> NULL AS nothing, c < 1 AS unknown FROM src", after="SELECT * FROM calc")
-    planner = Planner(parse_pipeline(text, "p.yaml"), spark, {"src": Known(WIDE)}, Settings())
+    planner = PipelinePlanner(parse_pipeline(text, "p.yaml"), spark, {"src": FixedSchemaSource(WIDE)}, Settings())
     hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))
     given = [(*row, "i", (0, 0, row[0], 0)) for row in NUMBERS]
     rows = planner.spark.createDataFrame(given, StructType([*spark_schema(WIDE).fields, *hidden.fields]))
-    found = planner.nodes({"src": Reading(rows, len(given))}, _plan(NOW))["calc"].orderBy("id").collect()
+    found = planner.nodes({"src": SourceBatch(rows, len(given))}, _plan(NOW))["calc"].orderBy("id").collect()
     for (_, c, w, u, n), row in zip(NUMBERS[:5], found, strict=False):
         told = {text: row[f"a{at}"] for at, text in enumerate(asked)}
         assert told == {text: right(SimpleNamespace(c=Decimal(c), w=int(w), u=int(u), n=n)) for text, right in asked.items()}
@@ -162,7 +164,7 @@ def test_wide_numbers_are_compared_as_numbers(spark: SparkSession) -> None:
     }  # fmt: skip
 
 
-def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[..., tuple[Planner, DataFrame]]) -> None:
+def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
     calc = "SELECT id, uuid7() AS a, uuid7() AS b, current_time() AS t, today() AS d FROM src"
     first, again, later = (run(calc, now=now)[1].orderBy("id").collect() for now in (NOW, NOW, NOW + timedelta(milliseconds=1)))
     assert first == again
@@ -174,7 +176,7 @@ def test_ids_are_the_same_in_a_replay_and_differ_by_row_and_call(run: Callable[.
     assert (first[0]["t"], str(first[0]["d"])) == ("05:06:07.890000", "2025-03-04")
 
 
-def test_ids_differ_where_a_row_came_twice(run: Callable[..., tuple[Planner, DataFrame]]) -> None:
+def test_ids_differ_where_a_row_came_twice(run: Callable[..., tuple[PipelinePlanner, DataFrame]]) -> None:
     twice = "SELECT id, 'a' AS branch FROM src UNION ALL SELECT id, 'b' AS branch FROM src"
     found = [row.u for row in run(twice, "SELECT id, uuid7() AS u FROM calc")[1].collect()]
     assert len(set(found)) == len(found) == 2 * len(ROWS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.jobs.checks import audit
-from headrace.jobs.checks.ledger_proof import Walk
+from headrace.jobs.checks.ledger_proof import LedgerProof
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey, WriteCounts, digest
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 
@@ -56,7 +56,7 @@ class Lane:
 
 
 def asked(sink: Any, lane):
-    return audit._exactly_once("out", sink, lane.ledger, lane.state, Walk())
+    return audit._exactly_once("out", sink, lane.ledger, lane.state, LedgerProof())
 
 
 @pytest.fixture

@@ -12,33 +12,33 @@ import pytest
 from lane_world import PIPELINE, World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.checks.preflight import Findings, check
-from headrace.jobs.planning.compiled_pipeline import Assembly
+from headrace.jobs.checks.preflight import PreflightResult, check_pipeline
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import parse_pipeline
 
 pytestmark = [pytest.mark.services, pytest.mark.spark]
 
-Look = Callable[..., Findings]
+Look = Callable[..., PreflightResult]
 
 
 @pytest.fixture
 def look(world: World, spark: SparkSession) -> Look:
     """Checks the world's pipeline, with texts of its file replaced."""
 
-    def at(*changes: tuple[str, str], settings: Settings | None = None) -> Findings:
+    def at(*changes: tuple[str, str], settings: Settings | None = None) -> PreflightResult:
         values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "max_driver_rows": 20_000}
         text = PIPELINE.format(**values, change="upper")
         for old, new in changes:
             assert text.count(old) == 1, old
             text = text.replace(old, new)
-        return check(parse_pipeline(text, "p.yaml"), settings or world.settings(), lambda: spark)
+        return check_pipeline(parse_pipeline(text, "p.yaml"), settings or world.settings(), lambda: spark)
 
     return at
 
 
-def said(findings: Findings) -> list[tuple[str, int | None, str]]:
+def said(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
     return [(problem.node, problem.place.line if problem.place else None, problem.message) for problem in findings.errors]
 
 
@@ -139,7 +139,7 @@ sources: {{src: {{type: clickhouse, table_name: {world.database}.history, primar
 transforms: {{}}
 sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
-    found = check(parse_pipeline(text, "p.yaml"), world.settings(), _no_spark)
+    found = check_pipeline(parse_pipeline(text, "p.yaml"), world.settings(), _no_spark)
     assert (found.errors, found.unchecked) == ([], {})
     assert "id" in found.schemas["pg"].names
 
@@ -151,9 +151,9 @@ transforms: {{}}
 sinks: {{pg: {{type: postgres, from: src, table: target}}}}
 """
     file = parse_pipeline(text, "p.yaml")
-    found = check(file, world.settings(), _no_spark)
+    found = check_pipeline(file, world.settings(), _no_spark)
     assert ([w.node for w in found.warnings], found.errors) == (["src"], [])
-    found = check(file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark)
+    found = check_pipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark)
     assert ([e.node for e in found.errors], found.warnings) == (["src"], [])
     with pytest.raises(PipelineFileError, match="Can't determine primary key for source 'src'!"):
-        Assembly(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)
+        CompiledPipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)

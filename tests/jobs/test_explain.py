@@ -11,7 +11,7 @@ import pytest
 from headrace.jobs.explain import schemas
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.mermaid import mermaid
-from headrace.jobs.explain.model import Explanation, Node
+from headrace.jobs.explain.model import ExplainedNode, Explanation
 from headrace.jobs.explain.text import text
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
 from headrace.pipeline.errors import SchemaError, ServiceError
@@ -33,7 +33,7 @@ def said(sources: str, transforms: str = "{}", sinks: str = "{out: {type: postgr
     return f"name: p\nsources: {sources}\ntransforms: {transforms}\nsinks: {sinks}\n{more}"
 
 
-def told(written: str, tmp_path: Path, **options: Any) -> dict[str, Node]:
+def told(written: str, tmp_path: Path, **options: Any) -> dict[str, ExplainedNode]:
     found = explain(parse_pipeline(written), settings(tmp_path), **options)
     return {node.name: node for node in found.nodes}
 
@@ -42,7 +42,7 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(home=tmp_path, clickhouse_source=ClickHouseConnection(url=NOBODY))
 
 
-def columns(node: Node) -> dict[str, str]:
+def columns(node: ExplainedNode) -> dict[str, str]:
     return {column.name: column.type for column in node.columns}
 
 
@@ -78,7 +78,7 @@ class TestWithoutSpark:
         target = nodes["out"].target
         assert target
         assert target.route
-        assert (target.route.path, target.route.why) == ("unchecked", "the columns of `src` are not known")
+        assert (target.route.path, target.route.reason) == ("unchecked", "the columns of `src` are not known")
 
     def test_columns_that_the_file_lists_are_known_by_name(self, tmp_path: Path) -> None:
         nodes = told(said(f"{{src: {LISTED}}}"), tmp_path, offline=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.explain.json import document
 from headrace.jobs.explain.mermaid import mermaid
-from headrace.jobs.explain.model import Column, Explanation, Guarantee, Node, Part, Target
+from headrace.jobs.explain.model import ExplainedColumn, ExplainedNode, ExplainedTarget, Explanation, Guarantee, SourcePart
 from headrace.jobs.explain.text import text
-from headrace.jobs.planning.load_path import Route
+from headrace.jobs.planning.load_path import LoadPath
 from headrace.pipeline.lineage.relations import ColumnLineage, LineageStep, Origin
 
 NASTY = [
@@ -37,26 +37,28 @@ NASTY = [
 ]
 
 
-def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)) -> Node:
+def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)) -> ExplainedNode:
     kind = kind or ("transform" if inputs else "source")
-    return Node(
+    return ExplainedNode(
         name=name,
         kind=kind,
         type={"source": "kafka", "transform": "sql", "sink": "postgres"}[kind],
         inputs=inputs,
         key=key,
         key_from=(name,) if kind == "source" else ("a",),
-        columns=(Column("id", "BIGINT"), Column("x", "")),
+        columns=(ExplainedColumn("id", "BIGINT"), ExplainedColumn("x", "")),
         complete=True,
         lineage={"id": ColumnLineage((Origin("a", "id"),)), "x": ColumnLineage((), (LineageStep("t", "x", "'<x>'"),))},
-        parts=(Part("history", "clickhouse", f"db.{name}", pinned=True, said="pinned"),) if kind == "source" else (),
-        target=Target(f"public.{name}", True, "appends", Guarantee("exactly_once", "so it is"), "whole epochs", Route("rows", "why not"))
+        parts=(SourcePart("history", "clickhouse", f"db.{name}", pinned=True, said="pinned"),) if kind == "source" else (),
+        target=ExplainedTarget(
+            f"public.{name}", True, "appends", Guarantee("exactly_once", "so it is"), "whole epochs", LoadPath("rows", "why not")
+        )
         if kind == "sink"
         else None,
     )
 
 
-def graph(spoken: str) -> list[Node]:
+def graph(spoken: str) -> list[ExplainedNode]:
     """`a; b; t<a,b; k1<t`: sources, transforms and, by a name that begins with k, sinks."""
     found = []
     for one in spoken.split(";"):
@@ -66,7 +68,7 @@ def graph(spoken: str) -> list[Node]:
     return found
 
 
-def explanation(nodes: list[Node], name: str = "p") -> Explanation:
+def explanation(nodes: list[ExplainedNode], name: str = "p") -> Explanation:
     return Explanation(name, "abcd", False, tuple(nodes), {"main": tuple(one.name for one in nodes)})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.checks.ledger_proof import walk
+from headrace.jobs.checks.ledger_proof import verify_epochs
 from headrace.jobs.run.rollup import RollingUp
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import RECORD_BYTES, CommitRecord, EpochPlan, Json, Phase, SinkKey, WriteCounts
@@ -118,7 +118,7 @@ def test_records_stay_small(month):
 def test_an_audit_reads_what_is_new(month):
     _, held, _ = month
     state = held.ledger.state("orders")
-    full, new = [walk(held.ledger, state, (), all_epochs=all_epochs) for all_epochs in (True, False)]
+    full, new = [verify_epochs(held.ledger, state, (), all_epochs=all_epochs) for all_epochs in (True, False)]
     assert (full.problems, new.problems) == ([], [])
     assert (full.read + full.rolled_up, new.read) == (held.committed, 0)
     assert full.read < KEEP + 64

@@ -29,13 +29,13 @@ def handoff(options: str, loaded: int, earliest: int) -> Handoff:
     """A table with the offsets below `loaded`, and a topic that starts at `earliest`."""
     node: Any = parse_pipeline(FILE % options).model.sources["src"]
     table = SimpleNamespace(measure_offsets=lambda *_: TableOffsets({"0": PartitionOffsets(0, loaded)}))
-    stream = SimpleNamespace(earliest=lambda: {"offsets": {"0": earliest}}, find_filled_gaps=lambda _: {})
+    stream = SimpleNamespace(earliest_offsets=lambda: {"offsets": {"0": earliest}}, find_filled_gaps=lambda _: {})
     return Handoff("src", node, [table], stream)  # pyright: ignore[reportArgumentType]
 
 
 def find_handoff_position(found: Handoff) -> Any:
     nothing: Any = None
-    return found.by_offsets(nothing, nothing)
+    return found.position_from_snapshot(nothing, nothing)
 
 
 def test_messages_after_the_tables_last_one_that_the_topic_has_dropped_are_refused() -> None:

@@ -32,10 +32,10 @@ class Lane:
             self.ledger.commit(self.lease, at + 1, {"a": WriteCounts(1, 1, 0, 0)})
             self.at += 1
 
-    def walk(self, restarts: tuple[int, ...] = (), *, all_epochs: bool = False) -> ledger_proof.Walk:
+    def walk(self, restarts: tuple[int, ...] = (), *, all_epochs: bool = False) -> ledger_proof.LedgerProof:
         state = self.ledger.state("p")
         assert state is not None
-        return ledger_proof.walk(self.ledger, state, restarts, all_epochs=all_epochs)
+        return ledger_proof.verify_epochs(self.ledger, state, restarts, all_epochs=all_epochs)
 
     def sql(self, statement: str) -> None:
         with sqlite3.connect(self.path) as connection:

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import arrow_schema
-from headrace.jobs.planning.planner import Known, Planner
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError
@@ -119,19 +119,19 @@ def frame_of(spark: SparkSession, given: list[Change], first: int, predicate: st
     return mark_filtered_rows(frame, predicate) if predicate else frame
 
 
-def planner(spark: SparkSession, transforms: dict[str, str], keys: dict[str, str], more: str = "", append: str = "") -> Planner:
+def planner(spark: SparkSession, transforms: dict[str, str], keys: dict[str, str], more: str = "", append: str = "") -> PipelinePlanner:
     nodes = "\n".join(f'  {name}: {{type: sql, sql: "{text}"}}' for name, text in transforms.items()) or "  {}"
     sinks = [f"  to_{name}: {{type: postgres, from: {name}, table: {name}, primary_key: [{key}]}}" for name, key in keys.items()]
     sinks += [f"  log: {{type: delta, from: {append}, path: /nowhere}}"] if append else []
     text = FILE.format(transforms=nodes, sinks="\n".join(sinks), more=more, key="" if append else "primary_key: id, ")
     payload = arrow_schema(spark.createDataFrame([], COLUMNS).schema)
-    return Planner(parse_pipeline(text, "f.yaml"), spark, {"t": Known(payload)}, Settings())
+    return PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(payload)}, Settings())
 
 
-def delivered(made: Planner, frame: Any, count: int) -> Iterator[tuple[str, Rows, list[str]]]:
+def delivered(made: PipelinePlanner, frame: Any, count: int) -> Iterator[tuple[str, Rows, list[str]]]:
     """By sink: the rows of an epoch in their order, each with its operation in front; and the columns."""
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "h", datetime(2025, 1, 1, tzinfo=UTC))
-    with made.frames(plan, {"t": Reading(frame, count)}, list(made.file.model.sinks)) as frames:
+    with made.frames(plan, {"t": SourceBatch(frame, count)}, list(made.file.model.sinks)) as frames:
         for sink, found in frames.items():
             try:
                 rows = found.rows.toArrow().to_pylist()

@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headrace.jobs.spark.analysis_errors import explained
+from headrace.jobs.spark.analysis_errors import explain_analysis_error
 
 pytestmark = pytest.mark.spark
 
@@ -48,4 +48,4 @@ def test_an_error_of_the_analyzer(spark: SparkSession, text: str, message: str, 
     session.sql("SELECT 1 AS id, 'x' AS name, named_struct('a', 1) AS st, timestamp'2024-01-01' AS at").createOrReplaceTempView("hr_t_0")
     with pytest.raises(PySparkException) as caught:
         session.sql(text.replace("FROM t", "FROM hr_t_0 AS t"))
-    assert explained(caught.value, text) == (message, hint)
+    assert explain_analysis_error(caught.value, text) == (message, hint)

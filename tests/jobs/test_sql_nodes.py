@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import OP, POS
-from headrace.jobs.planning.planner import Known, Planner
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
@@ -35,14 +35,14 @@ SCHEMA = pa.schema(
         "wei": UINT256,
     }
 )
-Plan = Callable[..., Planner]
+Plan = Callable[..., PipelinePlanner]
 
 
 @pytest.fixture
 def plan(spark: SparkSession) -> Plan:
     """`plan(statement, dialect=…)`: a pipeline of one source `t`, this transform `x`, and a sink."""
 
-    def make(statement: str, dialect: str = "spark") -> Planner:
+    def make(statement: str, dialect: str = "spark") -> PipelinePlanner:
         text = f"""
 name: p
 sources: {{t: {{type: clickhouse, table_name: t, primary_key: id}}}}
@@ -54,19 +54,19 @@ transforms:
       {statement}
 sinks: {{out: {{type: blackhole, from: x}}}}
 """
-        return Planner(parse_pipeline(text, "f.yaml"), spark, {"t": Known(SCHEMA)}, Settings())
+        return PipelinePlanner(parse_pipeline(text, "f.yaml"), spark, {"t": FixedSchemaSource(SCHEMA)}, Settings())
 
     return make
 
 
-def rows(planner: Planner) -> list[dict[str, Any]]:
+def rows(planner: PipelinePlanner) -> list[dict[str, Any]]:
     """What comes of three rows."""
     made = planner.spark.sql(
         f"SELECT id, CAST(id - 2 AS INT) AS n, id / 2D AS f, concat('n', id) AS name, 'b' AS Big, array(1, 2) AS xs, map('k', 1) AS m,"
         " named_struct('p', 1, 'q', 'z') AS st, CAST(id AS STRING) AS wei,"
         f" CASE id WHEN 3 THEN 'd' ELSE 'i' END AS {OP}, named_struct('source', 0, 'part', 0, 'off', id, 'sub', 0L) AS {POS} FROM range(1, 4)"
     )
-    reading = {"t": Reading(made, 3)}
+    reading = {"t": SourceBatch(made, 3)}
     epoch = EpochPlan(1, Phase.LIVE, {}, {}, planner.file.hash, datetime(2025, 1, 1, tzinfo=UTC))
     with planner.frames(epoch, reading, ["out"]) as frames:
         frame = frames["out"]
@@ -260,8 +260,8 @@ def test_rows_made_of_rows_have_no_bound(plan: Plan, spark: SparkSession) -> Non
         ("type: sql, sql: 'SELECT id, x FROM t LATERAL VIEW explode(xs) e AS x'", None, 3),
         (script, None, 3),
     ):
-        planner = Planner(parse_pipeline(NODE.format(node=node), "f.yaml"), spark, {"t": Known(SCHEMA)}, Settings())
-        with planner.frames(epoch, {"t": Reading(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
+        planner = PipelinePlanner(parse_pipeline(NODE.format(node=node), "f.yaml"), spark, {"t": FixedSchemaSource(SCHEMA)}, Settings())
+        with planner.frames(epoch, {"t": SourceBatch(planner.spark.table("hr_t_0"), 3)}, ["out"]) as frames:
             assert (frames["out"].estimate, frames["out"].likely) == (bound, likely)
 
 

@@ -20,10 +20,10 @@ from headrace.connectors.base import POS_TYPE
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.run.epoch_writer import EpochWriter
-from headrace.jobs.run.pipeline_run import LaneRun
+from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.spark.session import spark_conf
 from headrace.jobs.staging import store as staging_module
-from headrace.jobs.staging.store import EpochStages, Graph, LaneStages, StageTask, Staging
+from headrace.jobs.staging.store import EpochResultStore, NodeGraph, ResultStore, StoredResults, StoreResultsTask
 from headrace.pipeline.config.settings import Settings, SparkSettings, StagingSettings
 from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStateError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
@@ -40,12 +40,12 @@ def plan(number: int = 7, planned: int = 0) -> EpochPlan:
     return EpochPlan(number, Phase.LIVE, {"s": {"a": 1}}, {"s": {"a": 2}}, "hash", datetime(2026, 1, 1, 0, 0, planned, tzinfo=UTC))
 
 
-def lane(path: Path, generation: int = 1, keep: int = 2) -> LaneStages:
-    return LaneStages(Settings(home=path, staging=StagingSettings(keep_epochs=keep)), UUID, "main", generation)
+def lane(path: Path, generation: int = 1, keep: int = 2) -> ResultStore:
+    return ResultStore(Settings(home=path, staging=StagingSettings(keep_epochs=keep)), UUID, "main", generation)
 
 
-def stages(path: Path, generation: int = 1, number: int = 7) -> EpochStages:
-    return lane(path, generation).of(plan(number), "hash")
+def stages(path: Path, generation: int = 1, number: int = 7) -> EpochResultStore:
+    return lane(path, generation).for_epoch(plan(number), "hash")
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_an_attempt_without_a_manifest_is_never_read_and_goes(tmp_path: Path, ra
     stage = stages(tmp_path)
     dead = stage.folder / "node" / "g1-dead"
     random_rows.write.parquet(f"file://{dead}")
-    assert stage.held("node") is None
+    assert stage.load_manifest("node") is None
     kept = stages(tmp_path, generation=2).make("node", random_rows)
     assert kept.attempt.startswith("g2-")
     assert {path.name for path in dead.parent.iterdir()} == {"manifest.json", kept.attempt}
@@ -122,7 +122,7 @@ def test_of_two_writers_the_first_manifest_counts(tmp_path: Path, random_rows: A
 
     monkeypatch.setattr(os, "link", overtake)
     assert late.make("node", random_rows) == overtaken[1]
-    assert late.held("node") == overtaken[1]
+    assert late.load_manifest("node") == overtaken[1]
     assert overtaken[1].generation == 2
 
 
@@ -164,15 +164,15 @@ def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, rand
         patched.setattr(stage, "allowed_lateness", broken)
         with pytest.raises(UserError, match=r"cannot be staged in .*: Input/output error"):
             stage.make("node", random_rows)
-    staging = Staging(stages(tmp_path, generation=2), Graph(lambda _: ()), ["node"], dict)
-    taken = staging.staged("node", random_rows)
+    staging = StoredResults(stages(tmp_path, generation=2), NodeGraph(lambda _: ()), ["node"], dict)
+    taken = staging.load_or_compute("node", random_rows)
     assert (len(rows_of(taken.frame)), staging.seconds) == (20, {}), "they are taken, and not computed once more"
 
 
 def test_a_plan_made_anew_never_meets_the_old_rows(tmp_path: Path, random_rows: Any) -> None:
-    lane(tmp_path).of(plan(planned=1), "hash").make("node", random_rows)
-    assert lane(tmp_path).of(plan(planned=2), "hash").held("node") is None
-    assert lane(tmp_path).of(plan(planned=1), "another").held("node") is None
+    lane(tmp_path).for_epoch(plan(planned=1), "hash").make("node", random_rows)
+    assert lane(tmp_path).for_epoch(plan(planned=2), "hash").load_manifest("node") is None
+    assert lane(tmp_path).for_epoch(plan(planned=1), "another").load_manifest("node") is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_torn_stage_is_told(tmp_path: Path, random_rows: Any, damage: Callable
     made = stages(tmp_path).make("node", random_rows)
     damage(stages(tmp_path).folder / "node" / made.attempt / made.files[0][0])
     with pytest.raises(PipelineStateError, match=said):
-        stages(tmp_path).held("node")
+        stages(tmp_path).load_manifest("node")
 
 
 @pytest.mark.parametrize("files", ["Missing", "Corrupt"])
@@ -202,7 +202,7 @@ def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: A
     stages(tmp_path).make("node", random_rows)
     (stages(tmp_path).folder / "node").rename(stages(tmp_path).folder / "other")
     with pytest.raises(PipelineStateError, match="another epoch or node"):
-        stages(tmp_path).held("other")
+        stages(tmp_path).load_manifest("other")
 
 
 def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, random_rows: Any) -> None:
@@ -215,12 +215,12 @@ def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, ran
 
 def test_a_full_disk_is_told_by_the_task_that_meets_it(tmp_path: Path, random_rows: Any) -> None:
     batch = random_rows.select("id").toArrow().to_batches()[0]
-    told = explained(StageTask("node", "/dev/full/x", "/the/root"), batch)
+    told = explained(StoreResultsTask("node", "/dev/full/x", "/the/root"), batch)
     assert told.message == "rows cannot be staged in /the/root: Not a directory"
     assert (type(told), told.node) == (UserError, "node")
 
 
-def explained(task: StageTask, batch: pa.RecordBatch) -> Any:
+def explained(task: StoreResultsTask, batch: pa.RecordBatch) -> Any:
     with pytest.raises(RuntimeError) as caught:
         list(task([batch]))
     return explain_failure(caught.value)
@@ -229,11 +229,11 @@ def explained(task: StageTask, batch: pa.RecordBatch) -> Any:
 def test_a_folder_that_workers_do_not_share_is_told(tmp_path: Path, random_rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = tmp_path / "another host"
     elsewhere.mkdir()
-    monkeypatch.setattr(staging_module, "StageTask", lambda node, _, root: StageTask(node, str(elsewhere), root))
+    monkeypatch.setattr(staging_module, "StoreResultsTask", lambda node, _, root: StoreResultsTask(node, str(elsewhere), root))
     with pytest.raises(UserError, match="and here nothing is there") as told:
         stages(tmp_path).make("node", random_rows)
     assert "share" in told.value.hint
-    assert stages(tmp_path).held("node") is None
+    assert stages(tmp_path).load_manifest("node") is None
 
 
 def test_spans_of_time_are_staged(tmp_path: Path, spark: SparkSession) -> None:
@@ -253,7 +253,7 @@ def test_a_failing_node_leaves_nothing_behind(tmp_path: Path, random_rows: Any) 
 def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
     found = lane(tmp_path, keep=2)
     for number in range(1, 6):
-        found.of(plan(number), "hash").folder.mkdir(parents=True)
+        found.for_epoch(plan(number), "hash").folder.mkdir(parents=True)
     found.sweep(4)
     left = sorted(int(path.name.split("-")[0]) for path in (tmp_path / "staging" / UUID / "main").iterdir())
     assert left == [3, 4, 5]
@@ -263,16 +263,16 @@ def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
 
 def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     """`staging.keep_epochs` was lowered since: the next run sweeps."""
-    run = object.__new__(LaneRun)
+    run = object.__new__(PipelineRun)
     run._stages, run._stop, run._steps = lane(tmp_path, keep=2), threading.Event(), {}
-    later = run._stages.of(plan(2), "hash").folder
+    later = run._stages.for_epoch(plan(2), "hash").folder
     later.mkdir(parents=True)
     told: list[int] = []
     faked: Any = run
     faked.file = SimpleNamespace(path="p.yaml", hash="hash")
     faked._assemblies = {"hash": SimpleNamespace(sources={})}
     faked._write = lambda *_, **__: {}
-    faked.told = SimpleNamespace(committed=lambda _, plan, *__: told.append(plan.number))
+    faked.reporter = SimpleNamespace(record_commit=lambda _, plan, *__: told.append(plan.number))
     faked.lane = SimpleNamespace(committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,))))
     run.rewrite("sink", 1)
     assert (told, later.exists()) == ([1], True)
@@ -292,16 +292,16 @@ INPUTS = {
 ASKS = {"plain": ("table",)}
 
 
-def staging(path: Path, bound: tuple[str, ...] = ()) -> Staging:
-    who = Graph(lambda name: INPUTS[name], lambda name: ASKS.get(name, ()))
-    return Staging(stages(path), who, ["first", "second"], lambda: {name: f"{name} holds this epoch" for name in bound})
+def staging(path: Path, bound: tuple[str, ...] = ()) -> StoredResults:
+    who = NodeGraph(lambda name: INPUTS[name], lambda name: ASKS.get(name, ()))
+    return StoredResults(stages(path), who, ["first", "second"], lambda: {name: f"{name} holds this epoch" for name in bound})
 
 
 def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_rows: Any) -> None:
-    assert staging(tmp_path).wanted(["sink"]) == {"first", "second"}
+    assert staging(tmp_path).required_nodes(["sink"]) == {"first", "second"}
     stages(tmp_path).make("second", random_rows)
-    assert staging(tmp_path).wanted(["sink"]) == {"second"}
-    assert staging(tmp_path).wanted(["sink", "early"]) == {"first", "second"}
+    assert staging(tmp_path).required_nodes(["sink"]) == {"second"}
+    assert staging(tmp_path).required_nodes(["sink", "early"]) == {"first", "second"}
 
 
 def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_rows: Any) -> None:
@@ -327,8 +327,8 @@ class Parts:
     """Stands for a sink, or a table, that may hold a part of an epoch."""
 
     def __init__(self, *, has: bool) -> None:
-        self.has_partial_epoch = self.holds = lambda _: has
-        self.wants = lambda _: not has
+        self.has_partial_epoch = self.has_values = lambda _: has
+        self.needs_values = lambda _: not has
 
 
 FILE = """

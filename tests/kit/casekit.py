@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.runner import CaseOutcome
 from headrace.pipeline.testcases.loader import Case, load_cases
 
-Run = Callable[..., Outcome]
+Run = Callable[..., CaseOutcome]
 
 ORDERS = """\
 version: 1

@@ -20,30 +20,30 @@ from typing import Any
 from headrace.connectors.delta import DeltaTableSink
 from headrace.connectors.postgres import PostgresSink
 from headrace.jobs.dynamic_tables.memory import MemoryTable
-from headrace.jobs.dynamic_tables.postgres import OutsideTable
+from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.jobs.sources.pipeline_source import LaneSource
-from headrace.jobs.sources.stream import Stream
-from headrace.jobs.staging.store import EpochStages
+from headrace.jobs.sources.pipeline_source import PipelineSource
+from headrace.jobs.sources.stream import StreamPlanner
+from headrace.jobs.staging.store import EpochResultStore
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.pipeline.protocol.ledger import Ledger
 
 POINTS: dict[str, tuple[type, str, str]] = {
-    "pinned": (LaneSource, "opening", "after"),
+    "pinned": (PipelineSource, "create_initial_position", "after"),
     "planned": (Ledger, "plan", "after"),
     "reading": (EpochWriter, "write", "before"),
     "sinks-written": (Ledger, "commit", "before"),
     "committed": (Ledger, "commit", "after"),
-    "handoff": (Stream, "begin", "after"),
-    "staging": (EpochStages, "_complete", "before"),
-    "staged": (EpochStages, "make", "after"),
+    "handoff": (StreamPlanner, "begin", "after"),
+    "staging": (EpochResultStore, "_complete", "before"),
+    "staged": (EpochResultStore, "make", "after"),
     "memory-filling": (MemoryTable, "fill", "before"),
     "memory-filled": (MemoryTable, "fill", "after"),
-    "outside-filled": (OutsideTable, "fill", "after"),
+    "outside-filled": (PostgresTableBackend, "fill", "after"),
 }
 """Class, method, and whether it happens before or after the method."""
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.connectors.postgres.direct import DirectLoad
-from headrace.jobs.checks.audit import Content, audit
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
 from headrace.jobs.planning import planner
 from headrace.jobs.run.events import CheckResult, Until
 from headrace.jobs.run.runner import run
@@ -42,7 +42,7 @@ def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPa
 
 
 def matches(world: World, spark: SparkSession, sink: str = "pg", rows: int | None = None) -> CheckResult:
-    content = Content(rows) if rows else Content(full=True)
+    content = ContentAuditOptions(rows) if rows else ContentAuditOptions(full=True)
     (found,) = [
         one
         for one in audit(load_pipeline(world.file), world.settings(), sinks=[sink], spark=spark, content=content)
@@ -57,7 +57,9 @@ def checked(world: World, spark: SparkSession, table: str, text: str, until: Unt
     path.write_text(text.format(name=world.name, database=world.database, table=table))
     file = load_pipeline(path)
     run(file, world.settings(), until=until, spark=spark)
-    return next(one for one in audit(file, world.settings(), spark=spark, content=Content(full=True)) if one.name == "content_matches")
+    return next(
+        one for one in audit(file, world.settings(), spark=spark, content=ContentAuditOptions(full=True)) if one.name == "content_matches"
+    )
 
 
 def ask(world: World, query: str) -> None:

@@ -93,7 +93,7 @@ class Edited:
                 stop.set()
 
         file = load_pipeline(self.write(text, **values))
-        return run(file, self.shared.settings(), until=until, windows=windows, listener=listen, stop=stop, spark=self.spark)
+        return run(file, self.shared.settings(), until=until, partitions=windows, listener=listen, stop=stop, spark=self.spark)
 
     def refused(self, text: str, *said: str, until: Until = Until.CAUGHT_UP, **values: Any) -> None:
         """The run is refused before an epoch, with the file's name and these words, and the target keeps its rows."""

@@ -64,7 +64,7 @@ def test_windows_a_change_and_the_way_back(spark: SparkSession, tmp_path: Path) 
     )
 
     def carry(*windows: str) -> RunResult:
-        return run(file, settings, until=Until.HISTORY, windows=windows or None, spark=spark)
+        return run(file, settings, until=Until.HISTORY, partitions=windows or None, spark=spark)
 
     def rows() -> list[tuple[object, ...]]:
         ice = sorted(
@@ -131,7 +131,7 @@ def test_an_epoch_of_which_nothing_is_left_is_committed_once(spark: SparkSession
         )
 
         def carry(window: str) -> RunResult:
-            return run(file, settings, until=Until.HISTORY, windows=(window,), spark=spark)
+            return run(file, settings, until=Until.HISTORY, partitions=(window,), spark=spark)
 
         def written(result: RunResult) -> dict[str, int]:
             return {name: count.rows for name, count in result.counts.items()}

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
 from headrace.jobs.explain.build import explain
-from headrace.jobs.planning.compiled_pipeline import Assembly
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.file.loader import load_pipeline
@@ -123,11 +123,11 @@ def test_the_last_row_of_a_key_decides_in_history_and_in_the_stream(place: World
         client.insert("h", given, column_names=["id", "version", "amount"])
     write(place, HYBRID)
     file = load_pipeline(place.file)
-    assembly = Assembly(file, place.settings(), spark)
+    assembly = CompiledPipeline(file, place.settings(), spark)
     try:
-        assert (assembly.routes["pg"].path, assembly.routes["pg"].last) == ("direct", True), assembly.routes["pg"].why
-        assert assembly.routes["narrow"].why == "rows that `positive` filters out become deletes of their keys"
-        assert assembly.routes["whole"].path == "direct", assembly.routes["whole"].why
+        assert (assembly.load_paths["pg"].path, assembly.load_paths["pg"].last) == ("direct", True), assembly.load_paths["pg"].reason
+        assert assembly.load_paths["narrow"].reason == "rows that `positive` filters out become deletes of their keys"
+        assert assembly.load_paths["whole"].path == "direct", assembly.load_paths["whole"].reason
     finally:
         assembly.close()
     told = {node.name: node.target.writes for node in explain(file, place.settings(), spark=spark).nodes if node.target}

@@ -65,12 +65,12 @@ def test_rows_that_reach_the_table_during_the_backfill(world: World, spark: Spar
 
 def test_windows_in_any_order_and_the_stream_only_after_the_last(world: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(world.file), world.settings()
-    first = run(file, settings, until=Until.CAUGHT_UP, windows=["2024-02-01"], spark=spark)
+    first = run(file, settings, until=Until.CAUGHT_UP, partitions=["2024-02-01"], spark=spark)
     assert not first.history_complete
     assert set(first.phases) == {Phase.HISTORY}
     with pytest.raises(UserError, match="no window"):
-        run(file, settings, until=Until.HISTORY, windows=["2024-03-01"], spark=spark)
-    run(file, settings, until=Until.CAUGHT_UP, windows=["2024-01-01"], spark=spark)
+        run(file, settings, until=Until.HISTORY, partitions=["2024-03-01"], spark=spark)
+    run(file, settings, until=Until.CAUGHT_UP, partitions=["2024-01-01"], spark=spark)
     assert run(file, settings, until=Until.CAUGHT_UP, spark=spark).caught_up
     world.check(spark)
 
@@ -105,7 +105,7 @@ def test_a_deleted_row_that_history_still_holds_stays_deleted(world: World, spar
 
 def test_retention_that_passed_the_fence_stops_with_numbers(world: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(world.file), world.settings()
-    run(file, settings, until=Until.HISTORY, windows=["2024-01-01"], spark=spark)
+    run(file, settings, until=Until.HISTORY, partitions=["2024-01-01"], spark=spark)
     admin = AdminClient({"bootstrap.servers": world.services.kafka.brokers})
     for done in admin.delete_records([TopicPartition(world.name, 0, FROM_TOPIC + 50)]).values():
         done.result()

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from headrace.jobs.run import interventions
 from headrace.jobs.run.events import RunMessage, Until
-from headrace.jobs.run.pipeline_run import LaneRun
+from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
 from headrace.pipeline.errors import GuaranteeError, PipelineFileError, SinkStateError, UserError
@@ -36,7 +36,7 @@ def topic(world: World, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def shared_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    monkeypatch.setattr(LaneRun, "_stop_spark", lambda _: None)
+    monkeypatch.setattr(PipelineRun, "_stop_spark", lambda _: None)
     monkeypatch.setattr("headrace.jobs.run.pipeline_run.start_session", lambda *_: spark)
     return spark
 
@@ -272,7 +272,7 @@ def test_windows_out_of_order_are_reported(world: World, spark: SparkSession) ->
     file, settings, seen = pipeline(world, "moved", MONTHS), world.settings(), []
     for window in ("2024-02-01", "2024-01-01"):
         assert not [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
-        run(file, settings, until=Until.HISTORY, windows=[window], spark=spark, listener=seen.append)
+        run(file, settings, until=Until.HISTORY, partitions=[window], spark=spark, listener=seen.append)
     (notice,) = [one for one in seen if isinstance(one, RunMessage) and "is read after window" in one.message]
     assert notice.message.startswith("window 2024-01-01 is read after window 2024-02-01")
     assert "at last. Set `version_column`" in notice.message

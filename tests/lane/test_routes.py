@@ -11,11 +11,11 @@ import pytest
 from lane_world import World
 from pyspark.sql import SparkSession
 
-from headrace.jobs.planning.compiled_pipeline import Assembly
-from headrace.jobs.planning.load_path import Columns, route
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
+from headrace.jobs.planning.load_path import Columns, plan_load_path
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
 
@@ -50,9 +50,9 @@ def test_nested_columns_go_by_rows_and_plain_ones_directly(
 ) -> None:
     shapes.file.write_text(FILE.format(name=f"r{shapes.name}", database=shapes.database, transforms=transforms, last=last))
     file = load_pipeline(shapes.file)
-    assembly = Assembly(file, shapes.settings(), spark)
+    assembly = CompiledPipeline(file, shapes.settings(), spark)
     try:
-        assert assembly.routes["pg"].path == path, assembly.routes["pg"].why
+        assert assembly.load_paths["pg"].path == path, assembly.load_paths["pg"].reason
     finally:
         assembly.close()
     assert run(file, shapes.settings(), until=Until.HISTORY, spark=spark).history_complete
@@ -84,10 +84,10 @@ def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSes
             client.command(f"INSERT INTO {table} SELECT number, {key}, number FROM numbers(5000)")
     world.file.write_text(KEYED.format(name=world.name, database=world.database))
     file = load_pipeline(world.file)
-    assembly = Assembly(file, world.settings(), spark)
+    assembly = CompiledPipeline(file, world.settings(), spark)
     try:
-        assert {name: way.path for name, way in assembly.routes.items()} == {"by_time": "rows", "often": "direct"}
-        assert assembly.routes["by_time"].why == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+        assert {name: way.path for name, way in assembly.load_paths.items()} == {"by_time": "rows", "often": "direct"}
+        assert assembly.load_paths["by_time"].reason == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
     finally:
         assembly.close()
     assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
@@ -118,11 +118,11 @@ def test_what_of_a_key_the_source_has_itself(transform: str, key: str, carried: 
     columns = pa.schema([(name, pa.int64()) for name in [*key.split(", "), "v"]])
     asked: list[Sequence[str]] = []
 
-    def spreads(_: LaneSource, key: Sequence[str]) -> str:
+    def spreads(_: PipelineSource, key: Sequence[str]) -> str:
         asked.append(key)
         return ""
 
     seen = Columns({"src": have}, {"src": have, "t": columns, "out": columns}, lambda _: have, spreads)
-    found = route(file, seen, lane_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.key) == ("direct", carried), found.why
+    found = plan_load_path(file, seen, create_pipeline_sources(file.model.sources, Settings()), "out")
+    assert (found.path, found.key) == ("direct", carried), found.reason
     assert asked == [carried]

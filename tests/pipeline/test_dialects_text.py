@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.errors import PipelineFileError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.model import graph
@@ -255,7 +255,7 @@ sinks:
 @pytest.mark.parametrize("dialect", ["postgres", "datafusion"])
 def test_nodes_are_looked_at_in_their_own_dialect(dialect: str) -> None:
     model = parse_pipeline(TABLES.format(dialect), "p.yaml").model
-    assert impure_nodes(model) == {"some": "`rand` gives another value each time"}
+    assert nondeterministic_nodes(model) == {"some": "`rand` gives another value each time"}
     assert graph.looked_up_tables(model, "old") == ("seen",)
     assert graph.inputs_of(model, "seen") == ("t",)
     with pytest.raises(PipelineFileError, match="failed to parse SQL"):

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.jobs.staging.determinism import impure_behind, impure_nodes
-from headrace.jobs.transforms.http.endpoint import without_target
+from headrace.jobs.staging.determinism import nondeterministic_nodes, nondeterministic_upstream
+from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError, SettingsError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, parse_pipeline
@@ -139,9 +139,9 @@ def test_what_has_an_effect_is_part_of_the_pipeline() -> None:
 
 def test_who_is_impure_and_who_reads_it() -> None:
     model = parsed().model
-    assert impure_nodes(model) == {"ask": "it asks a service, which may answer otherwise the next time"}
-    assert impure_behind(model, "one") == ["ask"]
-    assert impure_behind(model, "two") == []
+    assert nondeterministic_nodes(model) == {"ask": "it asks a service, which may answer otherwise the next time"}
+    assert nondeterministic_upstream(model, "one") == ["ask"]
+    assert nondeterministic_upstream(model, "two") == []
 
 
 @pytest.mark.parametrize(("header", "value", "said"), [("", "v", "http_secret_header.k"), ("H", "", "http_secret_value.k")])
@@ -177,4 +177,4 @@ def test_a_run_with_half_a_secret_begins_nothing(
 
 
 def test_a_whole_secret_is_enough() -> None:
-    assert without_target(parsed("secret_name: CRM, headers: {X-A: b}"), Settings.model_validate(SECRET)) == []
+    assert find_endpoint_errors(parsed("secret_name: CRM, headers: {X-A: b}"), Settings.model_validate(SECRET)) == []

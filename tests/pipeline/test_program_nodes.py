@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.jobs.explain.descriptions import program_of
-from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import from_compiled, parse_pipeline
 
@@ -87,7 +87,7 @@ def test_rows_are_staged_where_nobody_promises_the_same_ones_again() -> None:
         ("python", {}, True),
         ("python", {"deterministic": "true"}, False),
     ):
-        assert bool(impure_nodes(parse_pipeline(file(kind, **keys)).model)) is staged, (kind, keys)
+        assert bool(nondeterministic_nodes(parse_pipeline(file(kind, **keys)).model)) is staged, (kind, keys)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs.checks.preflight import check
+from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.text import text as as_text
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
-from headrace.jobs.testing.runner import Bench
+from headrace.jobs.testing.runner import PipelineTestRunner
 from headrace.pipeline.config.settings import Settings, SparkSettings, SqliteBackend, StateBackend, load_settings
 from headrace.pipeline.errors import PluginError
 from headrace.pipeline.file.loader import load_pipeline
@@ -155,7 +155,7 @@ def test_validate_and_explain_know_plugins(spark: SparkSession, tmp_path: Path, 
     Path("out").mkdir()
     Path("words.yaml").write_text(PIPELINE.replace("@UPTO@", "11"))
     file = load_pipeline("words.yaml")
-    found = check(file, settings(tmp_path), lambda: spark)
+    found = check_pipeline(file, settings(tmp_path), lambda: spark)
     assert (found.errors, found.unchecked) == ([], {})
     assert {name: schema.names for name, schema in found.schemas.items()} == {
         "numbers": ["id", "word"],
@@ -182,7 +182,7 @@ def test_a_test_of_a_pipeline_runs_its_plugins(spark: SparkSession, tmp_path: Pa
     )
     Path("words.yaml").write_text(text)
     (case,) = load_cases(Path("words.yaml"))
-    bench = Bench(settings(tmp_path))
+    bench = PipelineTestRunner(settings(tmp_path))
     outcome = bench.run(case)
     assert outcome.passed, (outcome.differences, outcome.error)
 

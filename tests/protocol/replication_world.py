@@ -27,8 +27,8 @@ from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.handoff import Handoff
-from headrace.jobs.sources.pipeline_source import LaneSource
-from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, pin_owner
+from headrace.jobs.sources.pipeline_source import PipelineSource
+from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of, parse_pipeline
@@ -468,7 +468,7 @@ def _shown(row: Row) -> Row:
     return {name: row[name] for name in ("id", "day", "amount")}
 
 
-class ModelSource(LaneSource):
+class ModelSource(PipelineSource):
     """The real source of a lane. Only Spark's casts are left out."""
 
     def _cast(self, frame: Any, schema: Any) -> Any:
@@ -486,9 +486,11 @@ class ModelRun:
         self.settings = Settings()
         self._epochs_left = epochs
         self._versions: dict[str, PipelineFile] = {file.hash: file}
-        self._sources: dict[str, dict[str, LaneSource]] = {}
-        self.told = SimpleNamespace(epochs=0, last_seconds=0.0, enter=_ignore, stream=_ignore, idle=_ignore, tell=_ignore, stalled=_ignore)
-        self.eyes = SimpleNamespace(lags=_ignore, planned=_ignore, phase=_ignore)
+        self._sources: dict[str, dict[str, PipelineSource]] = {}
+        self.reporter = SimpleNamespace(
+            epochs=0, last_seconds=0.0, enter=_ignore, report_stream_start=_ignore, idle=_ignore, publish=_ignore, set_stall=_ignore
+        )
+        self.monitor = SimpleNamespace(lags=_ignore, record_plan=_ignore, phase=_ignore)
         self.began = False
         """Whether the lane was opened."""
         self.lane: EpochCoordinator = None  # pyright: ignore[reportAttributeAccessIssue]
@@ -550,11 +552,11 @@ class ModelRun:
     def assembly(self) -> Any:
         return SimpleNamespace(sources=self._sources_of(self.file), planner=SimpleNamespace(spark=None))
 
-    def carry(self, step: Any, backlog: Any = None) -> None:
+    def run_epoch(self, step: Any, backlog: Any = None) -> None:
         del backlog
         self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self.lane.execute(self._write)
-        self.told.epochs += 1
+        self.reporter.epochs += 1
         self._epochs_left -= 1
 
     def idle(self, backlog: int | None) -> None:
@@ -572,14 +574,14 @@ class ModelRun:
             self._versions[stored] = from_compiled(compiled, self.file.path, self.file)
         return self._versions[stored]
 
-    def _sources_of(self, file: PipelineFile) -> dict[str, LaneSource]:
+    def _sources_of(self, file: PipelineFile) -> dict[str, PipelineSource]:
         if file.hash not in self._sources:
             self._sources[file.hash] = {
                 name: self._source(file, name, node, index) for index, (name, node) in enumerate(file.model.sources.items())
             }
         return self._sources[file.hash]
 
-    def _source(self, file: PipelineFile, name: str, node: Any, index: int) -> LaneSource:
+    def _source(self, file: PipelineFile, name: str, node: Any, index: int) -> PipelineSource:
         source, world = ModelSource(name, node, self.settings, index), self.world
         source.contents = self.lane_ledger.content
         tables = [part.table_name.partition(".")[2] for part in node.bounded_sources]
@@ -601,7 +603,7 @@ class ModelRun:
     def _initial(self) -> Json:
         state = self.world.ledger.state(self.file.name, LANE)
         assert state is not None
-        token = f"{pin_owner(state.pipeline)}_{state.generation}_{len(self.world.log)}"
+        token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{len(self.world.log)}"
         found = open_sources(self._sources_of(self.file), None, token, self.file.model)  # pyright: ignore[reportArgumentType]
         nodes = self.file.model.sources
         return {name: keep_opening(self.lane_ledger, nodes[name], here) for name, here in found.items()}

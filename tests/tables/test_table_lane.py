@@ -20,16 +20,16 @@ from pyspark.sql import SparkSession
 from headrace import services as local
 from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
-from headrace.jobs.checks.preflight import check
+from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.dynamic_tables.base import distinct_texts, register
-from headrace.jobs.dynamic_tables.postgres import OutsideTable
+from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.formats import Format, render
-from headrace.jobs.planning.load_path import Columns, route
+from headrace.jobs.planning.load_path import Columns, plan_load_path
 from headrace.jobs.run.events import Event, RunMessage, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run
-from headrace.jobs.sources.pipeline_source import lane_sources
+from headrace.jobs.sources.pipeline_source import create_pipeline_sources
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend, TableConnection
 from headrace.pipeline.errors import HeadraceError, SinkStateError, TargetError, TransientError
@@ -100,9 +100,9 @@ def written(conninfo: str, name: str = "wallets") -> list[int]:
 def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tmp_path: Path, pg: str) -> None:
     put(tmp_path)
     file, settings = file_of(tmp_path), settings_of(tmp_path, pg)
-    run(file, settings, until=Until.HISTORY, windows=WINDOWS[:1], spark=spark)
+    run(file, settings, until=Until.HISTORY, partitions=WINDOWS[:1], spark=spark)
     assert written(pg) == [1], "the first epoch does not see its own values"
-    run(file, settings, until=Until.HISTORY, windows=WINDOWS[1:3], spark=spark)
+    run(file, settings, until=Until.HISTORY, partitions=WINDOWS[1:3], spark=spark)
     assert written(pg) == [1, 4, 5, 7, 8], "values did not outlive the run"
 
     replay(file, settings, sink="out", from_epoch=1, spark=spark)
@@ -135,14 +135,14 @@ def test_a_table_in_postgres_is_everybodys(spark: SparkSession, tmp_path: Path, 
     table = MEMORY.replace("InMemory", "Postgres").replace("backend_entity_name: known", "backend_entity_name: lists.known")
     settings = settings_of(tmp_path, pg, max_batch_size=2)
     one, other = file_of(tmp_path, table, "one"), file_of(tmp_path, table.split(", sql")[0] + "}", "other")
-    run(one, settings, until=Until.HISTORY, windows=WINDOWS[:2], spark=spark)
+    run(one, settings, until=Until.HISTORY, partitions=WINDOWS[:2], spark=spark)
     assert written(pg, "one") == [1, 4, 5]
     with psycopg.connect(pg, autocommit=True) as outside:
         assert outside.execute("SELECT value FROM lists.known ORDER BY 1").fetchall() == [("a",), ("b",)]
         outside.execute("INSERT INTO lists.known VALUES ('c')")
-    run(one, settings, until=Until.HISTORY, windows=WINDOWS[2:3], spark=spark)
+    run(one, settings, until=Until.HISTORY, partitions=WINDOWS[2:3], spark=spark)
     assert written(pg, "one") == [1, 4, 5, 7, 8, 9], "an outside writer is not seen at once"
-    run(other, settings, until=Until.HISTORY, windows=WINDOWS[3:], spark=spark)
+    run(other, settings, until=Until.HISTORY, partitions=WINDOWS[3:], spark=spark)
     assert written(pg, "other") == [10, 12], "the other pipeline does not see the same table"
     with psycopg.connect(pg, autocommit=True) as outside:
         outside.execute("DELETE FROM lists.known")
@@ -167,16 +167,16 @@ def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str)
     put(tmp_path)
     outside = '{type: dynamic_table, backend_type: Postgres, backend_entity_name: known, column: wallet, sql: "SELECT wallet FROM events"}'
     file, settings = file_of(tmp_path, outside), settings_of(tmp_path, pg)
-    good = check(file, settings, lambda: spark)
+    good = check_pipeline(file, settings, lambda: spark)
     assert (good.errors, good.warnings, good.unchecked) == ([], [], {})
     with psycopg.connect(pg, autocommit=True) as connection:
         assert connection.execute("SELECT to_regclass('known')").fetchone() == (None,), "a look makes the table"
         connection.execute("CREATE TABLE known (wallet int)")
-    (wrong,) = check(file, settings, lambda: spark).errors
+    (wrong,) = check_pipeline(file, settings, lambda: spark).errors
     assert (wrong.node, wrong.message) == ("known", "column 'wallet' of table public.known is integer, and values are texts")
     assert wrong.place
     away = settings.model_copy(update={"postgres_sink": settings.postgres_sink.model_copy(update={"port": 1})})
-    assert "Connection refused" in check(file, away, lambda: spark).unchecked["known"]
+    assert "Connection refused" in check_pipeline(file, away, lambda: spark).unchecked["known"]
 
     def shown(file: PipelineFile) -> str:
         return " ".join(render(explain(file, settings, offline=True, spark=spark), Format.TEXT).split())
@@ -195,7 +195,7 @@ def test_what_a_worker_meets_names_the_table(spark: SparkSession, pg: str) -> No
     node = DynamicTableConfig(backend_type="Postgres", backend_entity_name="nowhere")
     table = ValueTable("known", LookupTableColumns.of(node, connection), Address(connection, "headrace test", "known"))
     session = spark.newSession()
-    register(session, {"known": OutsideTable(table, at_most=10, committed=0).lookup(PLAN)})
+    register(session, {"known": PostgresTableBackend(table, at_most=10, committed=0).lookup(PLAN)})
     frame: Any = session.sql("SELECT dynamic_table_check('known', CAST(id AS STRING)) FROM range(3)")
     with pytest.raises(PythonException) as caught:
         frame.collect()
@@ -230,7 +230,7 @@ def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path
     with ThreadPoolExecutor(1) as pool:
         try:
             holder.execute("LOCK TABLE known IN ACCESS EXCLUSIVE MODE")
-            running = pool.submit(run, file, settings, until=Until.HISTORY, windows=WINDOWS[:1], spark=spark, listener=listen)
+            running = pool.submit(run, file, settings, until=Until.HISTORY, partitions=WINDOWS[:1], spark=spark, listener=listen)
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%ANY(%'"
             until(lambda: eye.execute(waiting).fetchone() != (0,) or running.done(), "the table is asked")
         finally:
@@ -243,7 +243,7 @@ def test_a_server_that_goes_away_while_it_is_asked(spark: SparkSession, tmp_path
     assert told[0].message.startswith("attempt 1 failed, trying again")
     assert "node 'known': table public.known, column value: " in told[0].message
     assert not any(server.password in one.message for one in told)
-    assert run(file, settings, until=Until.HISTORY, windows=WINDOWS[1:2], spark=spark).epochs == 1
+    assert run(file, settings, until=Until.HISTORY, partitions=WINDOWS[1:2], spark=spark).epochs == 1
     assert sorted(row.id for row in spark.read.format("delta").load(f"{tmp_path}/hits").collect()) == [1, 4]
 
 
@@ -259,5 +259,5 @@ sinks: {out: {type: postgres, from: hits, table: hits}}
     file = parse_pipeline(text)
     schema = pa.schema([("id", pa.int64()), ("wallet", pa.string())])
     columns = Columns({"src": schema}, {"src": schema, "hits": schema}, lambda _: schema)
-    found = route(file, columns, lane_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.why) == ("rows", "transform `hits` asks the dynamic table `known`, which Spark's workers do")
+    found = plan_load_path(file, columns, create_pipeline_sources(file.model.sources, Settings()), "out")
+    assert (found.path, found.reason) == ("rows", "transform `hits` asks the dynamic table `known`, which Spark's workers do")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.jobs.dynamic_tables.base import checker
-from headrace.jobs.dynamic_tables.broadcast import TAIL, Segment, ValueSet
-from headrace.jobs.dynamic_tables.memory import Known, MemoryTable
+from headrace.jobs.dynamic_tables.broadcast import TAIL, ValueSegment, ValueSet
+from headrace.jobs.dynamic_tables.memory import CommittedTables, MemoryTable
 from headrace.jobs.dynamic_tables.sqlite_store import ValueStore
 from headrace.pipeline.errors import FencedError, SinkStateError, TargetError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Sent:
     """A broadcast, as far as this process is concerned."""
 
-    def __init__(self, value: Segment) -> None:
+    def __init__(self, value: ValueSegment) -> None:
         self.value = value
         self.live = True
 
@@ -40,7 +40,7 @@ class Context:
         self.sparkContext = self
         self.sent: list[Sent] = []
 
-    def broadcast(self, value: Segment) -> Sent:
+    def broadcast(self, value: ValueSegment) -> Sent:
         self.sent.append(Sent(value))
         return self.sent[-1]
 
@@ -64,18 +64,18 @@ class Lane:
 
     def open(self, entity: str = "known", *, former: bool = False) -> MemoryTable:
         self.generation += 1
-        known = Known(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name), former=former)
+        known = CommittedTables(self.committed, frozenset(self.joined), lambda name, _: self.joined.add(name), former=former)
         table = MemoryTable("t", entity, ValueStore(self.path, self.generation), no_spark(), known)
         table.prepare()
         return table
 
 
 def held(table: MemoryTable, number: int, *values: str) -> list[bool]:
-    return table.lookup(plan(number)).held(list(values))
+    return table.lookup(plan(number)).contains(list(values))
 
 
 def fill(table: MemoryTable, number: int, *values: str) -> None:
-    assert table.wants(plan(number))
+    assert table.needs_values(plan(number))
     table.fill(plan(number), pa.array(values, pa.string()))
 
 
@@ -95,7 +95,7 @@ def test_an_epoch_asks_what_came_up_to_it_whenever_it_is_written(lane: Lane) -> 
     table.close()
     again = lane.open()
     assert held(again, 3, "a", "b", "c") == [True, True, False]
-    assert not any(again.wants(plan(number)) for number in (1, 2, 3))
+    assert not any(again.needs_values(plan(number)) for number in (1, 2, 3))
     assert held(again, 1, "a", "b", "c") == [True, False, False], "a replay sees the future"
     assert held(again, 2, "a", "b", "c") == [True, True, False]
     fill(again, 4, "c")
@@ -111,18 +111,23 @@ def test_dying_at_any_moment_of_an_epoch(lane: Lane) -> None:
     fill(table, 2, "b")
     del table  # behind them, before the commit
     table = lane.open()
-    assert not table.wants(plan(2))
-    assert [table.holds(plan(2)), table.holds(plan(2, end=9)), table.holds(plan(1)), table.holds(plan(3))] == [True, False, False, False]
+    assert not table.needs_values(plan(2))
+    assert [table.has_values(plan(2)), table.has_values(plan(2, end=9)), table.has_values(plan(1)), table.has_values(plan(3))] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert held(table, 2, "a", "b") == [True, True]
     lane.committed = 2
-    assert lane.open().wants(plan(3))
+    assert lane.open().needs_values(plan(3))
 
 
 def test_dying_before_the_ledger_knows_of_the_table(lane: Lane) -> None:
     lane.committed = 7
     store = ValueStore(lane.path)
     store.add("known", 8, "digest", pa.array(["a"]))
-    assert lane.open().wants(plan(8)), "another plan of the same epoch brings other values"
+    assert lane.open().needs_values(plan(8)), "another plan of the same epoch brings other values"
     store.close()
     assert "known" in lane.joined
 
@@ -142,7 +147,7 @@ def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
     slow = lane.open()
     fill(slow, 1, "a")
     lane.committed = 1
-    assert slow.wants(plan(2))
+    assert slow.needs_values(plan(2))
     overtaking = lane.open()
     for number in (2, 3):
         fill(overtaking, number, f"v{number}")
@@ -156,12 +161,12 @@ def test_a_process_that_was_overtaken_adds_nothing(lane: Lane) -> None:
 def test_a_replay_takes_nothing_into_a_table(lane: Lane) -> None:
     lane.committed = 7
     new = lane.open()
-    assert not new.wants(plan(3)), "a table that came later takes values of an epoch that is written again"
+    assert not new.needs_values(plan(3)), "a table that came later takes values of an epoch that is written again"
     assert held(new, 3, "a") == [False]
     fill(new, 8, "a")
     lane.committed = 8
     new.close()
-    assert not lane.open().wants(plan(3))
+    assert not lane.open().needs_values(plan(3))
 
 
 def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: Lane) -> None:
@@ -170,10 +175,10 @@ def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: La
     fill(table, 2, "b")
     lane.committed = 9
     former = lane.open(former=True)
-    assert not former.wants(plan(2))
+    assert not former.needs_values(plan(2))
     assert held(former, 1, "a", "b") == [True, False]
     with pytest.raises(SinkStateError, match="it stands at epoch 2; epoch 3 is to be written again"):
-        former.wants(plan(3))
+        former.needs_values(plan(3))
 
 
 def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:
@@ -188,7 +193,7 @@ def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:
         lane.open()
     assert caught.value.node == "t"
     assert "another backend_entity_name" in caught.value.hint
-    assert lane.open("fresh").wants(plan(2))
+    assert lane.open("fresh").needs_values(plan(2))
 
 
 def test_values_that_are_older_or_newer_than_the_ledger(lane: Lane) -> None:
@@ -231,7 +236,7 @@ def test_segments_hold_what_a_python_set_holds() -> None:
         values.add(pa.array(sorted(new), pa.string()))
         model |= new
         asked = [f"v{dice.randrange(70_000)}" for _ in range(200)]
-        assert values.lookup.held(asked) == [value in model for value in asked]
+        assert values.lookup.contains(asked) == [value in model for value in asked]
     live = [sent for sent in context.sent if sent.live]
     assert len(model) > 3 * TAIL
     assert len(live) <= 6
@@ -240,7 +245,7 @@ def test_segments_hold_what_a_python_set_holds() -> None:
     values.add(pa.array([], pa.string()))
     assert values.lookup is before, "nothing new, and yet the function would be made again"
     values.clear()
-    assert values.lookup.held(["v1"]) == [False]
+    assert values.lookup.contains(["v1"]) == [False]
     assert not any(sent.live for sent in context.sent)
 
 

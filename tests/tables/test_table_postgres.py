@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
-from headrace.jobs.dynamic_tables.postgres import CachedTable, OutsideTable
+from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
 from headrace.pipeline.config.settings import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError
 from headrace.pipeline.model.transforms import DynamicTableConfig
@@ -58,14 +58,14 @@ def server(pg: str) -> Iterator[Server]:
     made.outside.close()
 
 
-def outside(server: Server, **keys: Any) -> OutsideTable:
-    made = OutsideTable(server.table(**keys), at_most=3, committed=0)
+def outside(server: Server, **keys: Any) -> PostgresTableBackend:
+    made = PostgresTableBackend(server.table(**keys), at_most=3, committed=0)
     made.prepare()
     return made
 
 
-def held(table: OutsideTable | CachedTable, *values: str) -> list[bool]:
-    return table.lookup(PLAN).held(list(values))
+def held(table: PostgresTableBackend | CachedPostgresTableBackend, *values: str) -> list[bool]:
+    return table.lookup(PLAN).contains(list(values))
 
 
 def test_a_table_is_made_and_filled_once_however_often(server: Server) -> None:
@@ -102,7 +102,7 @@ def test_a_table_of_others_without_a_key_is_filled_once_too(server: Server) -> N
 
 
 def test_many_values_are_asked_in_chunks_side_by_side(server: Server) -> None:
-    table = OutsideTable(server.table(), at_most=100, committed=0)
+    table = PostgresTableBackend(server.table(), at_most=100, committed=0)
     table.prepare()
     table.fill(PLAN, pa.array([f"v{number}" for number in range(0, 3000, 2)]))
     asked = [f"v{number}" for number in range(3000)]
@@ -114,7 +114,7 @@ def test_pipelines_that_write_the_same_at_once_do_no_harm(server: Server) -> Non
 
     def write(shift: int) -> None:
         try:
-            table = OutsideTable(server.table(time_column="at"), at_most=100, committed=0)
+            table = PostgresTableBackend(server.table(time_column="at"), at_most=100, committed=0)
             table.prepare()
             for _ in range(5):
                 table.fill(PLAN, pa.array([f"v{number}" for number in range(shift, shift + 300)]))
@@ -164,9 +164,9 @@ class Clock:
         return self.now
 
 
-def cached(server: Server, clock: Clock, **keys: Any) -> CachedTable:
+def cached(server: Server, clock: Clock, **keys: Any) -> CachedPostgresTableBackend:
     table = server.table(time_column="at", cache=True, **keys)
-    made = CachedTable(table, cast("SparkSession", None), committed=0, debounce=1.0, clock=clock)
+    made = CachedPostgresTableBackend(table, cast("SparkSession", None), committed=0, debounce=1.0, clock=clock)
     made.prepare()
     return made
 

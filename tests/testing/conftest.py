@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from casekit import ORDERS, Run, case
 
-from headrace.jobs.testing.runner import Bench, Outcome
+from headrace.jobs.testing.runner import CaseOutcome, PipelineTestRunner
 from headrace.pipeline.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def run(spark: SparkSession, tmp_path: Path) -> Iterator[Run]:
     """`run(tests, pipeline=…)`: writes both files and runs the only test."""
-    bench = Bench(Settings(home=tmp_path))
+    bench = PipelineTestRunner(Settings(home=tmp_path))
 
-    def one(tests: str, pipeline: str = ORDERS) -> Outcome:
+    def one(tests: str, pipeline: str = ORDERS) -> CaseOutcome:
         return bench.run(case(tmp_path, tests, pipeline))
 
     yield one

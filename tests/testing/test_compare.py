@@ -13,7 +13,7 @@ import pytest
 from headrace.connectors.lakehouse_rows import last_by_key
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.testing.diff import compare, same
-from headrace.jobs.testing.sink_state import held
+from headrace.jobs.testing.sink_state import apply_to_target
 from headrace.pipeline.errors import DataError, GuaranteeError
 
 NAN = float("nan")
@@ -110,7 +110,7 @@ def postgres(**more: Any) -> Any:
     ],
 )
 def test_what_a_table_with_a_key_holds(sink: Any, steps: list[Any], found: list[Any]) -> None:
-    assert held("s", sink, ("id",), changes(*steps)) == found
+    assert apply_to_target("s", sink, ("id",), changes(*steps)) == found
 
 
 def test_a_delta_table_holds_what_its_merge_is_given() -> None:
@@ -119,21 +119,21 @@ def test_a_delta_table_holds_what_its_merge_is_given() -> None:
     places = [{"source": 0, "part": 0, "off": at, "sub": 0} for at in range(len(steps))]
     merged = last_by_key("s", pa.Table.from_pylist(steps).append_column("_gs_pos", pa.array(places, POS_ARROW)), ("id",)).to_pylist()
     there = [(row["id"], row["v"]) for row in merged if row["_gs_op"] != "d"]
-    assert sorted(there) == sorted((row["id"], row["v"]) for row in held("s", SimpleNamespace(type="delta"), ("id",), steps))
+    assert sorted(there) == sorted((row["id"], row["v"]) for row in apply_to_target("s", SimpleNamespace(type="delta"), ("id",), steps))
     assert 0 < len(there) < 6
 
 
 def test_what_a_table_without_a_key_holds() -> None:
-    assert held("s", postgres(), (), changes(("i", 1, 5), ("u", 1, 5))) == rows((1, 5), (1, 5))
+    assert apply_to_target("s", postgres(), (), changes(("i", 1, 5), ("u", 1, 5))) == rows((1, 5), (1, 5))
     with pytest.raises(GuaranteeError, match="a delete arrived"):
-        held("s", postgres(), (), changes(("d", 1, 5)))
+        apply_to_target("s", postgres(), (), changes(("d", 1, 5)))
 
 
 def test_a_null_in_a_key_is_refused() -> None:
     with pytest.raises(DataError, match="key column 'id' is null"):
-        held("s", postgres(), ("id",), changes(("i", None, 5)))
+        apply_to_target("s", postgres(), ("id",), changes(("i", None, 5)))
 
 
 def test_a_sink_that_keeps_nothing_gets_every_operation() -> None:
     steps = changes(("i", 1, 5), ("d", 1, None))
-    assert held("s", SimpleNamespace(type="print"), ("id",), steps) == steps
+    assert apply_to_target("s", SimpleNamespace(type="print"), ("id",), steps) == steps

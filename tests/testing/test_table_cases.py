@@ -8,7 +8,7 @@ import pytest
 from casekit import Run
 
 from headrace.jobs.testing.report import failure
-from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.runner import CaseOutcome
 
 pytestmark = pytest.mark.spark
 
@@ -38,7 +38,7 @@ GIVEN = "moves: {rows: [{id: 1, wallet: a, other: b}, {id: 2, wallet: c}, {id: 3
 
 def checked(
     run: Run, sql: str, expect: str, *, given: str = GIVEN, tables: str = "known: [a]", fills: str = "", backend: str = "InMemory"
-) -> Outcome:
+) -> CaseOutcome:
     parts = [f"      {part}" for part in (given, tables) if part]
     text = "  t:\n    given:\n" + "\n".join(parts) + f"\n    expect:\n      {expect}\n"
     return run(text, PIPELINE.format(sql=sql, fills=fills, backend=backend))

@@ -15,7 +15,7 @@ from casekit import ORDERS, case, write
 from headrace.jobs.testing.diff import compare
 from headrace.jobs.testing.expectations import expectation
 from headrace.jobs.testing.report import failure
-from headrace.jobs.testing.runner import Outcome
+from headrace.jobs.testing.runner import CaseOutcome
 from headrace.jobs.testing.update_snapshots import update
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.testcases.loader import Case, load_cases
@@ -27,10 +27,10 @@ def rows(*triples: tuple[Any, Any, Any]) -> list[dict[str, Any]]:
     return [{"id": one, "v": two, "w": three} for one, two, three in triples]
 
 
-def outcome(found: Case, came: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> Outcome:
+def outcome(found: Case, came: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> CaseOutcome:
     both = expectation(found, "priced", schema, ("id",), came)
     difference = compare("priced", both.expected, both.found, both.key, ordered=both.ordered, tolerance=both.tolerance)
-    return Outcome(found, 0.0, [difference] if difference else [], {"priced": both})
+    return CaseOutcome(found, 0.0, [difference] if difference else [], {"priced": both})
 
 
 BLOCK = """\
@@ -183,7 +183,7 @@ def test_a_csv_file_keeps_the_order_of_its_columns(tmp_path: Path) -> None:
 def test_what_is_not_rewritten(tests: str, said: str, tmp_path: Path) -> None:
     found = case(tmp_path, tests)
     before = (tmp_path / "orders.test.yaml").read_text()
-    failed = Outcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
+    failed = CaseOutcome(found, 0.0, unraised="x") if "error" in tests else outcome(found, rows((2, "a", 1.0)))
     with pytest.raises(UserError, match=said):
         update(failed)
     assert (tmp_path / "orders.test.yaml").read_text() == before

@@ -23,12 +23,12 @@ from web import Service as Web
 from headrace.connectors.base import FAN_OUT
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import POS_ARROW
-from headrace.jobs.staging.pending_calls import Wait, waited_for
+from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
 from headrace.jobs.transforms.http import client as calls
-from headrace.jobs.transforms.http.call_metrics import Calls, Tally, counter, taken
+from headrace.jobs.transforms.http.call_metrics import CallCounter, CallMetrics, call_accumulator, drain_call_metrics
 from headrace.jobs.transforms.http.circuit_breaker import Breaker
 from headrace.jobs.transforms.http.client import HandlerTask, Service
-from headrace.jobs.transforms.http.decode import Decoder
+from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Count:
     """Stands for Spark's accumulator."""
 
     def __init__(self) -> None:
-        self.calls = Calls({}, 0)
+        self.calls = CallMetrics({}, 0)
 
-    def add(self, calls: Calls) -> None:
+    def add(self, calls: CallMetrics) -> None:
         self.calls = calls
 
 
@@ -78,7 +78,7 @@ def task(
             **more,
         }
     )
-    return HandlerTask(service, Decoder(schema, version, single), size, "uuid/ask/7", key, Count())
+    return HandlerTask(service, ResponseDecoder(schema, version, single), size, "uuid/ask/7", key, Count())
 
 
 def batch(count: int, *, start: int = 0, wrap: Callable[[dict[str, Any]], Any] = lambda row: row) -> pa.RecordBatch:
@@ -198,7 +198,7 @@ def test_a_service_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.Monk
     waits: list[Any] = []
     monkeypatch.setattr(threading.Event, "wait", lambda _, timeout=None: waits.append(timeout) or False)
     with served(faults=[(429, b"", {"Retry-After": "7"})]) as web:
-        calls.Caller(task(web).service).ask(calls.Batch(batch(1), b"[]", "k"), threading.Event(), Tally())
+        calls.HttpCaller(task(web).service).send(calls.RequestBatch(batch(1), b"[]", "k"), threading.Event(), CallCounter())
     assert 7.0 in waits
 
 
@@ -256,37 +256,37 @@ def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
     seen: list[dict[str, str]] = []
 
     def answer(asked: Asked) -> Any:
-        seen.append(waited_for(tmp_path))
+        seen.append(read_pending_calls(tmp_path))
         return (503, b"busy, s3cret", {}) if len(seen) < 4 else json.loads(asked.body)
 
     with served(answer) as web:
-        assert len(run(task(web, wait=Wait(tmp_path, "ask")), batch(5))) == 5
+        assert len(run(task(web, wait=PendingCall(tmp_path, "ask")), batch(5))) == 5
     assert seen[0] == {}
     assert re.fullmatch(r"POST http://service/rows: tried 3 times in \d s, and again; the last: HTTP 503: busy, \*\*\*", seen[3]["ask"])
-    assert waited_for(tmp_path) == {}
+    assert read_pending_calls(tmp_path) == {}
     with served(lambda _: (503, b"", {})) as web:
-        failure(task(web, wait=Wait(tmp_path, "ask"), retry_for=0.3))
-    assert waited_for(tmp_path) == {}
+        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_for=0.3))
+    assert read_pending_calls(tmp_path) == {}
 
 
 def test_a_request_that_was_given_up_at_once_leaves_no_word(tmp_path: Path) -> None:
     """The service asks for longer than the request may take."""
     with served(lambda _: (503, b"", {"Retry-After": "60"})) as web:
-        failure(task(web, wait=Wait(tmp_path, "ask"), retry_for=0.3))
+        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_for=0.3))
     assert len(web.asked) == 1
-    assert waited_for(tmp_path) == {}
+    assert read_pending_calls(tmp_path) == {}
 
 
 def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) -> None:
-    Wait(tmp_path, "a node").note("a service", -1)
-    Wait(tmp_path, "other").note("another", 60)
+    PendingCall(tmp_path, "a node").note("a service", -1)
+    PendingCall(tmp_path, "other").note("another", 60)
     (tmp_path / "torn.json").write_text("{")
-    assert waited_for(tmp_path) == {"other": "another"}
+    assert read_pending_calls(tmp_path) == {"other": "another"}
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".json"]
-    Wait(tmp_path, "other").over()
-    assert waited_for(tmp_path) == waited_for(tmp_path / "nowhere") == {}
+    PendingCall(tmp_path, "other").over()
+    assert read_pending_calls(tmp_path) == read_pending_calls(tmp_path / "nowhere") == {}
     (tmp_path / "file").touch()
-    Wait(tmp_path / "file", "ask").note("nothing that a task may fail by", 60)
+    PendingCall(tmp_path / "file", "ask").note("nothing that a task may fail by", 60)
 
 
 def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
@@ -327,12 +327,12 @@ def test_a_breaker_by_its_clock() -> None:
 
 def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as web:
-        caller = calls.Caller(task(web, break_after=1, break_for=0.0).service)
+        caller = calls.HttpCaller(task(web, break_after=1, break_for=0.0).service)
     caller.breaker.failed()
-    monkeypatch.setattr(caller, "_once", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(caller, "_send_once", lambda *_, **__: 1 / 0)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            caller.ask(calls.Batch(batch(1), b"[]", "k"), threading.Event(), Tally())
+            caller.send(calls.RequestBatch(batch(1), b"[]", "k"), threading.Event(), CallCounter())
     caller.close()
 
 
@@ -473,10 +473,10 @@ def test_calls_that_nobody_asks_for_are_not_kept_for_ever() -> None:
         def __init__(self) -> None:
             self.sparkContext = self
 
-        def accumulator(self, value: Calls, param: Any) -> Accumulator[Calls]:
+        def accumulator(self, value: CallMetrics, param: Any) -> Accumulator[CallMetrics]:
             return Accumulator(2**40, value, param)
 
     spark = cast("SparkSession", Context())
     for _ in range(30):
-        counter(spark, "unwatched").add(Calls({("success", "2xx"): [1.0] * 1000}, 0))
-    assert len(taken()["unwatched"].latencies["success", "2xx"]) <= 12_000
+        call_accumulator(spark, "unwatched").add(CallMetrics({("success", "2xx"): [1.0] * 1000}, 0))
+    assert len(drain_call_metrics()["unwatched"].latencies["success", "2xx"]) <= 12_000

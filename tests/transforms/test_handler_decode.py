@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.jobs.transforms.http.decode import Answer, AnswerError, Decoder, excerpt
+from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder, excerpt
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 MOMENT = datetime(2025, 1, 2, 3, 4, 5, 123456)
@@ -46,8 +46,8 @@ CASES: list[tuple[pa.DataType, Any, Any]] = [
 ]
 
 
-def decoder(kind: pa.DataType) -> Decoder:
-    return Decoder(pa.schema([("v", kind)]), 0, single=False)
+def decoder(kind: pa.DataType) -> ResponseDecoder:
+    return ResponseDecoder(pa.schema([("v", kind)]), 0, single=False)
 
 
 def body(*values: Any) -> bytes:
@@ -116,8 +116,10 @@ def test_a_body_cannot_bring_rows_of_its_own_frame() -> None:
 
 
 def test_many_rows_and_none() -> None:
-    made = Decoder(pa.schema([("a", pa.int64()), ("b", pa.binary())]), 0, single=False)
-    found: Answer = made.read(json.dumps([{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]).encode())
+    made = ResponseDecoder(pa.schema([("a", pa.int64()), ("b", pa.binary())]), 0, single=False)
+    found: DecodedResponse = made.read(
+        json.dumps([{"a": n, "b": None if n % 7 == 0 else f"{n:08x}", "_gs_op": "u"} for n in range(5000)]).encode()
+    )
     assert found.rows == 5000
     assert found.columns[1].to_pylist() == [None if n % 7 == 0 else n.to_bytes(4, "big") for n in range(5000)]
     assert made.read(b" [] \n").rows == 0

@@ -14,10 +14,10 @@ from web import Asked, Service, served
 
 from headrace.connectors.base import POS_TYPE
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.planning.planner import Known, Planner
-from headrace.jobs.sources.pipeline_source import Reading
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
-from headrace.jobs.transforms.http.call_metrics import taken
+from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
@@ -43,8 +43,8 @@ def web() -> Iterator[Service]:
         yield service
 
 
-def planner(spark: SparkSession, url: str, schema: pa.Schema = PLAIN, more: str = "batch_size: 10", **settings: Any) -> Planner:
-    made = Planner(parse_pipeline(FILE.format(url=url, more=more)), spark, {"src": Known(schema)}, Settings(**settings))
+def planner(spark: SparkSession, url: str, schema: pa.Schema = PLAIN, more: str = "batch_size: 10", **settings: Any) -> PipelinePlanner:
+    made = PipelinePlanner(parse_pipeline(FILE.format(url=url, more=more)), spark, {"src": FixedSchemaSource(schema)}, Settings(**settings))
     made.pipeline = "uuid"
     return made
 
@@ -54,13 +54,13 @@ def plan(rows: int = 1000) -> EpochPlan:
     return EpochPlan(7, Phase.LIVE, ends[0], ends[1], "hash", datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def reading(made: Planner, rows: list[tuple[Any, ...]], schema: pa.Schema = PLAIN, parts: int = 3) -> dict[str, Reading]:
+def reading(made: PipelinePlanner, rows: list[tuple[Any, ...]], schema: pa.Schema = PLAIN, parts: int = 3) -> dict[str, SourceBatch]:
     payload = made.spark.createDataFrame(rows, spark_schema(schema)).repartition(parts)
     frame = payload.selectExpr("*", "'u' AS _gs_op", f"CAST(struct(0, 0, id, 0) AS {POS_TYPE}) AS _gs_pos")
-    return {"src": Reading(frame, len(rows))}
+    return {"src": SourceBatch(frame, len(rows))}
 
 
-def rows_of(made: Planner, given: dict[str, Reading], rows: int = 1000, node: str = "after") -> list[dict[str, Any]]:
+def rows_of(made: PipelinePlanner, given: dict[str, SourceBatch], rows: int = 1000, node: str = "after") -> list[dict[str, Any]]:
     return sorted(made.nodes(given, plan(rows))[node].toArrow().to_pylist(), key=lambda row: row["id"])
 
 
@@ -134,14 +134,14 @@ def test_no_rows_ask_nobody(spark: SparkSession, web: Service) -> None:
 
 
 def test_calls_are_counted_for_the_driver(spark: SparkSession, web: Service) -> None:
-    taken()
+    drain_call_metrics()
     made = planner(spark, web.url)
     web.faults = [503]
     rows_of(made, reading(made, [(n, "x") for n in range(40)]), rows=40)
-    calls = taken()["ask"]
+    calls = drain_call_metrics()["ask"]
     assert {key: len(latencies) for key, latencies in calls.latencies.items()} == {("success", "2xx"): 4, ("retriable_error", "5xx"): 1}
     assert calls.retries == 1
-    assert taken() == {}
+    assert drain_call_metrics() == {}
 
 
 def test_errors_of_a_task_keep_their_words(spark: SparkSession) -> None:

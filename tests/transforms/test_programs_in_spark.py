@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from casekit import case
 
-from headrace.jobs.checks.preflight import check
+from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.testing.report import failure
-from headrace.jobs.testing.runner import Bench, Outcome
+from headrace.jobs.testing.runner import CaseOutcome, PipelineTestRunner
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import load_pipeline
@@ -104,20 +104,20 @@ GOOD = f"""
 
 
 @pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineTestRunner:
     """Runs tests of pipelines; the workers find the module where the driver does."""
     (tmp_path / "programs_of_ours.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     spark.sparkContext.addPyFile(str(tmp_path / "programs_of_ours.py"))
-    return Bench(Settings.model_validate({"home": tmp_path, "python_transforms": {"allow": ["programs_of_ours"]}}))
+    return PipelineTestRunner(Settings.model_validate({"home": tmp_path, "python_transforms": {"allow": ["programs_of_ours"]}}))
 
 
-def ran(bench: Bench, folder: Path, tests: str, pipeline: str = PIPELINE) -> Outcome:
+def ran(bench: PipelineTestRunner, folder: Path, tests: str, pipeline: str = PIPELINE) -> CaseOutcome:
     """The outcome of the only test."""
     return bench.run(case(folder, tests, pipeline))
 
 
-def test_rows_go_through_all_of_them_and_keep_their_digits(bench: Bench, tmp_path: Path) -> None:
+def test_rows_go_through_all_of_them_and_keep_their_digits(bench: PipelineTestRunner, tmp_path: Path) -> None:
     outcome = ran(bench, tmp_path, GOOD)
     assert failure(outcome) == []
     assert outcome.passed
@@ -131,7 +131,7 @@ def test_rows_go_through_all_of_them_and_keep_their_digits(bench: Bench, tmp_pat
         ("{id: 4, name: native}", ["row id 4 (partition 0, offset 1)", "native code, which only the kernel can stop"]),
     ],
 )
-def test_a_bad_row_ends_the_epoch_with_its_name_and_place(bench: Bench, tmp_path: Path, row: str, said: list[str]) -> None:
+def test_a_bad_row_ends_the_epoch_with_its_name_and_place(bench: PipelineTestRunner, tmp_path: Path, row: str, said: list[str]) -> None:
     outcome = ran(bench, tmp_path, f"  bad:\n    given: {{s: {{rows: [{{id: 3, name: a}}, {row}]}}}}\n    expect: {{x: {{rows: []}}}}\n")
     assert isinstance(outcome.error, UserError)
     assert outcome.error.node == "x"
@@ -140,7 +140,7 @@ def test_a_bad_row_ends_the_epoch_with_its_name_and_place(bench: Bench, tmp_path
     assert "org.apache.spark" not in str(outcome.error)
 
 
-def test_a_function_that_fails_is_told_with_its_line(bench: Bench, tmp_path: Path) -> None:
+def test_a_function_that_fails_is_told_with_its_line(bench: PipelineTestRunner, tmp_path: Path) -> None:
     outcome = ran(bench, tmp_path, '  bad:\n    given: {y: {rows: [{id: 3, n: "13", t: null}]}}\n    expect: {q: {rows: []}}\n')
     assert isinstance(outcome.error, UserError)
     assert outcome.error.node == "p"
@@ -151,7 +151,7 @@ def test_a_function_that_fails_is_told_with_its_line(bench: Bench, tmp_path: Pat
 def test_validate_finds_what_does_not_load_with_its_place_in_the_file(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(PIPELINE.replace("const invoke =", "const invoke = = "))
-    found = check(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
+    found = check_pipeline(load_pipeline(path), Settings(home=tmp_path), lambda: spark).errors
     said = sorted(str(error) for error in found)
     assert len(said) == 2, said
     line = PIPELINE.split("\n").index(next(line for line in PIPELINE.split("\n") if "const invoke" in line)) + 1
@@ -159,7 +159,7 @@ def test_validate_finds_what_does_not_load_with_its_place_in_the_file(spark: Spa
     assert f"{path}:{line + 4}:5: node 'p': the settings do not allow Python from `programs_of_ours`" in said[1]
 
 
-def test_a_key_that_a_script_makes_need_not_be_there_before(bench: Bench, tmp_path: Path) -> None:
+def test_a_key_that_a_script_makes_need_not_be_there_before(bench: PipelineTestRunner, tmp_path: Path) -> None:
     pipeline = PIPELINE.replace(
         "    schema: {id: int64, n: u256, t: timestamp}", "    primary_key: n\n    schema: {id: int64, n: u256, t: timestamp}"
     )

@@ -13,7 +13,7 @@ from scriptkit import hidden
 
 from headrace.connectors.base import FAN_OUT, POS
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
-from headrace.jobs.transforms.python.calls import Call, find
+from headrace.jobs.transforms.python.calls import PythonTransformTask, load_function
 from headrace.jobs.transforms.python.transform import allowed, check_function
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
@@ -120,7 +120,7 @@ def call(name: str, table: pa.Table = TABLE, schema: dict[str, str] | None = Non
     """What becomes of the table."""
     batch = options.pop("batch_size", None)
     payload = final_schema("n", schema, table.schema)
-    made = Call("n", f"rates_of_ours.fx:{name}", options, payload, batch)
+    made = PythonTransformTask("n", f"rates_of_ours.fx:{name}", options, payload, batch)
     return pa.Table.from_batches(made.rows(hidden(table, ops, sub).to_batches(), with_hidden(payload)), with_hidden(payload))
 
 
@@ -205,7 +205,7 @@ def test_its_own_error_is_told_with_its_own_line(module: Path) -> None:
 )
 def test_a_function_that_is_not_there_is_told_before_any_row(path: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        find(path, "n")
+        load_function(path, "n")
     assert said in caught.value.message
     assert caught.value.hint
 

@@ -13,7 +13,7 @@ import pytest
 from scriptkit import bare, rows, run
 
 from headrace.jobs.transforms.script import process as vms
-from headrace.jobs.transforms.script.process import Limits, Vm
+from headrace.jobs.transforms.script.process import ScriptLimits, ScriptProcess
 from headrace.pipeline.errors import DataError, HeadraceError, UserError
 
 GIVEN = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
@@ -221,11 +221,11 @@ def test_there_is_nothing_to_reach_outside() -> None:
 
 
 def test_nothing_is_left_for_the_next_script() -> None:
-    limits = Limits(1.0, 32 << 20, 100)
+    limits = ScriptLimits(1.0, 32 << 20, 100)
     vms.end_idle()
-    with vms.borrowed(limits) as first:
+    with vms.borrow_process(limits) as first:
         pass
-    with vms.borrowed(limits) as second:
+    with vms.borrow_process(limits) as second:
         assert second is first, "the process is kept"
     source = "globalThis.leak = 'secret'; let hidden = 1; function process(r) { return r }"
     assert bare(source, GIVEN, deterministic=False) == GIVEN
@@ -240,24 +240,24 @@ def test_after_a_hostile_script_the_next_one_works() -> None:
 @pytest.fixture
 def vm() -> Any:
     """A process of its own."""
-    made = Vm(Limits(1.0, 32 << 20, 100))
+    made = ScriptProcess(ScriptLimits(1.0, 32 << 20, 100))
     yield made
     made.end()
 
 
-def of(vm: Vm) -> Any:
+def of(vm: ScriptProcess) -> Any:
     """What the system calls it."""
     return vm._process
 
 
-def opened(vm: Vm) -> None:
+def opened(vm: ScriptProcess) -> None:
     """A script is loaded."""
     shape = '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string", "said": "string"}]}'
     vm.open(vms.Program("function process(r) { return r }", shape, deterministic=True, fixed=0))
 
 
 @pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="limits of a process can be read on Linux alone")
-def test_the_process_has_no_secrets_no_files_and_little_memory(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_has_no_secrets_no_files_and_little_memory(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(vm)
     place = Path(f"/proc/{of(vm).pid}")
     assert b"PATH" not in place.joinpath("environ").read_bytes()
@@ -269,7 +269,7 @@ def test_the_process_has_no_secrets_no_files_and_little_memory(vm: Vm, monkeypat
     assert sorted(os.readlink(one).split(":")[0] for one in place.joinpath("fd").iterdir()) == ["/dev/null", "pipe", "pipe"]
 
 
-def test_a_process_that_stands_still_is_ended(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_stands_still_is_ended(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(vm)
     monkeypatch.setattr(vms, "_PATIENCE_S", -1.5)
     of(vm).send_signal(signal.SIGSTOP)
@@ -278,25 +278,25 @@ def test_a_process_that_stands_still_is_ended(vm: Vm, monkeypatch: pytest.Monkey
     assert of(vm).wait(5) == -signal.SIGKILL
 
 
-def test_many_rows_that_take_long_together_are_no_silence(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_that_take_long_together_are_no_silence(vm: ScriptProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = "function process(r) { const began = Date.now(); while (Date.now() - began < 25); return r }"
     shape = '{"inputs": [{"name": "id"}, {"name": "_gs_op"}], "outputs": [{"name": "id", "as": "string", "said": "string"}]}'
     vm.open(vms.Program(slow, shape, deterministic=False, fixed=0))
     heads: list[bytes] = []
     read = vm._read
-    monkeypatch.setattr(Vm, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found)
+    monkeypatch.setattr(ScriptProcess, "_read", lambda _, size, row: heads.append(found := read(size, row)) or found)
     assert len(list(vm.rows('[[["1","2","3"],["i","i","i"]],[]]'))) == 1
     assert [head[:1] for head in heads if len(head) == 5] == [b"a", b"a", b"r", b"d"]
 
 
-def test_a_process_that_is_killed_is_told(vm: Vm) -> None:
+def test_a_process_that_is_killed_is_told(vm: ScriptProcess) -> None:
     opened(vm)
     of(vm).kill()
     with pytest.raises(vms.StoppedError, match="SIGKILL"):
         list(vm.rows('[[["1"],["i"]],[]]'))
 
 
-def test_a_process_ends_with_its_parent(vm: Vm) -> None:
+def test_a_process_ends_with_its_parent(vm: ScriptProcess) -> None:
     opened(vm)
     of(vm).stdin.close()
     assert of(vm).wait(5) == 0

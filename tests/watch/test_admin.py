@@ -17,8 +17,8 @@ from rich.console import Console
 from headrace.commands import tail as tail_command
 from headrace.commands.tail import Lines, tail
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.jobs.monitoring.admin import Admin, Looks
-from headrace.jobs.monitoring.sample_buffer import Samples
+from headrace.jobs.monitoring.admin import Admin, EndpointData
+from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
 from headrace.pipeline.errors import PipelineStateError, UserError
 
@@ -38,16 +38,16 @@ Opened = Callable[..., Admin]
 
 
 @pytest.fixture
-def samples() -> Samples:
-    return Samples(["src", "out"], 15, 30.0)
+def samples() -> SampleBuffer:
+    return SampleBuffer(["src", "out"], 15, 30.0)
 
 
 @pytest.fixture
-def opened(samples: Samples) -> Iterator[Opened]:
+def opened(samples: SampleBuffer) -> Iterator[Opened]:
     made: list[Admin] = []
 
     def make(port: int = 0, *, inspect: bool = True, error: dict[str, object] | None = None, keep_alive: float = 15.0) -> Admin:
-        looks = Looks(
+        looks = EndpointData(
             lambda: (b"a_metric 1\n", "text/plain"),
             lambda: {"status": "failing" if error else "ok"},
             lambda: error,
@@ -88,7 +88,7 @@ def test_metrics_health_and_error(opened: Opened) -> None:
     assert (answer.status, json.loads(answer.read())["message"]) == (200, "away")
 
 
-def test_rows_as_server_sent_events_newest_first_then_live_then_the_end(opened: Opened, samples: Samples) -> None:
+def test_rows_as_server_sent_events_newest_first_then_live_then_the_end(opened: Opened, samples: SampleBuffer) -> None:
     admin = opened()
     samples.put("src", [{"id": 1}, {"id": 2}])
     answer = get(admin, "/admin/live-data")
@@ -102,7 +102,7 @@ def test_rows_as_server_sent_events_newest_first_then_live_then_the_end(opened: 
     assert answer.read() == b"\n"
 
 
-def test_only_the_nodes_that_were_asked_for(opened: Opened, samples: Samples) -> None:
+def test_only_the_nodes_that_were_asked_for(opened: Opened, samples: SampleBuffer) -> None:
     admin = opened()
     answer = get(admin, "/admin/live-data?topology_node_keys=out")
     samples.put("src", [{"id": 1}])
@@ -127,9 +127,9 @@ def test_a_page_in_a_browser_cannot_ask_by_a_name_of_its_own(opened: Opened) -> 
     assert connection.getresponse().status == 200
 
 
-def test_nor_where_the_endpoint_listens_on_the_other_loopback(samples: Samples) -> None:
+def test_nor_where_the_endpoint_listens_on_the_other_loopback(samples: SampleBuffer) -> None:
     try:
-        admin = Admin("::1", 0, Looks(lambda: (b"", ""), dict, lambda: None, samples))
+        admin = Admin("::1", 0, EndpointData(lambda: (b"", ""), dict, lambda: None, samples))
     except OSError:
         pytest.skip("this host has no IPv6")
     try:
@@ -174,7 +174,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def test_tail_prints_rows_of_the_run_that_the_ledger_names(
-    running: Callable[..., Path], opened: Opened, samples: Samples, capsys: pytest.CaptureFixture[str]
+    running: Callable[..., Path], opened: Opened, samples: SampleBuffer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     admin = opened()
     path = running(admin=admin.address, inspect=True)
@@ -185,7 +185,9 @@ def test_tail_prints_rows_of_the_run_that_the_ledger_names(
     assert json.loads(capsys.readouterr().out) == {"topology_node_key": "src", "data": {"id": 22, "name": "a [bold] name"}}
 
 
-def test_tail_ends_with_the_run(running: Callable[..., Path], opened: Opened, samples: Samples, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_ends_with_the_run(
+    running: Callable[..., Path], opened: Opened, samples: SampleBuffer, capsys: pytest.CaptureFixture[str]
+) -> None:
     admin = opened()
     path = running(admin=admin.address, inspect=True)
     samples.put("out", [{"id": 1}])
@@ -199,7 +201,7 @@ def test_tail_ends_with_the_run(running: Callable[..., Path], opened: Opened, sa
 
 @pytest.mark.usefixtures("running")
 def test_tail_waits_for_a_run_that_starts(
-    opened: Opened, samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    opened: Opened, samples: SampleBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples.put("out", [{"id": 7}])
     here = {"host": socket.gethostname(), "pid": 1}

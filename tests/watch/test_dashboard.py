@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from headrace.jobs.monitoring.catalog import BY_NAME, METRICS, Kind
+from headrace.jobs.monitoring.catalog import BY_NAME, METRICS, MetricType
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "docs" / "grafana" / "headrace.json").read_text())
 PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-_PARTS = {Kind.HISTOGRAM: ("_bucket", "_sum", "_count"), Kind.COUNTER: ("",), Kind.GAUGE: ("",)}
+_PARTS = {MetricType.HISTOGRAM: ("_bucket", "_sum", "_count"), MetricType.COUNTER: ("",), MetricType.GAUGE: ("",)}
 EXPORTED = {f"{metric.name}{part}" for metric in METRICS for part in _PARTS[metric.kind]}
 
 

@@ -12,13 +12,13 @@ import pytest
 from otlpkit import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.jobs.monitoring.catalog import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, Kind
+from headrace.jobs.monitoring.catalog import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, MetricType
 from headrace.jobs.monitoring.instruments import Meters
 from headrace.jobs.monitoring.labels import node_labels
-from headrace.jobs.monitoring.monitor import Eyes, NoEyes, _Look, open_eyes
+from headrace.jobs.monitoring.monitor import NullMonitor, RunMonitor, _EpochObserver, open_monitor
 from headrace.jobs.monitoring.plugin_metrics import offer
-from headrace.jobs.monitoring.spark_observation import Observed, fed
-from headrace.jobs.staging.determinism import impure_nodes
+from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
+from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.jobs.transforms.http import call_metrics
 from headrace.pipeline.config.settings import MetricsSettings, Settings
 from headrace.pipeline.errors import TransientError, UserError
@@ -79,8 +79,8 @@ def free_port() -> int:
 def test_names_are_of_one_spelling_and_counters_end_in_total() -> None:
     assert len(BY_NAME) == len(METRICS)
     for metric in METRICS:
-        assert (metric.kind is Kind.COUNTER) == metric.name.endswith("_total"), metric.name
-        assert (metric.kind is Kind.HISTOGRAM) <= metric.name.endswith("_milliseconds"), metric.name
+        assert (metric.kind is MetricType.COUNTER) == metric.name.endswith("_total"), metric.name
+        assert (metric.kind is MetricType.HISTOGRAM) <= metric.name.endswith("_milliseconds"), metric.name
 
 
 def test_labels_say_what_a_node_is_about_and_what_the_file_adds() -> None:
@@ -204,21 +204,21 @@ def test_wrong_settings_are_told_without_their_secrets(given: dict[str, str], sa
 
 def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     file = parse_pipeline(FILE, "shop.yaml")
-    assert type(open_eyes(file, Settings(), "")) is NoEyes
-    assert type(open_eyes(file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), "")) is NoEyes
+    assert type(open_monitor(file, Settings(), "")) is NullMonitor
+    assert type(open_monitor(file, Settings.model_validate({"open_telemetry_metrics": {"ingestion_endpoint": "none"}}), "")) is NullMonitor
     monkeypatch.setattr("headrace.jobs.monitoring.monitor.find_spec", lambda _: None)
-    assert type(open_eyes(file, Settings(), "")) is NoEyes
+    assert type(open_monitor(file, Settings(), "")) is NullMonitor
     with pytest.raises(UserError, match="need the package") as raised:
-        open_eyes(file, Settings(admin_api_port=0), "")
+        open_monitor(file, Settings(admin_api_port=0), "")
     assert raised.value.hint == "pip install 'headrace[telemetry]'"
 
 
 def test_a_failure_shows_until_an_epoch_is_committed() -> None:
-    eyes = Eyes(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
-    eyes.failed(TransientError("the broker is away", node="src"))
+    eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    eyes.record_failure(TransientError("the broker is away", node="src"))
     assert eyes._stand.error == {"node": "src", "message": "the broker is away", "internal": False, "retriable": True}
     assert eyes._health()["status"] == "failing"
-    eyes.failed(RuntimeError("password=s3cret"))
+    eyes.record_failure(RuntimeError("password=s3cret"))
     assert eyes._stand.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
     found = scraped(eyes._meters)
     assert list(found["headrace_epoch_failing"].values()) == [1.0]
@@ -227,7 +227,7 @@ def test_a_failure_shows_until_an_epoch_is_committed() -> None:
 
 
 def test_a_look_that_fails_is_nobodys_problem(caplog: pytest.LogCaptureFixture) -> None:
-    eyes = Eyes(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
+    eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
     eyes.lags({"src": {"0": "no number"}})  # type: ignore[dict-item]
     assert any("watching=lags" in record.getMessage() for record in caplog.records)
     eyes.close()
@@ -246,23 +246,25 @@ sinks:
 
 
 def test_an_epoch_that_an_earlier_run_began_is_under_way() -> None:
-    eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    eyes = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.HISTORY, {}, {}, "hash", datetime.now(UTC))
-    eyes.planned(plan, again=True)
+    eyes.record_plan(plan, again=True)
     found = scraped(eyes._meters)
     assert set(found["headrace_checkpoint_epochs_in_flight"].values()) == {1.0}
     assert "headrace_checkpoint_markers_sent_total" not in found, "the run that planned it has counted it"
     assert eyes._health()["phase"] == "history"
-    eyes.committed(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
+    eyes.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0}, None)
     assert set(scraped(eyes._meters)["headrace_checkpoint_epochs_in_flight"].values()) == {0.0}
     eyes.close()
 
 
 def test_requests_of_a_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_metrics, "taken", lambda: {"ask": call_metrics.Calls({("success", "2xx"): [20.0, 300.0]}, 1)})
-    eyes = Eyes(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
+    monkeypatch.setattr(
+        call_metrics, "drain_call_metrics", lambda: {"ask": call_metrics.CallMetrics({("success", "2xx"): [20.0, 300.0]}, 1)}
+    )
+    eyes = RunMonitor(parse_pipeline(HANDLER, "asked.yaml"), Settings(admin_api_port=0), "")
     plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-    eyes.committed(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
+    eyes.record_commit(plan, {"hole": WriteCounts(5)}, {"total": 1.0, "write hole": 0.5}, None)
     found = scraped(eyes._meters)
     (labels,) = found["headrace_http_requests_total"]
     assert dict(labels) == {
@@ -286,8 +288,8 @@ def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
     every = ("src", "ask", "after")
 
     def kept(*staged: str) -> list[str]:
-        seen = Observed()
-        look = _Look(seen, model, (), every, impure_nodes(model), {})
+        seen = EpochObservation()
+        look = _EpochObserver(seen, model, (), every, nondeterministic_nodes(model), {})
         for name in every:
             look(name, cast("Any", name), staged=name in staged)
         return list(seen.frames)
@@ -300,10 +302,10 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
     former = HANDLER.replace("sinks:", "  after: {type: sql, sql: select * from ask}\nsinks:").replace("from: ask}", "from: after}")
     former += "  more: {type: blackhole, from: ask}\n"
     now = parse_pipeline(former.replace("select * from ask", "select * from src"), "asked.yaml")
-    eyes = Eyes(now, Settings(live_data_inspect_enabled=True), "")
+    eyes = RunMonitor(now, Settings(live_data_inspect_enabled=True), "")
     looked: list[tuple[set[str], set[str]]] = []
     for model in (now.model, parse_pipeline(former, "asked.yaml").model):
-        look = eyes.each(model, ["hole"])
+        look = eyes.create_observer(model, ["hole"])
         assert look is not None
         for name in ("src", "ask", "after"):
             look(name, cast("Any", name))  # `ask` is not staged, since no sink that is left to be written reads it
@@ -314,8 +316,8 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
 
 def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
     model = parse_pipeline(FILE, "shop.yaml").model
-    seen = Observed()
-    look = _Look(seen, model, ("src",), (), (), {})
+    seen = EpochObservation()
+    look = _EpochObserver(seen, model, ("src",), (), (), {})
     frame = cast("Any", object())
     assert look("src", frame) is frame
     look.share(frame)
@@ -327,14 +329,14 @@ def test_what_is_counted_leads_to_a_sink_that_is_written_or_to_a_table() -> None
     text = FILE.replace("sinks:", "  apart: {type: sql, sql: select id from src}\n  more: {type: sql, sql: select id from kept}\nsinks:")
     text = text.replace("from: kept}", "from: more}")
     model = parse_pipeline(text + "  last: {type: blackhole, from: apart}\n", "shop.yaml").model
-    assert fed(model, ["hole"]) == {"src", "kept", "more"}
-    assert fed(model, ["pg"]) == {"src", "kept"}
-    assert fed(model, ["last"]) == {"src", "apart"}
-    assert fed(model, []) == frozenset()
+    assert upstream_nodes(model, ["hole"]) == {"src", "kept", "more"}
+    assert upstream_nodes(model, ["pg"]) == {"src", "kept"}
+    assert upstream_nodes(model, ["last"]) == {"src", "apart"}
+    assert upstream_nodes(model, []) == frozenset()
     table = "  seen: {type: dynamic_table, backend_type: InMemory, backend_entity_name: seen, sql: select cast(id as string) from apart}\n"
     check = "\"select id from kept where dynamic_table_check('seen', cast(id as string))\"}"
     asked = text.replace("sinks:", f"{table}sinks:").replace("select id from kept}", check)
-    assert fed(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
+    assert upstream_nodes(parse_pipeline(asked, "shop.yaml").model, ["pg"]) == {"src", "kept", "apart"}
 
 
 def test_figures_of_plugins_stand_beside_the_others(meters: Meters) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.jobs.monitoring.spark_observation import NodeFigures, Observed, observed
+from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, observe_frame
 from headrace.pipeline.model.telemetry import EventTime
 
 pytestmark = pytest.mark.spark
@@ -33,8 +33,8 @@ def test_event_times_of_every_type_and_nonsense_is_left_out(spark: SparkSession)
         "text": EventTime(column="text"),
         "gone": EventTime(column="gone"),
     }
-    seen = Observed()
-    watched, seen.waiting["n"] = observed(frame, times)
+    seen = EpochObservation()
+    watched, seen.waiting["n"] = observe_frame(frame, times)
     assert watched.columns == frame.columns
     assert watched.count() == 2
     found = seen.figures(30)["n"]
@@ -44,9 +44,9 @@ def test_event_times_of_every_type_and_nonsense_is_left_out(spark: SparkSession)
 
 def test_rows_that_two_queries_share_are_counted_once_and_whole(spark: SparkSession) -> None:
     """The first query to end has computed one piece of three: alone it would say 10."""
-    seen = Observed()
-    source, seen.waiting["src"] = observed(spark.range(0, 30, 1, 3).toDF("id"), {})
-    frame, seen.waiting["even"] = observed(source.where("id % 2 = 0"), {})
+    seen = EpochObservation()
+    source, seen.waiting["src"] = observe_frame(spark.range(0, 30, 1, 3).toDF("id"), {})
+    frame, seen.waiting["even"] = observe_frame(source.where("id % 2 = 0"), {})
     frame.persist()
     try:
         seen.share(frame)
@@ -58,8 +58,8 @@ def test_rows_that_two_queries_share_are_counted_once_and_whole(spark: SparkSess
 
 
 def test_a_node_that_no_query_reads_is_not_waited_for_long(spark: SparkSession) -> None:
-    seen = Observed()
-    _, seen.waiting["src"] = observed(spark.range(3).toDF("id"), {})
+    seen = EpochObservation()
+    _, seen.waiting["src"] = observe_frame(spark.range(3).toDF("id"), {})
     assert seen.figures(0.05) == {}
 
 

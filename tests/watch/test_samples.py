@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from headrace.jobs.monitoring.json_values import json_value
-from headrace.jobs.monitoring.sample_buffer import Sample, Samples
+from headrace.jobs.monitoring.sample_buffer import Sample, SampleBuffer
 
 
 class Clock:
@@ -34,7 +34,7 @@ def ids(kept: list[Sample]) -> list[int]:
 
 
 def test_a_slot_that_was_used_comes_back_after_its_time_and_old_rows_stay_until_then(clock: Clock) -> None:
-    samples = Samples(["a"], 3, 30.0, clock)
+    samples = SampleBuffer(["a"], 3, 30.0, clock)
     assert samples.put("a", rows(1, 2)) == 2
     clock.now += 20
     assert samples.put("a", rows(3, 9)) == 1
@@ -50,13 +50,13 @@ def test_a_slot_that_was_used_comes_back_after_its_time_and_old_rows_stay_until_
 
 
 def test_nodes_have_slots_of_their_own(clock: Clock) -> None:
-    samples = Samples(["a", "b"], 2, 30.0, clock)
+    samples = SampleBuffer(["a", "b"], 2, 30.0, clock)
     samples.put("a", rows(1, 2))
     assert (samples.free("a"), samples.free("b")) == (0, 2)
 
 
 def test_who_listens_gets_what_is_kept_newest_first_then_what_comes_and_nothing_twice(clock: Clock) -> None:
-    samples = Samples(["a", "b", "c"], 5, 30.0, clock)
+    samples = SampleBuffer(["a", "b", "c"], 5, 30.0, clock)
     samples.put("b", rows(1, 2))
     samples.put("c", rows(9, 9))
     came: list[Sample | None] = []
@@ -71,7 +71,7 @@ def test_who_listens_gets_what_is_kept_newest_first_then_what_comes_and_nothing_
 
 
 def test_the_end_is_told_also_to_who_comes_later() -> None:
-    samples = Samples(["a"], 5, 30.0)
+    samples = SampleBuffer(["a"], 5, 30.0)
     first: list[Sample | None] = []
     later: list[Sample | None] = []
     samples.listen([], first.append)

@@ -17,13 +17,13 @@ from headrace.connectors import registry
 from headrace.connectors.base import Sink, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
-from headrace.jobs.checks.content.compare import SHOWN, Difference, compare
-from headrace.jobs.checks.content.expected import Expected, expected_at_sink, expected_by_key, passes_key, reads_the_clock
-from headrace.jobs.checks.content.inputs import Input, Inputs, unfiltered
-from headrace.jobs.checks.content.sample import DRIVER_ROWS, Sample, compare_sample, sample_at_sink, sample_by_key
-from headrace.jobs.checks.content.scope import Scope, find_scope, refusal
-from headrace.jobs.planning.compiled_pipeline import Assembly
-from headrace.jobs.planning.planner import Planner
+from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, compare
+from headrace.jobs.checks.content.expected import ExpectedRows, expected_at_sink, expected_by_key, passes_key, reads_the_clock
+from headrace.jobs.checks.content.inputs import SourceRows, SourceRowsReader, unfiltered
+from headrace.jobs.checks.content.sample import DRIVER_ROWS, ExpectedSample, compare_sample, sample_at_sink, sample_by_key
+from headrace.jobs.checks.content.scope import AuditScope, find_scope, refusal
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
+from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.run.events import CheckResult
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.config.settings import Settings
@@ -68,7 +68,7 @@ class ContentAudit:
         self._spark = spark
         self._budget = budget
         self._raises = raises
-        self._assemblies: dict[str, Assembly] = {}
+        self._assemblies: dict[str, CompiledPipeline] = {}
 
     def check(self, name: str) -> CheckResult:
         """The check of one sink. What cannot be read or computed again is "not applicable", never green."""
@@ -139,7 +139,7 @@ class ContentAudit:
         mine = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
         return "other pipelines write the target too" if any(claim.key != mine for claim in sink.claims()) else ""
 
-    def _against(self, name: str, assembly: Assembly, content: TargetContent, scope: Scope) -> CheckResult:
+    def _against(self, name: str, assembly: CompiledPipeline, content: TargetContent, scope: AuditScope) -> CheckResult:
         planner, model = assembly.planner, assembly.file.model
         if reads_the_clock(planner, name, scope.last):
             return _unknown(name, "values depend on the time of the epoch that wrote them")
@@ -150,7 +150,7 @@ class ContentAudit:
         keyed = bool(key) and single is not None
         sources = unfiltered(model, self._settings, self._ledger.content, keyed=keyed)
         try:
-            reader = Inputs(planner.spark, model, sources, scope, keyed=keyed, budget=self._budget)
+            reader = SourceRowsReader(planner.spark, model, sources, scope, keyed=keyed, budget=self._budget)
             inputs = [reader.read(one, planner.source_schemas[one]) for one in graph.upstream_sources(model, name)]
             if not any(one.frames for one in inputs):
                 return _unknown(name, "; ".join(limit for one in inputs for limit in one.limits) or "nothing was read yet")
@@ -168,7 +168,7 @@ class ContentAudit:
             for source in sources.values():
                 source.close()
 
-    def _is_small(self, inputs: list[Input], content: TargetContent) -> bool:
+    def _is_small(self, inputs: list[SourceRows], content: TargetContent) -> bool:
         """Whether both sides fit into the driver."""
         if sum(one.rows for one in inputs) > DRIVER_ROWS or sum(one.size for one in inputs) > DRIVER_BYTES:
             return False
@@ -200,11 +200,11 @@ class ContentAudit:
     def _too_large(self) -> str:
         return f"the target has more than the {self._budget:,} rows of a sample; `--full` reads all"
 
-    def _assembly(self, digest: str) -> Assembly:
+    def _assembly(self, digest: str) -> CompiledPipeline:
         if digest not in self._assemblies:
             same = digest == self._file.hash
             file = self._file if same else from_compiled(self._ledger.compiled(digest), self._file.path, self._file)
-            self._assemblies[digest] = Assembly(file, self._settings, self._spark)
+            self._assemblies[digest] = CompiledPipeline(file, self._settings, self._spark)
         return self._assemblies[digest]
 
     def _open(self, name: str) -> Sink:
@@ -218,20 +218,22 @@ class ContentAudit:
 class _Work:
     """One comparison: what was read of the sources and of the target. `single`: see `passes_key`."""
 
-    planner: Planner
+    planner: PipelinePlanner
     name: str
     single: str | None
-    inputs: list[Input]
+    inputs: list[SourceRows]
     content: TargetContent
-    scope: Scope
+    scope: AuditScope
     key: tuple[str, ...]
 
-    def result(self, found: Difference, expected: Expected | Sample) -> CheckResult:
+    def result(self, found: ContentDifference, expected: ExpectedRows | ExpectedSample) -> CheckResult:
         """The check of a difference."""
         return _result(self.name, found, expected, self.content, self.scope, self.inputs)
 
 
-def _difference(expected: Expected, found: DataFrame, names: Sequence[str], scope: Scope, key: tuple[str, ...]) -> Difference:
+def _difference(
+    expected: ExpectedRows, found: DataFrame, names: Sequence[str], scope: AuditScope, key: tuple[str, ...]
+) -> ContentDifference:
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [name for name in expected.columns if name in names]
@@ -252,7 +254,12 @@ def _unknown(name: str, why: str) -> CheckResult:
 
 
 def _result(
-    name: str, found: Difference, expected: Expected | Sample, content: TargetContent, scope: Scope, inputs: list[Input]
+    name: str,
+    found: ContentDifference,
+    expected: ExpectedRows | ExpectedSample,
+    content: TargetContent,
+    scope: AuditScope,
+    inputs: list[SourceRows],
 ) -> CheckResult:
     skipped = [column for column in expected.columns if column not in content.columns]
     limits = [*scope.limits, *(limit for one in inputs for limit in one.limits)]

@@ -15,7 +15,7 @@ _PLAIN = ("map", "array", "struct", "variant")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ContentDifference:
     """What two sets of rows differ in. `keys` are at most `SHOWN` of them, in words."""
 
     expected: int
@@ -25,7 +25,7 @@ class Difference:
     keys: tuple[str, ...] = ()
 
 
-def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]) -> Difference:
+def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]) -> ContentDifference:
     """Compare the `columns` of two frames, by key or, without one, as multisets of rows."""
     wanted = {field.name: field.dataType for field in expected.schema}
     mine, theirs = normal(expected, columns, wanted), normal(found, columns, wanted)
@@ -34,9 +34,9 @@ def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: 
     differing = sorted(bucket for bucket in ours.keys() | others.keys() if ours.get(bucket) != others.get(bucket))
     rows = sum(count for count, _ in ours.values()), sum(count for count, _ in others.values())
     if not differing:
-        return Difference(*rows, 0)
+        return ContentDifference(*rows, 0)
     total, keys = _named(mine, theirs, columns, by, differing, keyed=bool(key))
-    return Difference(*rows, len(differing), total, keys)
+    return ContentDifference(*rows, len(differing), total, keys)
 
 
 def normal(rows: DataFrame, columns: Sequence[str], types: Mapping[str, Any], keep: Sequence[str] = ()) -> DataFrame:

@@ -9,10 +9,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.base import OP, POS
-from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, Input, stream_filter
-from headrace.jobs.planning.planner import Planner
-from headrace.jobs.sources.pipeline_source import Reading
-from headrace.jobs.transforms.retractions import Boundary, without_marked
+from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, SourceRows, stream_filter
+from headrace.jobs.planning.planner import PipelinePlanner
+from headrace.jobs.sources.pipeline_source import SourceBatch
+from headrace.jobs.transforms.retractions import SinkBoundary, without_marked
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
@@ -26,7 +26,7 @@ _LAST = "_hr_last"
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedRows:
     """`rows` have the sink's payload. `decided` are the keys whose state is known, those without a row included; None: all keys are."""
 
     rows: DataFrame
@@ -44,7 +44,7 @@ class Expected:
         return self.rows.columns
 
 
-def passes_key(planner: Planner, sink: str) -> str | None:
+def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
     """The one source whose key comes to the sink unchanged, one row for one row: there the last row can be chosen before any SQL runs."""
     model = planner.file.model
     sources, key = graph.upstream_sources(model, sink), graph.key_of(model, sink)
@@ -64,7 +64,7 @@ def passes_key(planner: Planner, sink: str) -> str | None:
     return sources[0] if same else None
 
 
-def expected_by_key(planner: Planner, sink: str, source: str, found: Input, plan: EpochPlan) -> Expected:
+def expected_by_key(planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan) -> ExpectedRows:
     """The last row of each key of the source, and what the pipeline's SQL makes of it."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -73,26 +73,26 @@ def expected_by_key(planner: Planner, sink: str, source: str, found: Input, plan
     last = last.persist()
     keys = last.select(*[f"`{name}`" for name in key])
     decided = None if found.complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
-    return Expected(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
+    return ExpectedRows(rows_by_sql(planner, sink, source, last, plan), decided, keys, last, unclear)
 
 
-def expected_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> Expected:
+def expected_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> ExpectedRows:
     """The last row of each key after the SQL, or all rows at a sink without a key."""
     from pyspark.sql import functions as F  # noqa: N812
 
     model = planner.file.model
     key, node = graph.key_of(model, sink), model.sinks[sink]
     if not key:
-        return Expected(rows_at_sink(planner, sink, inputs, plan), None)
+        return ExpectedRows(rows_at_sink(planner, sink, inputs, plan), None)
     last, unclear = _last(rows_after_sql(planner, sink, inputs, plan), key, getattr(node, "version_column", None))
     last = last.persist()
     complete = all(one.complete for one in inputs)
     decided = None if complete else last.where(F.col(TIER) == STREAM).select(*[f"`{name}`" for name in key])
     keys = last.select(*[f"`{name}`" for name in key])
-    return Expected(last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear)
+    return ExpectedRows(last.where(F.col(OP) != "d").drop(*HIDDEN, TIER, WINDOW), decided, keys, last, unclear)
 
 
-def rows_by_sql(planner: Planner, sink: str, source: str, last: DataFrame, plan: EpochPlan) -> DataFrame:
+def rows_by_sql(planner: PipelinePlanner, sink: str, source: str, last: DataFrame, plan: EpochPlan) -> DataFrame:
     """Return what the pipeline's SQL makes of the last rows of a source."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -101,11 +101,11 @@ def rows_by_sql(planner: Planner, sink: str, source: str, last: DataFrame, plan:
     live = last.where(F.col(OP) != "d")
     if predicate := stream_filter(model.sources[source]):
         live = live.where((F.col(TIER) != STREAM) | F.expr(f"({predicate}\n)"))
-    frames = planner.nodes({source: Reading(live.select(*names, OP, POS), None)}, plan)
+    frames = planner.nodes({source: SourceBatch(live.select(*names, OP, POS), None)}, plan)
     return without_marked(frames[model.sinks[sink].from_]).where(F.col(OP) != "d").drop(*HIDDEN)
 
 
-def rows_after_sql(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+def rows_after_sql(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
     """Return all rows that come to a sink with a key, with what orders them."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -113,37 +113,37 @@ def rows_after_sql(planner: Planner, sink: str, inputs: list[Input], plan: Epoch
     return _at_boundary(planner, sink, inputs, plan).withColumn(TIER, tier).withColumn(WINDOW, F.lit(0))
 
 
-def rows_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+def rows_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
     """Return the rows that a sink without a key must hold."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return _at_boundary(planner, sink, inputs, plan).where(F.col(OP) != "d").drop(*HIDDEN)
 
 
-def _at_boundary(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> DataFrame:
+def _at_boundary(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> DataFrame:
     model = planner.file.model
-    readings = {one.name: Reading(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.frames}
-    return Boundary(model, planner.retractions, planner.keys).rows(sink, planner.nodes(readings, plan)[model.sinks[sink].from_])
+    readings = {one.name: SourceBatch(union_of(one).drop(TIER, WINDOW), None) for one in inputs if one.frames}
+    return SinkBoundary(model, planner.retractions, planner.keys).rows(sink, planner.nodes(readings, plan)[model.sinks[sink].from_])
 
 
-def reads_the_clock(planner: Planner, sink: str, plan: EpochPlan) -> bool:
+def reads_the_clock(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> bool:
     """Whether a value depends on when an epoch was planned: then the statement differs between two times."""
     before = _texts(planner, sink, plan)
     return before != _texts(planner, sink, replace(plan, planned_at=plan.planned_at + timedelta(days=400, seconds=1)))
 
 
-def _texts(planner: Planner, sink: str, plan: EpochPlan) -> dict[str, str]:
+def _texts(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> dict[str, str]:
     planner.nodes({}, plan)
     behind = _behind(planner, sink)
     return {name: text for name, text in planner.texts.items() if name in behind}
 
 
-def _behind(planner: Planner, name: str) -> set[str]:
+def _behind(planner: PipelinePlanner, name: str) -> set[str]:
     model = planner.file.model
     return {name}.union(*(_behind(planner, upstream) for upstream in graph.inputs_of(model, name)))
 
 
-def union_of(found: Input) -> DataFrame:
+def union_of(found: SourceRows) -> DataFrame:
     """Return the rows of an input in one frame."""
     return reduce(lambda one, other: one.unionByName(other), found.frames)
 

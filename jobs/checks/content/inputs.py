@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.base import OP, POS, HistoryPartition, Snapshot
 from headrace.connectors.spark_types import spark_schema
-from headrace.jobs.checks.content.scope import Scope
-from headrace.jobs.sources.backfill import pieces_of
-from headrace.jobs.sources.pipeline_source import LaneSource, lane_sources
+from headrace.jobs.checks.content.scope import AuditScope
+from headrace.jobs.sources.backfill import splits_by_phase
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model.nodes import PipelineModel
@@ -33,7 +33,7 @@ _SIZED = 256 << 20
 
 
 @dataclass(slots=True)
-class Input:
+class SourceRows:
     """Rows of one source. `complete`: every row that can decide a key is among them; else only keys with a stream row are decided."""
 
     name: str
@@ -50,7 +50,7 @@ class Input:
         self.limits.append(f"{self.name}: {why}")
 
 
-def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool) -> dict[str, LaneSource]:
+def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool) -> dict[str, PipelineSource]:
     """The model's sources; at a keyed sink without the filters of their streams, which `stream_filter` names.
 
     `contents` returns what the ledger keeps under a reference.
@@ -63,7 +63,7 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
             nodes[name] = node.model_copy(update={"unbounded_source": node.unbounded_source.model_copy(update={"filter": None})})
         elif keyed and node.type == "kafka":
             nodes[name] = node.model_copy(update={"filter": None})
-    found = lane_sources(nodes, settings)
+    found = create_pipeline_sources(nodes, settings)
     for source in found.values():
         source.contents = contents
     return found
@@ -74,11 +74,18 @@ def stream_filter(node: Any) -> str | None:
     return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.is_unbounded(node) else None
 
 
-class Inputs:
+class SourceRowsReader:
     """Reads sources for one scope. `budget` bounds the rows; None: no bound."""
 
     def __init__(
-        self, spark: SparkSession, model: PipelineModel, sources: dict[str, LaneSource], scope: Scope, *, keyed: bool, budget: int | None
+        self,
+        spark: SparkSession,
+        model: PipelineModel,
+        sources: dict[str, PipelineSource],
+        scope: AuditScope,
+        *,
+        keyed: bool,
+        budget: int | None,
     ) -> None:
         self._spark = spark
         self._model = model
@@ -87,9 +94,9 @@ class Inputs:
         self._keyed = keyed
         self._left = budget
 
-    def read(self, name: str, schema: pa.Schema) -> Input:
+    def read(self, name: str, schema: pa.Schema) -> SourceRows:
         """The rows of one source, the stream first: its newest rows decide most."""
-        found = Input(name)
+        found = SourceRows(name)
         source, end = self._sources[name], positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {}))
         if source.unbounded is not None and "stream" in end:
             self._stream(found, source, end, schema)
@@ -102,7 +109,7 @@ class Inputs:
 
     # --- stream
 
-    def _stream(self, found: Input, source: LaneSource, end: Json, schema: pa.Schema) -> None:
+    def _stream(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
         assert source.unbounded is not None  # noqa: S101
         start = self._stream_start(source, end)
         earliest = source.unbounded.earliest_offsets()
@@ -131,7 +138,7 @@ class Inputs:
                 rows = source.unbounded.read(self._spark, {**end["stream"], "offsets": before}, {**end["stream"], "offsets": begin})
                 found.frames.append(_ordered(rows, schema, BEFORE, 0))
 
-    def _stream_start(self, source: LaneSource, end: Json) -> Json:
+    def _stream_start(self, source: PipelineSource, end: Json) -> Json:
         first = dict(self._scope.first.start[source.name])
         if "stream" in first:
             return first["stream"]
@@ -139,7 +146,7 @@ class Inputs:
 
     # --- history
 
-    def _history(self, found: Input, source: LaneSource, end: Json, schema: pa.Schema) -> None:
+    def _history(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
         if self._is_too_much(found, [splits for _, _, splits in self._carried(source)]):  # without asking a large source for its splits
             return
         pieces = self._pieces(source, end)
@@ -153,7 +160,7 @@ class Inputs:
                 frame = self._read(source, end, phase, splits, schema)
                 found.frames.append(_ordered(frame, schema, HISTORY, window))
 
-    def _is_too_much(self, found: Input, splits: Sequence[Sequence[Json]]) -> bool:
+    def _is_too_much(self, found: SourceRows, splits: Sequence[Sequence[Json]]) -> bool:
         """Whether splits have more rows than the sample may read, which is noted."""
         rows = _rows_in(splits)
         if self._left is None or rows <= self._left:
@@ -161,13 +168,13 @@ class Inputs:
         found.miss(f"history has {rows:,} rows, more than the sample may read")
         return True
 
-    def _read(self, source: LaneSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> DataFrame:
+    def _read(self, source: PipelineSource, end: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> DataFrame:
         if not self._keyed:
             return source.read_history(self._spark, end, phase, splits, schema).frame
-        handle = source.pins(end)[phase]
+        handle = source.snapshot_handles(end)[phase]
         return source.bounded[phase].read(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names)
 
-    def _pieces(self, source: LaneSource, end: Json) -> list[tuple[int, int, list[Json]]]:
+    def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
         """(window, phase, splits): of whole windows where all of them are in, else as the epochs had them."""
         keys = positions.windows_of(self._model)
         done = [positions.is_partition_done(self._model, end, key) for key in keys]
@@ -179,33 +186,33 @@ class Inputs:
             for place, key in enumerate(keys)
         ]
 
-    def _carried(self, source: LaneSource) -> list[tuple[int, int, list[Json]]]:
+    def _carried(self, source: PipelineSource) -> list[tuple[int, int, list[Json]]]:
         """(window, phase, splits) as the epochs had them."""
         keys = positions.windows_of(self._model)
         return [
             (keys.index(plan.window or "") if (plan.window or "") in keys else 0, phase, list(splits))
             for plan in self._scope.plans
-            for phase, splits in pieces_of(plan.splits, source.name).items()
+            for phase, splits in splits_by_phase(plan.splits, source.name).items()
         ]
 
-    def _splits(self, source: LaneSource, end: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
+    def _splits(self, source: PipelineSource, end: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
         """At a keyed sink without the cut at the fence: the stream's rows are later ones of the same keys."""
         if not self._keyed:
             return source.splits(self._spark, end, phase, window)
-        handle = source.pins(end)[phase]
+        handle = source.snapshot_handles(end)[phase]
         return list(source.bounded[phase].splits(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), window, None))
 
     def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)
         return HistoryPartition(key, self._model.partitions.column, *bounds) if bounds and self._model.partitions else None
 
-    def _take(self, found: Input, rows: int) -> None:
+    def _take(self, found: SourceRows, rows: int) -> None:
         found.rows += rows
         if self._left is not None:
             self._left = max(0, self._left - rows)
 
 
-def _covers_topic(source: LaneSource, model: PipelineModel) -> bool:
+def _covers_topic(source: PipelineSource, model: PipelineModel) -> bool:
     """Whether history is to hold everything that the topic had before the fence: nothing in the file leaves rows out."""
     node: Any = source.node
     parts = getattr(node, "bounded_sources", ())

@@ -12,11 +12,11 @@ import pyarrow.compute
 from headrace.connectors.base import OP, POS
 from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
-from headrace.jobs.checks.content.compare import Difference, normal
+from headrace.jobs.checks.content.compare import ContentDifference, normal
 from headrace.jobs.checks.content.expected import rows_after_sql, rows_at_sink, rows_by_sql, union_of
-from headrace.jobs.checks.content.inputs import TIER, WINDOW, Input
+from headrace.jobs.checks.content.inputs import TIER, WINDOW, SourceRows
 from headrace.jobs.checks.content.tables import compare_tables, keys_of, last_rows, plain_types, rows_of_keys
-from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql.system_columns import HIDDEN
@@ -31,7 +31,7 @@ DRIVER_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ExpectedSample:
     """`rows` have the sink's payload, `types` as Spark has them. `decided` are the keys whose state is known; None: all keys are."""
 
     rows: pa.Table
@@ -47,7 +47,7 @@ class Sample:
         return self.rows.column_names
 
 
-def sample_by_key(planner: Planner, sink: str, source: str, found: Input, plan: EpochPlan) -> Sample:
+def sample_by_key(planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan) -> ExpectedSample:
     """See `expected_by_key`."""
     node, key = planner.file.model.sinks[sink], graph.key_of(planner.file.model, sink)
     read = union_of(found)
@@ -55,24 +55,24 @@ def sample_by_key(planner: Planner, sink: str, source: str, found: Input, plan: 
     rows = rows_by_sql(planner, sink, source, planner.spark.createDataFrame(last, read.schema), plan)
     made, types = _collected(rows)
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
-    return Sample(made, types, keys, None if found.complete else streamed, unclear)
+    return ExpectedSample(made, types, keys, None if found.complete else streamed, unclear)
 
 
-def sample_at_sink(planner: Planner, sink: str, inputs: list[Input], plan: EpochPlan) -> Sample:
+def sample_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> ExpectedSample:
     """See `expected_at_sink`."""
     model = planner.file.model
     key, version = graph.key_of(model, sink), getattr(model.sinks[sink], "version_column", None)
     if not key:
-        return Sample(*_collected(rows_at_sink(planner, sink, inputs, plan)))
+        return ExpectedSample(*_collected(rows_at_sink(planner, sink, inputs, plan)))
     read, types = _collected(rows_after_sql(planner, sink, inputs, plan))
     last, unclear = last_rows(read, key, version)
     live = last.filter(pc.not_equal(last[OP], "d")).drop_columns([*HIDDEN, TIER, WINDOW])
     keys, streamed = (keys_of(last, key, streamed=streamed) for streamed in (False, True))
     payload = {name: types[name] for name in live.column_names}
-    return Sample(live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear)
+    return ExpectedSample(live, payload, keys, None if all(one.complete for one in inputs) else streamed, unclear)
 
 
-def compare_sample(sample: Sample, content: TargetContent, key: Sequence[str], *, whole: bool) -> Difference | None:
+def compare_sample(sample: ExpectedSample, content: TargetContent, key: Sequence[str], *, whole: bool) -> ContentDifference | None:
     """Return how the target differs from a sample; None where its rows cannot be looked up.
 
     `whole`: all rows of the target came from the epochs that are compared.

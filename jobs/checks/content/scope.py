@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.jobs.staging.determinism import impure_behind
+from headrace.jobs.staging.determinism import nondeterministic_upstream
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json
@@ -14,7 +14,7 @@ from headrace.pipeline.protocol.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class AuditScope:
     """The epochs that are compared.
 
     `first` is the plan of the first of them, `whole` says that the sink held no row of this pipeline or another before it. `plans` are
@@ -35,7 +35,7 @@ def refusal(model: PipelineModel, sink: str) -> str:
         return "the sink is at-least-once by its file"
     if graph.dynamic_tables(model):
         return f"the values of the dynamic table `{next(iter(graph.dynamic_tables(model)))}` depend on the epoch"
-    if impure := impure_behind(model, sink):
+    if impure := nondeterministic_upstream(model, sink):
         return f"the rows of `{impure[0]}` cannot be computed again"
     if getattr(node, "on_conflict", "update") == "nothing" or getattr(node, "update_where", None):
         return "`on_conflict: nothing` and `update_where` let other rows than the last one stay"
@@ -50,7 +50,7 @@ def refusal(model: PipelineModel, sink: str) -> str:
     return f"the history of `{unpinned[0]}` is not pinned (`snapshot: none`)" if unpinned else ""
 
 
-def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int) -> Scope | str:
+def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int) -> AuditScope | str:
     """The epochs up to the record's that the same file carried, or why there are none to compare."""
     first: EpochPlan | None = None
     last: EpochPlan | None = None
@@ -74,7 +74,7 @@ def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRe
     whole = first.number == 1 and joined == 0 and record.baseline == 0
     if first.number == 1 and not whole:
         limits.append("the target held rows before the first epoch")
-    return Scope(first, last, whole, tuple(plans), tuple(limits))
+    return AuditScope(first, last, whole, tuple(plans), tuple(limits))
 
 
 def sink_reads(model: PipelineModel, name: str, node: str) -> bool:

@@ -15,7 +15,7 @@ import pyarrow.compute
 
 from headrace.connectors.base import OP, POS
 from headrace.connectors.keys import canonical
-from headrace.jobs.checks.content.compare import SHOWN, Difference, describe_difference
+from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, describe_difference
 from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW
 
 pc: Any = pyarrow.compute
@@ -55,14 +55,14 @@ def rows_of_keys(rows: pa.Table, key: Sequence[str], keys: pa.Table | None) -> p
     return rows.join(keys, list(key), join_type="left semi")
 
 
-def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> Difference:
+def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> ContentDifference:
     """Compare two tables, by key or, without one, as multisets of rows. `expected` decides on columns and types."""
     columns = expected.column_names
     mine, theirs = (_plain(side, columns, expected.schema) for side in (expected, found))
     counted = _counted(mine, theirs, columns)
     differing = counted.filter(pc.not_equal(counted[_EXPECTED], counted[_FOUND]))
     if not differing.num_rows:
-        return Difference(mine.num_rows, theirs.num_rows, 0)
+        return ContentDifference(mine.num_rows, theirs.num_rows, 0)
     by = list(key or columns)
     keys = differing.select(by).group_by(by).aggregate([])
     order = pc.call_function("sort_indices", [keys], pc.SortOptions([(name, "ascending") for name in by]))
@@ -72,7 +72,7 @@ def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> D
         one = shown.slice(place, 1)
         wanted, have = (_values(side, by, one, columns, keyed=bool(key)) for side in (mine, theirs))
         words.append(describe_difference(one.to_pylist()[0], wanted, have, columns, keyed=bool(key)))
-    return Difference(mine.num_rows, theirs.num_rows, 1, keys.num_rows, tuple(words))
+    return ContentDifference(mine.num_rows, theirs.num_rows, 1, keys.num_rows, tuple(words))
 
 
 def plain_types(schema: pa.Schema) -> pa.Schema:

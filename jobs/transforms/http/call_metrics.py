@@ -20,7 +20,7 @@ _UNASKED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallMetrics:
     """Requests of one node: latencies in milliseconds by (outcome, status class), and how many were tries after the first.
 
     Outcomes: success, retriable_error, non_retriable_error. Status classes: 2xx to 5xx, timeout, network_error, body_read_error.
@@ -30,7 +30,7 @@ class Calls:
     retries: int
 
 
-class Tally:
+class CallCounter:
     """Counts inside of one task; threads share it."""
 
     def __init__(self) -> None:
@@ -44,43 +44,43 @@ class Tally:
             self._latencies[outcome, status].append(milliseconds)
             self._retries += retry
 
-    def calls(self) -> Calls:
+    def calls(self) -> CallMetrics:
         """What was counted."""
         with self._lock:
-            return Calls(dict(self._latencies), self._retries)
+            return CallMetrics(dict(self._latencies), self._retries)
 
 
-class _Sum(AccumulatorParam[Calls]):
-    def zero(self, value: Calls) -> Calls:
+class _Sum(AccumulatorParam[CallMetrics]):
+    def zero(self, value: CallMetrics) -> CallMetrics:
         del value
-        return Calls({}, 0)
+        return CallMetrics({}, 0)
 
-    def addInPlace(self, value1: Calls, value2: Calls) -> Calls:  # noqa: N802  pyspark's name
+    def addInPlace(self, value1: CallMetrics, value2: CallMetrics) -> CallMetrics:  # noqa: N802  pyspark's name
         keys = dict.fromkeys([*value1.latencies, *value2.latencies])
         both = {key: [*value1.latencies.get(key, ()), *value2.latencies.get(key, ())] for key in keys}
-        return Calls(both, value1.retries + value2.retries)
+        return CallMetrics(both, value1.retries + value2.retries)
 
 
-_counted: dict[str, tuple[object, Accumulator[Calls]]] = {}
+_counted: dict[str, tuple[object, Accumulator[CallMetrics]]] = {}
 """By node the Spark context, and what its tasks add to."""
 
 
-def counter(spark: SparkSession, node: str) -> Accumulator[Calls]:
+def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]:
     """What tasks add the calls of a node to, in one epoch or one attempt at it. Where nobody watches the run, nobody takes them."""
     context = spark.sparkContext
     if node not in _counted or _counted[node][0] is not context:
-        _counted[node] = context, context.accumulator(Calls({}, 0), _Sum())
+        _counted[node] = context, context.accumulator(CallMetrics({}, 0), _Sum())
     found = _counted[node][1]
     if sum(map(len, found.value.latencies.values())) > _UNASKED:
-        found.value = Calls({}, 0)
+        found.value = CallMetrics({}, 0)
     return found
 
 
-def taken() -> dict[str, Calls]:
+def drain_call_metrics() -> dict[str, CallMetrics]:
     """The calls by node since this was last asked. On the driver, between two epochs."""
-    found: dict[str, Calls] = {}
+    found: dict[str, CallMetrics] = {}
     for node, (_, accumulator) in _counted.items():
         if accumulator.value.latencies:
             found[node] = accumulator.value
-            accumulator.value = Calls({}, 0)
+            accumulator.value = CallMetrics({}, 0)
     return found

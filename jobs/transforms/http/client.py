@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.jobs.staging.pending_calls import Wait
-from headrace.jobs.transforms.http.call_metrics import Tally
+from headrace.jobs.staging.pending_calls import PendingCall
+from headrace.jobs.transforms.http.call_metrics import CallCounter
 from headrace.jobs.transforms.http.circuit_breaker import Breaker
-from headrace.jobs.transforms.http.decode import Answer, AnswerError, Decoder, excerpt
-from headrace.jobs.transforms.http.row_matching import origins, positions
+from headrace.jobs.transforms.http.decode import AnswerError, DecodedResponse, ResponseDecoder, excerpt
+from headrace.jobs.transforms.http.row_matching import match_request_rows, response_positions
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Service:
     concurrency: int
     break_after: int
     break_for: float
-    wait: Wait | None = None
+    wait: PendingCall | None = None
     """Where tasks say that they wait for it."""
 
     @property
@@ -69,7 +69,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RequestBatch:
     """One request: its rows, whose text is their JSON."""
 
     rows: pa.RecordBatch
@@ -78,14 +78,14 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer with 2xx."""
 
     status: int
     body: bytes
 
 
-class Caller:
+class HttpCaller:
     """Asks a service, again where that may help. One per process and service: connections are kept, and what failed is remembered."""
 
     def __init__(self, service: Service) -> None:
@@ -107,16 +107,16 @@ class Caller:
         """Lets go of the connections."""
         self._client.close()
 
-    def ask(self, batch: Batch, stop: threading.Event, tally: Tally) -> Reply:
+    def send(self, batch: RequestBatch, stop: threading.Event, tally: CallCounter) -> HttpReply:
         """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
         told = threading.Event()
         try:
-            return self._tried(batch, stop, tally, told)
+            return self._send_with_retries(batch, stop, tally, told)
         finally:
             if self._service.wait is not None and told.is_set():
                 self._service.wait.over()
 
-    def _tried(self, batch: Batch, stop: threading.Event, tally: Tally, told: threading.Event) -> Reply:
+    def _send_with_retries(self, batch: RequestBatch, stop: threading.Event, tally: CallCounter, told: threading.Event) -> HttpReply:
         began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
@@ -125,7 +125,7 @@ class Caller:
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
             try:
-                reply, last, wait = self._once(batch, tally, retry=attempt > 1)
+                reply, last, wait = self._send_once(batch, tally, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
@@ -150,7 +150,7 @@ class Caller:
         message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
         self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
 
-    def _once(self, batch: Batch, tally: Tally, *, retry: bool) -> tuple[Reply | None, str, float | None]:
+    def _send_once(self, batch: RequestBatch, tally: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
         """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
         httpx, started = self._errors, time.monotonic()
 
@@ -178,14 +178,14 @@ class Caller:
             return None, self._clean(_said(error)), None
         return self._judged(response, status, body, count)
 
-    def _posted(self, batch: Batch) -> AbstractContextManager[httpx.Response]:
+    def _posted(self, batch: RequestBatch) -> AbstractContextManager[httpx.Response]:
         return self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key})
 
-    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[Reply | None, str, float | None]:
+    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[HttpReply | None, str, float | None]:
         if 200 <= status < 300:
             self.breaker.succeeded()
             count("success", "2xx")
-            return Reply(status, body), "", None
+            return HttpReply(status, body), "", None
         said = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks to be left alone works.
@@ -219,15 +219,15 @@ class Caller:
         return text
 
 
-_callers: dict[str, Caller] = {}
+_callers: dict[str, HttpCaller] = {}
 """Of this process: Spark keeps its Python workers for the next epoch."""
 
 
-def caller_for(service: Service) -> Caller:
+def caller_for(service: Service) -> HttpCaller:
     """The caller of a service, made once per process; the oldest of more than a few is let go."""
     digest = service.digest
     if digest not in _callers:
-        _callers[digest] = Caller(service)
+        _callers[digest] = HttpCaller(service)
         while len(_callers) > _KEPT:
             _callers.pop(next(iter(_callers))).close()
     return _callers[digest]
@@ -252,7 +252,7 @@ class HandlerTask:
     """A task of a handler, for `mapInArrow`. Picklable. `prefix` begins every idempotency key; `key` are places in the answer's columns."""
 
     service: Service
-    decoder: Decoder
+    decoder: ResponseDecoder
     batch_size: int
     prefix: str
     key: tuple[int, ...]
@@ -262,7 +262,7 @@ class HandlerTask:
         """The rows of the answers in the order of the requests. Errors travel in what is raised, with class and hint."""
         from headrace.connectors.row_errors import task_error
 
-        stop, tally = _Stop(), Tally()
+        stop, tally = _Stop(), CallCounter()
         pool = ThreadPoolExecutor(self.service.concurrency, thread_name_prefix="handler")
         waiting: deque[Future[pa.RecordBatch]] = deque()
         try:
@@ -281,7 +281,7 @@ class HandlerTask:
             if self.count is not None:
                 self.count.add(tally.calls())
 
-    def _cut(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Batch]:
+    def _cut(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RequestBatch]:
         """Requests of `batch_size` rows (one, where the decoder reads single rows), the last one with what is left."""
         size = 1 if self.decoder.single else self.batch_size
         kept: list[pa.RecordBatch] = []
@@ -301,7 +301,7 @@ class HandlerTask:
         if held:
             yield self._batch(_joined(kept))
 
-    def _batch(self, rows: pa.RecordBatch) -> Batch:
+    def _batch(self, rows: pa.RecordBatch) -> RequestBatch:
         if self.decoder.single:
             body = rows.column(TEXT)[0].as_buffer().to_pybytes()
         else:
@@ -309,20 +309,20 @@ class HandlerTask:
             body = b"[" + texts[0].as_buffer().to_pybytes() + b"]\n"
         first = rows.column(POS)[0].as_py()
         where = "{source}.{part}.{off}.{sub}".format(**first)
-        return Batch(rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}")
+        return RequestBatch(rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}")
 
-    def _answer(self, caller: Caller, batch: Batch, stop: _Stop, tally: Tally) -> pa.RecordBatch:
+    def _answer(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, tally: CallCounter) -> pa.RecordBatch:
         try:
             return self._asked(caller, batch, stop, tally)
         except HeadraceError as error:
             stop.failed(error)
             raise
 
-    def _asked(self, caller: Caller, batch: Batch, stop: _Stop, tally: Tally) -> pa.RecordBatch:
+    def _asked(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, tally: CallCounter) -> pa.RecordBatch:
         if stop.is_set():
             msg = "another request of the task failed"
             raise stop.error or TransientError(msg, node=self.service.node)
-        reply = caller.ask(batch, stop, tally)
+        reply = caller.send(batch, stop, tally)
         try:
             return self._rows(batch.rows, self.decoder.read(reply.body))
         except AnswerError as error:
@@ -331,7 +331,7 @@ class HandlerTask:
             hint = "An answer has the columns of the node: those of `from`, changed by `schema_override`."
             raise DataError(msg, hint=hint, node=self.service.node) from None
 
-    def _rows(self, sent: pa.RecordBatch, answer: Answer) -> pa.RecordBatch:
+    def _rows(self, sent: pa.RecordBatch, answer: DecodedResponse) -> pa.RecordBatch:
         back = [answer.columns[at] for at in self.key]
         for at, column in zip(self.key, back, strict=True):
             if column.null_count:
@@ -339,10 +339,10 @@ class HandlerTask:
                 msg = f"{column.null_count} of {answer.rows} rows lack `{name}`, which is a column of the key"
                 raise AnswerError(msg)
         asked = [sent.column(KEYS + at) for at in range(sent.num_columns - KEYS)] if self.key else []
-        at = origins(asked, back, sent.num_rows, answer.rows)
+        at = match_request_rows(asked, back, sent.num_rows, answer.rows)
         ops = pc.coalesce(answer.ops, sent.column(OP).take(at)) if answer.rows else answer.ops
         _check_ops(ops)
-        columns = [*answer.columns, ops, positions(sent.column(POS), at)]
+        columns = [*answer.columns, ops, response_positions(sent.column(POS), at)]
         return pa.RecordBatch.from_arrays(columns, names=[f"c{place}" for place in range(len(columns))])
 
 

@@ -34,7 +34,7 @@ class AnswerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DecodedResponse:
     """The rows of an answer: payload columns in their order, as Spark's rows hold them. `ops` may have nulls where it said none."""
 
     columns: list[pa.Array]
@@ -43,14 +43,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class ResponseDecoder:
     """Reads answers of one node. Picklable. `schema` has the declared types; `version` is `payload_version`."""
 
     schema: pa.Schema
     version: int
     single: bool
 
-    def read(self, body: bytes) -> Answer:
+    def read(self, body: bytes) -> DecodedResponse:
         """The rows of an answer. Raises AnswerError for anything that is not what was declared."""
         text = body.strip(b" \t\r\n\xef\xbb\xbf")
         if not text:
@@ -73,7 +73,7 @@ class Decoder:
 
     # --- by Arrow
 
-    def _fast(self, text: bytes) -> Answer | None:
+    def _fast(self, text: bytes) -> DecodedResponse | None:
         """None where Arrow cannot say."""
         fields = [field.with_type(wire) for field in self.schema if (wire := _wire(field.type)) is not None]
         if len(fields) != len(self.schema):
@@ -103,11 +103,11 @@ class Decoder:
             columns = [_unwired(data.field(at), field.type) for at, field in enumerate(self.schema)]
         except (pa.ArrowException, ValueError):
             return None
-        return Answer(columns, ops, len(rows))
+        return DecodedResponse(columns, ops, len(rows))
 
     # --- by Python
 
-    def _slow(self, text: bytes, mode: str) -> Answer:
+    def _slow(self, text: bytes, mode: str) -> DecodedResponse:
         try:
             found = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
@@ -119,7 +119,7 @@ class Decoder:
             for field in self.schema:
                 values[field.name].append(_value(row.get(field.name), field.type, f"row {number}, column `{field.name}`"))
         columns = [_column(field.name, values[field.name], pa.string() if is_wide(field.type) else field.type) for field in self.schema]
-        return Answer(columns, _column(OP, [op for _, op in rows], pa.string()), len(rows))
+        return DecodedResponse(columns, _column(OP, [op for _, op in rows], pa.string()), len(rows))
 
     def _row(self, row: Any, number: int) -> tuple[Mapping[str, Any], str | None]:
         if not isinstance(row, dict):

@@ -14,7 +14,7 @@ from headrace.pipeline.yaml.interpolation import VARIABLE, interpolate
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HttpEndpoint:
     """An address, the headers of every request, and the texts among them that are secret."""
 
     url: str = field(repr=False)
@@ -22,9 +22,9 @@ class Target:
     secrets: tuple[str, ...] = field(repr=False)
 
 
-def target_of(
+def resolve_endpoint(
     name: str, node: HandlerTransformConfig, settings: Settings, place: Callable[..., FileLocation | None] = lambda *_: None
-) -> Target:
+) -> HttpEndpoint:
     """Raises UserError for a variable or a secret that is not set, or cannot be sent. `place` gives the place of a key of the node."""
     url = interpolate(node.url, node=name)
     headers = {key: interpolate(value, node=name) for key, value in node.headers.items()}
@@ -54,16 +54,16 @@ def target_of(
     if said := url_problem(url):
         msg = f"`url` {said}"
         raise UserError(msg, hint="See the variables in it.", node=name, place=place("url"))
-    return Target(url, headers, (*secrets, *_in_url(url, node.url)))
+    return HttpEndpoint(url, headers, (*secrets, *_in_url(url, node.url)))
 
 
-def without_target(file: PipelineFile, settings: Settings) -> list[UserError]:
+def find_endpoint_errors(file: PipelineFile, settings: Settings) -> list[UserError]:
     """Handlers that could not send anything, each with its reason. Asks no service."""
     problems: list[UserError] = []
     for name, node in file.model.transforms.items():
         if isinstance(node, HandlerTransformConfig):
             try:
-                target_of(name, node, settings, lambda *path, name=name: file.place_of(name, *path))
+                resolve_endpoint(name, node, settings, lambda *path, name=name: file.place_of(name, *path))
             except UserError as error:
                 error.place = error.place or file.place_of(name)
                 problems.append(error)

@@ -26,7 +26,7 @@ from headrace.jobs.transforms.http.decode import AnswerError
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 
 
-def origins(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int) -> pa.Array:
+def match_request_rows(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int) -> pa.Array:
     """For every row of an answer the number of the request row that it came from, null where none is known.
 
     `sent` and `back` are the key columns of both, empty where the node has no key; `rows` were sent, `answered` came back.
@@ -43,7 +43,7 @@ def origins(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answe
     return pc.subtract(pa.scalar(rows - 1, pa.int64()), behind.cast(pa.int64()))
 
 
-def positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:
+def response_positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:
     """`_gs_pos` of an answer's rows. Raises AnswerError where there is no number left for them."""
     if len(at) >= FAN_OUT:
         msg = f"{len(at):,} rows in one answer; {FAN_OUT - 1:,} are possible"

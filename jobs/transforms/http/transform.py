@@ -11,13 +11,13 @@ from pyarrow import types as kinds
 from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import arrow_schema, spark_schema
-from headrace.jobs.staging.pending_calls import Wait, waits_folder
+from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
 from headrace.jobs.transforms.base import RowTransform, TransformContext
-from headrace.jobs.transforms.http.call_metrics import counter
+from headrace.jobs.transforms.http.call_metrics import call_accumulator
 from headrace.jobs.transforms.http.client import HandlerTask, Service
-from headrace.jobs.transforms.http.decode import Decoder
+from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.jobs.transforms.http.encode import row_json
-from headrace.jobs.transforms.http.endpoint import target_of
+from headrace.jobs.transforms.http.endpoint import resolve_endpoint
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.handler import HandlerTransformConfig, override_types, redact_url
 from headrace.pipeline.protocol import positions
@@ -41,7 +41,7 @@ class HandlerRows(RowTransform):
         del httpx  # a missing package is told when the node is opened, not in the first task
         super().__init__(context)
         self._node: HandlerTransformConfig = context.node
-        self._payload = arrow_schema(spark_schema(answered(context.name, context.node, context.schema)))
+        self._payload = arrow_schema(spark_schema(response_schema(context.name, context.node, context.schema)))
         names = self._payload.names
         shared = all(name in names and name in context.schema.names for name in context.key)
         self._key = tuple(names.index(name) for name in context.key) if shared else ()
@@ -66,7 +66,7 @@ class HandlerRows(RowTransform):
 
         size = 1 if self._node.one_row_per_request else self._node.batch_size
         order = ("c2", "c0")  # rows of a union may stand at one place
-        tasks = min(self._node.parallelism, max(1, -(-rows_of(plan) // size)))
+        tasks = min(self._node.parallelism, max(1, -(-max_epoch_rows(plan) // size)))
         if tasks == 1:
             return rows.coalesce(1).sortWithinPartitions(*order)
         block = F.floor(F.col("c2.off") / F.lit(max(size, 100)))
@@ -75,12 +75,12 @@ class HandlerRows(RowTransform):
     def _task(self, plan: EpochPlan) -> HandlerTask:
         node, name = self._node, self._context.name
         prefix = f"{self._context.pipeline()}/{name}/{plan.number}"
-        decoder = Decoder(self._payload, node.payload_version, node.one_row_per_request)
-        return HandlerTask(self._service(), decoder, node.batch_size, prefix, self._key, counter(self._context.spark, name))
+        decoder = ResponseDecoder(self._payload, node.payload_version, node.one_row_per_request)
+        return HandlerTask(self._service(), decoder, node.batch_size, prefix, self._key, call_accumulator(self._context.spark, name))
 
     def _service(self) -> Service:
         node, name = self._node, self._context.name
-        target = target_of(name, node, self._context.settings)
+        target = resolve_endpoint(name, node, self._context.settings)
         return Service(
             node=name,
             url=target.url,
@@ -93,7 +93,7 @@ class HandlerRows(RowTransform):
             concurrency=node.concurrency,
             break_after=node.break_after,
             break_for=node.break_for.total_seconds(),
-            wait=Wait(waits_folder(self._context.settings, self._context.pipeline()), name),
+            wait=PendingCall(waits_folder(self._context.settings, self._context.pipeline()), name),
         )
 
     def _unasked(self, rows: DataFrame) -> DataFrame:
@@ -122,7 +122,7 @@ class HandlerRows(RowTransform):
         return rows.select(*(F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)))
 
 
-def answered(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Schema:
+def response_schema(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Schema:
     """The columns of an answer: those that are sent, retyped, without those that go, and new ones behind them.
 
     Raises SchemaError for a type that cannot be read from JSON.
@@ -141,7 +141,7 @@ def answered(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Sc
     return pa.schema(fields)
 
 
-def rows_of(plan: EpochPlan) -> int:
+def max_epoch_rows(plan: EpochPlan) -> int:
     """An upper bound of the rows that an epoch reads, by its plan alone: the same whenever and wherever it is computed."""
     if plan.phase is Phase.HISTORY:
         return sum(piece["split"].get("rows", 0) for piece in plan.splits)

@@ -27,7 +27,7 @@ ROW = "_gs_row"
 _OPERATIONS = pa.array(["i", "u", "d"])
 
 
-def find(path: str, node: str) -> Callable[..., Any]:
+def load_function(path: str, node: str) -> Callable[..., Any]:
     """The function at `package.module:name`. Raises UserError where there is none; what the module itself raises is told with its place."""
     module, _, name = path.partition(":")
     try:
@@ -37,7 +37,7 @@ def find(path: str, node: str) -> Callable[..., Any]:
             msg = f"there is no module `{error.name}` for `function: {path}`"
             hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
             raise UserError(msg, hint=hint, node=node) from None
-        msg = f"the module `{module}` does not load: {said(error, module)}"
+        msg = f"the module `{module}` does not load: {describe_user_error(error, module)}"
         raise UserError(msg, hint="Mend the module.", node=node) from None
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -60,7 +60,7 @@ def check_options(found: Callable[..., Any], path: str, options: Mapping[str, An
         raise UserError(msg, hint=f"It is {path.rpartition(':')[2]}{takes}.", node=node) from None
 
 
-def said(error: BaseException, module: str) -> str:
+def describe_user_error(error: BaseException, module: str) -> str:
     """What an exception says, and the line of the user's own code where it was raised: the last frame in the module's package."""
     package = module.split(".", maxsplit=1)[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -72,7 +72,7 @@ def said(error: BaseException, module: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PythonTransformTask:
     """A python node, ready for work. `schema` is the payload that comes out, in the types that rows have."""
 
     node: str
@@ -83,7 +83,7 @@ class Call:
 
     def rows(self, batches: Iterable[pa.RecordBatch], hidden: pa.Schema) -> Iterator[pa.RecordBatch]:
         """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `hidden`. Raises UserError."""
-        function = find(self.function, self.node)
+        function = load_function(self.function, self.node)
         for whole in batches:
             for start in range(0, whole.num_rows, self.batch or whole.num_rows or 1):
                 batch = whole.slice(start, self.batch or whole.num_rows)
@@ -94,7 +94,7 @@ class Call:
         try:
             found = function(given, **self.options)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's function raises is told; an exit would end the worker
-            msg = f"`{self.function}` failed on {self._rows(batch)}: {said(error, self.function.partition(':')[0])}"
+            msg = f"`{self.function}` failed on {self._rows(batch)}: {describe_user_error(error, self.function.partition(':')[0])}"
             raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):
             msg = f"`{self.function}` returned {type(found).__name__}"

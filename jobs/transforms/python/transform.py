@@ -11,7 +11,7 @@ from headrace.connectors.row_errors import task_error
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
-from headrace.jobs.transforms.python.calls import Call, check_options, find
+from headrace.jobs.transforms.python.calls import PythonTransformTask, check_options, load_function
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model.transforms import PythonTransformConfig
@@ -29,7 +29,7 @@ class PythonRows(RowTransform):
         node: PythonTransformConfig = context.node
         check_function(node, context.settings, context.name)
         payload = final_schema(context.name, node.schema_, context.schema)
-        self._call = Call(context.name, node.function, node.options, payload, node.batch_size)
+        self._call = PythonTransformTask(context.name, node.function, node.options, payload, node.batch_size)
         self._hidden = with_hidden(payload)
         self._spark_schema = hidden_fields(spark_schema(payload))
 
@@ -42,7 +42,7 @@ class PythonRows(RowTransform):
 def check_function(node: PythonTransformConfig, settings: Settings, name: str) -> None:
     """Raises UserError for a function that is not trusted, is not there, or cannot be called with the node's options."""
     allowed(node.function, settings.python_transforms.allow, name)
-    check_options(find(node.function, name), node.function, node.options, name)
+    check_options(load_function(node.function, name), node.function, node.options, name)
 
 
 def allowed(function: str, allow: list[str], node: str) -> None:
@@ -55,7 +55,7 @@ def allowed(function: str, allow: list[str], node: str) -> None:
         raise UserError(msg, hint=hint, node=node)
 
 
-def _task(call: Call, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+def _task(call: PythonTransformTask, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """What each of Spark's tasks runs."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

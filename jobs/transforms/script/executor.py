@@ -17,7 +17,7 @@ import pyarrow.compute
 
 from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
-from headrace.jobs.transforms.script.process import Limits, Program, StoppedError, Vm, borrowed
+from headrace.jobs.transforms.script.process import Program, ScriptLimits, ScriptProcess, StoppedError, borrow_process
 from headrace.pipeline.errors import DataError, FileLocation, HeadraceError, UserError
 from headrace.pipeline.types.durations import spell_duration
 
@@ -39,7 +39,7 @@ class Script:
 
     node: str
     program: Program
-    limits: Limits
+    limits: ScriptLimits
     inputs: tuple[str, ...]
     outputs: dict[str, tuple[pa.DataType, pa.DataType]]
     batch: int
@@ -52,7 +52,7 @@ class Script:
 
     def check(self) -> None:
         """Loads the script and runs nothing. Raises UserError, with its place, where it does not load."""
-        vm = Vm(self.limits)
+        vm = ScriptProcess(self.limits)
         try:
             self._load(vm)
         finally:
@@ -61,7 +61,7 @@ class Script:
     def rows(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
         count, last, tail = 0, None, None
-        with borrowed(self.limits) as vm:
+        with borrow_process(self.limits) as vm:
             self._load(vm)
             for whole in batches:
                 for last in self._cut(whole):
@@ -73,7 +73,7 @@ class Script:
             if last is not None and count > 1 and self.program.deterministic:
                 self._again(vm, last.slice(last.num_rows - 1), tail, schema)
 
-    def _load(self, vm: Vm) -> None:
+    def _load(self, vm: ScriptProcess) -> None:
         try:
             vm.open(self.program)
         except StoppedError as error:
@@ -84,7 +84,7 @@ class Script:
         for start in range(0, batch.num_rows, each):
             yield batch.slice(start, each)
 
-    def _through(self, vm: Vm, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _through(self, vm: ScriptProcess, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
         """What becomes of a batch, in pieces; with each, how many of its rows, at its end, are the last input row's."""
         text = encoded([batch.column(name) for name in (*self.inputs, OP)])
         try:
@@ -116,7 +116,7 @@ class Script:
         if error.row >= 0 or error.kind == "threw":
             return error
         try:
-            with borrowed(self.limits) as vm:
+            with borrow_process(self.limits) as vm:
                 vm.open(self.program)
                 for _ in vm.rows(text, one=True):
                     continue
@@ -124,7 +124,7 @@ class Script:
             return again
         return error
 
-    def _again(self, vm: Vm, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
+    def _again(self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
         """Holds a script that says it is deterministic to it: its last row alone, in a fresh engine, gives the same rows.
 
         One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed in other batches.

@@ -31,7 +31,7 @@ _MOST_BYTES = 16 * MOST_TEXT
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScriptLimits:
     """What one call may use: seconds of processor time, bytes of the engine's memory, rows made of one row."""
 
     seconds: float
@@ -57,10 +57,10 @@ class StoppedError(Exception):
         self.kind, self.row, self.said, self.stack = kind, row, said, stack
 
 
-class Vm:
+class ScriptProcess:
     """One process. Not shared between threads."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ScriptLimits) -> None:
         self._limits = limits
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_CHILD)],
@@ -139,7 +139,7 @@ class Vm:
                     found = json.loads(content)
                     raise StoppedError(*_failed(found))
                 case _:
-                    raise _told(tag, content)
+                    raise _parse_stop(tag, content)
 
     def _read(self, size: int, row: int) -> bytes:
         assert self._process.stdout is not None  # noqa: S101  asked for above
@@ -172,7 +172,7 @@ def _failed(found: dict[str, object]) -> tuple[str, int, str, str]:
     return "failed", int(str(found["row"])), str(found["said"]), str(found["stack"])
 
 
-def _told(tag: bytes, content: bytes) -> StoppedError:
+def _parse_stop(tag: bytes, content: bytes) -> StoppedError:
     row, _, text = content.decode("utf-8", "replace").partition("\n")
     said, _, stack = text.partition("\n")
     return StoppedError({b"t": "time", b"m": "memory"}.get(tag, "threw"), int(row), said, stack)
@@ -201,13 +201,13 @@ def _runtime() -> str:
     return _RUNTIME.read_text(encoding="utf-8")
 
 
-_idle: dict[Limits, Vm] = {}
+_idle: dict[ScriptLimits, ScriptProcess] = {}
 
 
 @contextmanager
-def borrowed(limits: Limits) -> Iterator[Vm]:
+def borrow_process(limits: ScriptLimits) -> Iterator[ScriptProcess]:
     """A process for one stream; kept for the next one only where nothing went wrong."""
-    vm = _idle.pop(limits, None) or Vm(limits)
+    vm = _idle.pop(limits, None) or ScriptProcess(limits)
     try:
         yield vm
     except BaseException:

@@ -28,7 +28,7 @@ _ROOM = 256 << 20  # bytes beside the engine's: the interpreter and copies of te
 _ALL_ROWS = 1 << 30
 
 
-class Engine:
+class ScriptEngine:
     """One script in one virtual machine."""
 
     def __init__(self, quickjs: Any, asked: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def confine(memory: int) -> None:
                 continue  # a limit that this system does not have is not the only one
 
 
-def told(error: BaseException, engine: Engine | None) -> None:
+def told(error: BaseException, engine: ScriptEngine | None) -> None:
     """What ended a step: `t` time, `m` memory, `x` an exception of the script. With the row at hand where there is one."""
     text = str(error)
     first = text.split("\n", 1)[0]
@@ -160,7 +160,7 @@ def main() -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     quickjs = None
-    engine: Engine | None = None
+    engine: ScriptEngine | None = None
     while True:
         tag, size = read(1), int.from_bytes(read(4), "little")
         asked = marshal.loads(read(size))  # noqa: S302  from the parent, which started this process
@@ -172,7 +172,7 @@ def main() -> None:
                     quickjs = module_from_spec(ModuleSpec("_quickjs", loader, origin=asked["engine"]))
                     loader.exec_module(quickjs)
                     confine(asked["memory"])
-                engine = Engine(quickjs, asked)
+                engine = ScriptEngine(quickjs, asked)
                 send(b"o", b"")
             elif engine is not None:
                 engine.rows(asked["text"], asked["one"])

@@ -13,7 +13,7 @@ from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.jobs.transforms.output_schema import final_schema, hidden_fields, with_hidden
 from headrace.jobs.transforms.script.arrow_json import encoded, shape
 from headrace.jobs.transforms.script.executor import Script
-from headrace.jobs.transforms.script.process import Limits, Program
+from headrace.jobs.transforms.script.process import Program, ScriptLimits
 from headrace.pipeline.errors import FileLocation, HeadraceError, SchemaError
 from headrace.pipeline.file.typescript import javascript
 from headrace.pipeline.model.transforms import ScriptTransformConfig
@@ -64,7 +64,7 @@ def script_of(
         error.node = name
         raise
     program = Program(source, made, node.deterministic, None)
-    limits = Limits(node.timeout.total_seconds(), node.memory_limit, ROWS)
+    limits = ScriptLimits(node.timeout.total_seconds(), node.memory_limit, ROWS)
     return Script(name, program, limits, tuple(inputs.names), outputs, node.batch_size, key, text_at)
 
 

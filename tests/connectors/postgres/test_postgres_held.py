@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pgkit import Bench, plan
 
-from headrace.jobs.testing.sink_state import held
+from headrace.jobs.testing.sink_state import apply_to_target
 
 pytestmark = [pytest.mark.spark, pytest.mark.services]
 
@@ -24,6 +24,6 @@ def test_a_test_says_what_the_table_holds(bench: Bench, options: dict[str, Any],
     sink = bench.joined(**options)
     for number, at in enumerate(range(0, STEPS, cut), start=1):
         sink.write(plan(number), bench.frame(steps[at : at + cut]))
-    rows = held("out", sink._context.node, ("id",), [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps])
+    rows = apply_to_target("out", sink._context.node, ("id",), [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps])
     assert sorted((row["id"], row["v"]) for row in rows) == bench.rows()
     assert rows
