@@ -94,8 +94,8 @@ def _sink_rows(able: SinkCapabilities) -> Iterator[tuple[str, str]]:
     if not exact:
         return
     yield "A missing target", "is created" if able.creates_target else "stops the run"
-    counts = "by operation; the check `sink_count` applies"
-    yield "Changes are counted", counts if able.counts_changes else "as rows only; the check `sink_count` does not apply"
+    counts = "by operation; the check `row_count_matches` applies"
+    yield "Changes are counted", counts if able.counts_changes else "as rows only; the check `row_count_matches` does not apply"
 
 
 def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
@@ -104,7 +104,7 @@ def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple
     if able.bounded:
         yield (
             "Snapshot",
-            "yes: a split gives the same rows at every read" if able.pinned else "no: no other program may write during the read",
+            "yes: a split gives the same rows at every read" if able.stable_snapshot else "no: no other program may write during the read",
         )
     yield "`job_mode`", "supported" if able.job_mode else "refused"
     if able.bounded:
@@ -147,7 +147,7 @@ def _promise(part: str, kind: str) -> str:
         return "that of its phases, with an exact handoff"
     if not found.capabilities.bounded:
         return "the same range gives the same rows"
-    return "a snapshot" if found.capabilities.pinned else "no snapshot"
+    return "a snapshot" if found.capabilities.stable_snapshot else "no snapshot"
 
 
 def _not_yet() -> str:
