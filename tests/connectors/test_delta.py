@@ -102,7 +102,7 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
     assert sink.record().totals == WriteCounts(7, 4, 1, 1)
-    assert sink.count() == (sink.record(), 3)
+    assert sink.read_row_count() == (sink.record(), 3)
 
 
 def test_rows_at_the_edges_of_a_files_timestamps_are_found(table: Any, spark: SparkSession) -> None:
@@ -301,7 +301,7 @@ def test_kill_in_the_middle_of_a_write(spark: SparkSession, tmp_path: Path, key:
     assert t.rows() == [(1, "a"), (2, "b")]
     sink.write(plan(2), t.frame((1, "a2", "u"), (3, "c", "i")))
     assert t.rows() == ([(1, "a2"), (2, "b"), (3, "c")] if key else [(1, "a"), (1, "a2"), (2, "b"), (3, "c")])
-    assert sink.count() == (sink.record(), len(t.rows()))
+    assert sink.read_row_count() == (sink.record(), len(t.rows()))
 
 
 def test_record_is_found_behind_the_commits_of_others(table: Any) -> None:
@@ -315,7 +315,7 @@ def test_record_is_found_behind_the_commits_of_others(table: Any) -> None:
     assert t.sink().record() == sink.record()
     assert t.prepared(generation=2).record().epoch == 1
     assert t.prepared(generation=3).write(plan(2), t.frame((1, "x", "u"))) == WriteCounts(1, 0, 1, 0)
-    assert t.sink().count()[1] == 5
+    assert t.sink().read_row_count()[1] == 5
 
 
 def test_record_that_log_cleanup_took_is_not_a_new_sink(table: Any) -> None:
@@ -347,10 +347,10 @@ def test_table_made_anew_holds_nothing(table: Any, tmp_path: Path) -> None:
     sink = t.joined()
     sink.write(plan(1), t.frame((1, "a", "i")))
     shutil.rmtree(t.path)
-    assert sink.count() == (None, 0)
+    assert sink.read_row_count() == (None, 0)
     assert t.prepared(generation=2).record() is None
     t.sql("INSERT INTO {t} VALUES (1, 'theirs'), (2, 'theirs')")
-    assert sink.count() == (None, 2)
+    assert sink.read_row_count() == (None, 2)
     with pytest.raises(FencedError):
         sink.write(plan(2), t.frame((2, "b", "i")))
     shutil.rmtree(t.path)
@@ -365,7 +365,7 @@ def test_lane_taken_back_to_an_earlier_epoch(table: Any) -> None:
     for number in (1, 2, 3):
         sink.write(plan(number), t.frame((number, "first", "i")))
     back = t.prepared(generation=2)
-    joined = back.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
+    joined = back.register(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     assert (joined.epoch, joined.baseline) == (1, 3)
     assert back.write(plan(2), t.frame((2, "again", "u"))) == WriteCounts(1, 0, 1, 0)
     assert back.write(plan(3), t.frame((3, "again", "u"))) == WriteCounts(1, 0, 1, 0)
@@ -381,7 +381,7 @@ def test_join_counts_what_is_there(table: Any) -> None:
     sink = t.joined()
     assert sink.record().baseline == 2
     sink.write(plan(1), t.frame((2, "ours", "u"), (3, "ours", "i")))
-    record, rows = sink.count()
+    record, rows = sink.read_row_count()
     assert rows == record.baseline + record.totals.inserted - record.totals.deleted == 3
 
 
@@ -390,7 +390,7 @@ def test_two_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
-    second.join(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
+    second.register(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
     sink.write(plan(1), t.frame((1, "a", "i")))
     assert second.record().epoch == 0
     second.write(plan(1), t.frame((2, "b", "i")))

@@ -84,7 +84,7 @@ def test_merge_applies_the_last_row_of_each_key(table: Any, large: bool) -> None
     second = t.frame((1, "x", "d"), (1, "back", "i"), (2, "b3", "u"), (2, None, "d"), (4, "d", "u"), large=large)
     assert sink.write(plan(2), second) == WriteCounts(3, 1, 1, 1)
     assert t.rows() == [(1, "back"), (3, "c"), (4, "d")]
-    assert sink.count() == (sink.record(), 3)
+    assert sink.read_row_count() == (sink.record(), 3)
     assert t.branches == ["main"]
 
 
@@ -289,7 +289,7 @@ def test_kill_between_data_and_commit(spark: SparkSession, tmp_path: Path) -> No
     assert record.epoch == 1
     assert sink.write(plan(2), t.frame((1, "a2", "u"), (3, "c", "i"))) == WriteCounts(2, 1, 1, 0)
     assert t.rows() == [(1, "a2"), (2, "b"), (3, "c")]
-    assert sink.count() == (sink.record(), 3)
+    assert sink.read_row_count() == (sink.record(), 3)
 
 
 def test_the_record_outlives_expired_snapshots_and_commits_of_others(table: Any) -> None:
@@ -322,8 +322,8 @@ def test_a_table_that_was_rolled_back_holds_no_record(table: Any, later: bool) -
     assert again.record() is None
     with pytest.raises(SinkStateError, match="holds no record"):
         again.write(plan(3), t.frame((4, "d", "i")))
-    assert again.count() == (None, 1 + later)
-    again.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
+    assert again.read_row_count() == (None, 1 + later)
+    again.register(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     again.write(plan(2), t.frame((2, "b", "i")))
     assert (2, "b") in t.rows()
 
@@ -349,7 +349,7 @@ def test_a_table_made_anew_holds_nothing(table: Any) -> None:
     sink.write(plan(1), t.frame((1, "a", "i")))
     shutil.rmtree(t.warehouse)
     assert sink.record() is None
-    assert sink.count() == (None, 0)
+    assert sink.read_row_count() == (None, 0)
     t.sql("CREATE TABLE {t} (id bigint, name string) USING iceberg")
     with pytest.raises(SinkStateError, match="was replaced after it was prepared"):
         sink.write(plan(2), t.frame((2, "b", "i")))
@@ -363,10 +363,10 @@ def test_lane_taken_back_and_baseline(table: Any) -> None:
     sink = t.joined()
     for number in (1, 2, 3):
         sink.write(plan(number), t.frame((number, "first", "i")))
-    record, rows = sink.count()
+    record, rows = sink.read_row_count()
     assert rows == record.baseline + record.totals.inserted - record.totals.deleted == 4
     back = t.prepared(generation=2)
-    joined = back.join(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
+    joined = back.register(CommitRecord.for_registration(KEY, 2, 1, position(1), "hash", None))
     assert (joined.epoch, joined.baseline) == (1, 4)
     assert back.write(plan(2), t.frame((2, "again", "u"))) == WriteCounts(1, 0, 1, 0)
     with pytest.raises(FencedError):
@@ -378,7 +378,7 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
     t.shared_by = ("lake", "lake2")
     other = replace(KEY, sink="lake2")
     sink, second = t.joined(), t.prepared(identity=other)
-    second.join(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
+    second.register(CommitRecord.for_registration(other, 1, 0, position(0), "hash", None))
     sink.write(plan(1), t.frame((1, "a", "i")))
     assert second.record().epoch == 0
     second.write(plan(1), t.frame((2, "b", "i")))
@@ -428,7 +428,7 @@ def test_an_existing_table_is_used_as_it_is(table: Any, key: tuple[str, ...]) ->
             (4, "d", None),
         }
     else:
-        assert sink.count()[1] == 3
+        assert sink.read_row_count()[1] == 3
 
 
 def test_places_and_formats_that_cannot_do_it(table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

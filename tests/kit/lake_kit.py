@@ -54,7 +54,7 @@ class LakeTable:
     def joined(self, generation: int = 1, epoch: int = 0) -> Any:
         """The same, which belongs to the lane."""
         sink = self.prepared(generation)
-        sink.join(CommitRecord.for_registration(KEY, generation, epoch, position(epoch), "hash", None))
+        sink.register(CommitRecord.for_registration(KEY, generation, epoch, position(epoch), "hash", None))
         return sink
 
     def frame(self, *rows: tuple[Any, ...], large: bool = False) -> EpochFrame:

@@ -181,6 +181,7 @@ class World:
                 continue
             harms = self.harms
             self.broken.add(name)
+            self.adopting.discard(name)
             self._answers_from_where_it_joined(name)
             try:
                 lane.replay(name, self._writer(lane), first=self.tampered.get(name))

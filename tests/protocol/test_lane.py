@@ -177,6 +177,28 @@ def test_a_replay_waits_for_the_open_epoch_of_the_file_without_the_sink(world):
     assert "headrace run FILE" in error.value.hint
 
 
+def test_an_open_epoch_is_not_dropped_after_a_replay_of_a_sink_that_had_its_rows(world):
+    """The target keeps the rows of the epoch under a record that was lost; another file might never overwrite them."""
+    ran(world, 2, LOG)
+    lane = opened(world, LOG)
+    lane.plan({"src": lane.position["src"] + 1}, Phase.LIVE)
+    work, keyed = lane.pending(), lane.sinks["keyed"]
+    assert work is not None
+    assert isinstance(keyed, FakeSink)
+    keyed.write(work.plan, {"sql": "v1"})
+    lane.close()
+    world.processes.clear()
+    del world.targets["keyed"].records[world._key("keyed")]
+    changed = LOG | {"sql": "v2"}
+    lane = world._opened(Probe(), changed, frozenset(["keyed"]))
+    lane.replay("keyed", world._writer(lane))
+    lane.close()
+    lane = world._opened(Probe(), changed)
+    assert lane.has_open_epoch
+    lane.execute(world._writer(lane))
+    assert (lane.committed, {row.state for row in world.state().sinks.values()}) == (3, {"joined"})
+
+
 def test_every_sink_that_disagrees_is_named_at_once(world):
     ran(world)
     for name in ("pg", "delta"):

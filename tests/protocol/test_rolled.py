@@ -62,12 +62,12 @@ def test_summaries_join_and_grow(open_ledger, monkeypatch):
     assert (first.link_before, second.link_before) == (START, first.link)
     assert first.counts == {"a": WriteCounts(6, 6, 0, 0)}
     assert first.first_at <= first.last_at <= second.first_at
-    assert [row.linked for row in ledger.stored("orders", "main", 10, second.link)] == [True, True]
+    assert [row.linked for row in ledger.stored_epochs("orders", "main", 10, second.link)] == [True, True]
     state = ledger.state("orders")
     assert state is not None
     assert (state.committed, state.kept_from, state.position) == (12, 11, {"k": 12})
     carry(ledger, lease, 13, 14)
-    assert [row.linked for row in open_ledger().stored("orders", "main", 10, second.link)] == [True] * 4
+    assert [row.linked for row in open_ledger().stored_epochs("orders", "main", 10, second.link)] == [True] * 4
 
 
 def test_the_chain_goes_on_after_everything_was_rolled_up(open_ledger):
@@ -80,7 +80,7 @@ def test_the_chain_goes_on_after_everything_was_rolled_up(open_ledger):
     assert (kept(ledger), state.kept_from) == ([], 4)
     carry(ledger, lease, 4, 5)
     (one,) = ledger.rolled_up("orders")
-    assert all(row.linked for row in ledger.stored("orders", "main", 3, one.link))
+    assert all(row.linked for row in ledger.stored_epochs("orders", "main", 3, one.link))
 
 
 def test_history_goes_when_it_is_complete_and_its_windows_stay_countable(open_ledger):

@@ -66,7 +66,10 @@ class CoordinatorRepairs(CoordinatorInterventions):
             self.check()
             write(self._again(sink, epoch))
         self._writing = False
-        self.ledger.set_sink(self.lease, sink, "joined", joined, {"replayed": len(rows)})
+        # The target may have rows of the open epoch under a record that was lost. The row stays `replaying`, which keeps the epoch from
+        # being dropped, until the epoch is written again.
+        state = "replaying" if sets_back and self._state.open_plan is not None else "joined"
+        self.ledger.set_sink(self.lease, sink, state, joined, {"replayed": len(rows)})
         self._finish_repair(sink)
         return range(start, self._state.committed + 1)
 

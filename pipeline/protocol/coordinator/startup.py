@@ -279,7 +279,13 @@ class CoordinatorStartup:
             raise
 
     def _may_drop(self) -> bool:
-        """Not while a paused process may know the plan and could write it to a sink that does not compare generations."""
+        """Return whether the open epoch can be dropped.
+
+        It cannot if a target may have rows of it: after a replay of a sink whose record was lost, or while a paused process could write
+        it to a sink that does not compare generations.
+        """
+        if any(row.state == "replaying" for row in self._state.sinks.values()):
+            return False
         return self._vouched or self._state.droppable or all(sink.supports_fencing for sink in self.sinks.values())
 
     def _leave(self) -> None:

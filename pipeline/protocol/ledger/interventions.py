@@ -112,10 +112,10 @@ def skipped_epochs(events: Collection[Json], sink: str) -> list[Json]:
             lacking.clear()
         elif kind == "rewound" and "after" in data:
             lacking = {number: one for number, one in lacking.items() if number <= data["after"]}
+        elif data.get("sink") == sink and "replayed" in data and first is not None:
+            lacking = {number: one for number, one in lacking.items() if number < first}
         elif data.get("sink") == sink and kind == "replaying":
             first = data.get("first")
-        elif data.get("sink") == sink and kind == "joined" and "replayed" in data and first is not None:
-            lacking = {number: one for number, one in lacking.items() if number < first}
     return list(lacking.values())
 
 
