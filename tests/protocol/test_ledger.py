@@ -81,7 +81,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_fenced(open_ledger):
         "commit": lambda: one.commit(old, 1, {}),
         "plan": lambda: one.plan(old, plan(1, 0, 5), BODY),
         "drop": lambda: one.drop_plan(old, 1, "late"),
-        "failed": lambda: one.failed(old, 1, "a", "late"),
+        "failed": lambda: one.record_failure(old, 1, "a", "late"),
         "sink": lambda: one.set_sink(old, "a", "joined", 0),
         "event": lambda: one.event(old, "late", {}),
         "rewind": lambda: one.rewind(old, {"k": 0}, after=0),
@@ -156,7 +156,7 @@ def test_a_commit_is_whole_or_not_at_all(open_ledger, monkeypatch):
     lease = begun(ledger)
     ledger.plan(lease, plan(1, 0, 5), BODY)
     with monkeypatch.context() as broken:
-        broken.delattr("headrace.pipeline.protocol.ledger.interventions.plain")
+        broken.delattr("headrace.pipeline.protocol.ledger.interventions.normalize_position")
         with pytest.raises(NameError):
             ledger.commit(lease, 1, {"a": WriteCounts()})
     (row,) = ledger.epochs("orders")
@@ -170,12 +170,12 @@ def test_equal_failures_are_counted_over_restarts(open_ledger):
     ledger = open_ledger()
     lease = begun(ledger)
     ledger.plan(lease, plan(1, 0, 5), BODY)
-    assert ledger.failed(lease, 1, "a", "no row 17 at port 4711") == 1
-    assert ledger.failed(lease, 1, "a", "no row 18 at port 4712") == 2
-    assert ledger.failed(lease, 1, "b", "no row 18 at port 4712") == 1
+    assert ledger.record_failure(lease, 1, "a", "no row 17 at port 4711") == 1
+    assert ledger.record_failure(lease, 1, "a", "no row 18 at port 4712") == 2
+    assert ledger.record_failure(lease, 1, "b", "no row 18 at port 4712") == 1
     ledger.release(lease)
     lease = open_ledger().acquire("orders", "main", HOLDER, 30)
-    assert ledger.failed(lease, 1, "b", "no row 0 at port 1") == 2
+    assert ledger.record_failure(lease, 1, "b", "no row 0 at port 1") == 2
     (row,) = ledger.epochs("orders")
     assert (row.attempts, row.error) == (4, "b: no row 0 at port 1")
 
