@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ _PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _CHECKPOINT_EVERY = "50"
 """Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits anew costs less."""
 _ATTEMPTS = 3
+_PAUSE_SECONDS = 0.5
+_BEING_CREATED = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"
+"""Delta's error for a folder with files and no log. Another process that creates the table causes it until its first commit."""
 _UNSAFE = ("s3", "s3a", "s3n")
 
 
@@ -53,8 +57,9 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
                 builder.execute()
                 break
             except Exception as error:
-                if not rest or not is_conflict(error):
+                if not rest or not (is_conflict(error) or _BEING_CREATED in str(error)):
                     raise
+                time.sleep(_PAUSE_SECONDS)
     except AnalysisException as error:
         msg = f"cannot make a Delta table at `{path}`: {str(error).splitlines()[0]}"
         raise TargetError(msg, hint="Choose an empty place, or a Delta table, as `path`.", node=sink) from error

@@ -256,7 +256,7 @@ _VICTIM = """
 import sys
 sys.path.append("tests/kit")
 from pathlib import Path
-from headrace.connectors.iceberg.metadata import State
+from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.jobs.spark.session import start_session
 from headrace.pipeline.config.settings import Settings, SparkSettings
 from tests.connectors.test_iceberg_sink import Gate, Table, plan
@@ -266,7 +266,7 @@ spark = start_session(Settings(home=home, spark=quick), ("iceberg",))
 table = Table(spark, home / "lake", ("id",))
 sink = table.joined()
 sink.write(plan(1), table.frame((1, "a", "i"), (2, "b", "i")))
-State.swap = Gate(home).before(State.swap)
+IcebergMetadata.commit_if_unchanged = Gate(home).before(IcebergMetadata.commit_if_unchanged)
 sink.write(plan(2), table.frame((1, "half", "u"), (3, "half", "i")))
 """
 
