@@ -58,7 +58,7 @@ class StandIn:
 
     def run(self, file: Any, _settings: Any, **asked: Any) -> RunResult:
         self.calls.append(asked)
-        for window in asked["windows"] or ():
+        for window in asked["partitions"] or ():
             asked["listener"](PartitionCompleted(window, dict.fromkeys(file.model.sinks, self.rows)))
         if self.during:
             self.during(**asked)

@@ -69,7 +69,7 @@ class TestWindows:
     def test_a_range_is_one_run_of_the_lane(self, materialize, stand_in, instance):
         assert materialize("2013-01-01", "2013-11-01").success
         (asked,) = stand_in.calls
-        assert asked["windows"] == MONTHS
+        assert asked["partitions"] == MONTHS
         assert asked["until"] is Until.HISTORY
         assert asked["launched_by"] == "dagster"
         assert partitions(instance, PG) == MONTHS == partitions(instance, LAKE)
@@ -134,7 +134,7 @@ class TestWindows:
 class TestWithoutPartitions:
     def test_history_then_the_stream_until_caught_up(self, materialize, stand_in, instance):
         assert materialize(text=FLIGHTS).success
-        assert [(asked["windows"], asked["until"]) for asked in stand_in.calls] == [(None, Until.CAUGHT_UP)]
+        assert [(asked["partitions"], asked["until"]) for asked in stand_in.calls] == [(None, Until.CAUGHT_UP)]
         assert latest(instance, PG)["caught up"].value is True
 
     def test_job_mode_stops_after_history(self, materialize, stand_in):

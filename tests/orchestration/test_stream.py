@@ -164,7 +164,7 @@ class TestJob:
     def test_runs_as_the_file_says(self, run_stream, stand_in, mode, until, max_run_time):
         run_stream(text=FLIGHTS + f"stream: {{mode: {mode}}}\n")
         (asked,) = stand_in.calls
-        assert (asked["until"], asked["max_run_time"], asked["windows"], asked["launched_by"]) == (until, max_run_time, None, "dagster")
+        assert (asked["until"], asked["max_run_time"], asked["partitions"], asked["launched_by"]) == (until, max_run_time, None, "dagster")
 
     def test_a_launch_may_say_otherwise(self, run_stream, stand_in):
         run_stream(config={"until": "caught-up", "max_run_seconds": 5.0})
