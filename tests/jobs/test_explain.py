@@ -234,7 +234,7 @@ class TestWithSpark:
             assert wanted in re.sub(r"\n {12}(?=\S)", " ", shown), wanted
 
     def test_the_picture_in_the_documentation_is_what_the_command_draws(self, flights: Explanation) -> None:
-        page = (ROOT / "docs" / "explain.md").read_text()
+        page = (ROOT / "docs" / "guides" / "explain.md").read_text()
         (drawn,) = re.findall(r"^```mermaid\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
         assert drawn == mermaid(flights)
         (shown,) = re.findall(r"^```text\n(sources.*?)\n```$", page, re.MULTILINE | re.DOTALL)

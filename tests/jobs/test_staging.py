@@ -161,7 +161,7 @@ def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, rand
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(stage, "allowed_lateness", broken)
+        patched.setattr(stage, "sync_manifest", broken)
         with pytest.raises(UserError, match=r"cannot be staged in .*: Input/output error"):
             stage.make("node", random_rows)
     staging = StoredResults(stages(tmp_path, generation=2), NodeGraph(lambda _: ()), ["node"], dict)

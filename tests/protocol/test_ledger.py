@@ -86,7 +86,7 @@ def test_an_expired_lease_is_taken_over_and_its_holder_fenced(open_ledger):
         "event": lambda: one.event(old, "late", {}),
         "rewind": lambda: one.rewind(old, {"k": 0}, after=0),
         "holder": lambda: one.set_holder(old, {}),
-        "allowed_lateness": lambda: one.settle(old),
+        "settle": lambda: one.settle(old),
         "rebuild": lambda: one.rebuild(old, {"a": joined("u", "a", 1, 0)}, BODY, "h1"),
         "release": lambda: one.release(old),
     }
