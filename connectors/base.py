@@ -102,16 +102,16 @@ class Sink(Claimable, ABC):
     capabilities: ClassVar[SinkCapabilities]
 
     def __init__(self, context: SinkContext) -> None:
-        """Keeps the context; opens nothing."""
+        """Store the context without opening a connection."""
         self._context = context
 
     @abstractmethod
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Proves connection, rights and target (creating it where the sink does), then fences older generations.
+        """Check the connection, the rights and the target, then fence older generations.
 
-        Sweeps what crashed attempts left (staging tables, attempt files). Raises TargetError or SchemaError when the
-        target cannot take `schema`, TransientError when it cannot be reached, FencedError when a newer generation has
-        been here.
+        Create a missing target if the sink can. Remove what crashed attempts left (staging tables, attempt
+        files). Raise TargetError or SchemaError if the target cannot take `schema`, TransientError if the
+        target cannot be reached, and FencedError if a newer generation has already prepared it.
         """
 
     @abstractmethod
@@ -120,40 +120,44 @@ class Sink(Claimable, ABC):
 
     @abstractmethod
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Writes the first record. The sink fills in `baseline` (rows in the target now); returns what it wrote.
+        """Write the first record and return it with `baseline` set to the number of rows in the target.
 
-        It replaces whatever record this key had, also one of a higher epoch: that is how a replay sets a sink back. A
-        compare-and-set all the same: raises FencedError over a record of a newer generation, or one that changed meanwhile.
+        The record replaces any other record of this sink key, including one of a higher epoch; a replay uses
+        this to set a sink back. The write is a compare-and-set: raise FencedError if the record has a newer
+        generation or changed in the meantime.
         """
 
     @abstractmethod
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Writes all rows of the epoch and its record in one atomic act; raises FencedError for an older generation."""
+        """Write the epoch's rows and record in one atomic step. Raise FencedError for an older generation."""
 
     def validate_target(self) -> None:
-        """Proves that a target which is there already takes rows of the context's schema under its key; makes and fences nothing.
+        """Check that an existing target takes rows of the context's schema under its primary key.
 
-        Raises TargetError or SchemaError if not, TransientError where nobody answers.
+        This creates and fences nothing. Raise TargetError or SchemaError if the target does not fit, and
+        TransientError if the system does not answer.
         """
 
     def truncate(self) -> None:
-        """Remove all rows from the target, keeping the record, in one act under the generation that `prepare` announced.
+        """Remove all rows from the target in one atomic step, and keep the record.
 
-        Raises FencedError for an older generation, UserError where the sink cannot do this (`SinkCapabilities.empties`).
+        Raise FencedError for a generation older than the one that `prepare` announced, and UserError if the
+        sink cannot do this (`SinkCapabilities.can_truncate`).
         """
         msg = "Headrace cannot empty this target"
         raise UserError(msg, hint="Empty it yourself, then `headrace reset FILE --keep-targets`.", node=self._context.key.sink)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """Whether rows of this epoch are in the target although its record is not: a sink that writes an epoch in several acts knows.
+        """Return whether the target has rows of this epoch without its record.
 
-        Asked where rows that such a sink may hold some of would have to be computed anew.
+        This can be true only for a sink that writes an epoch in several steps. It is called before rows are
+        recomputed that such a sink may already contain.
         """
         del plan
         return False
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """A record that the target holds for the same pipeline name and sink under another UUID, else None."""
+        """Return a record of the same pipeline name and sink under another UUID, or None."""
         return None
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
@@ -161,16 +165,22 @@ class Sink(Claimable, ABC):
         return None
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """Record and rows of one snapshot, no rows beyond `limit`; `folder` keeps files. None without a record, or if the sink cannot."""
+        """Return the record and the rows of one snapshot, but no rows if there are more than `limit`.
+
+        The sink may write files to `folder`. Return None without a record, or if the sink cannot read its
+        target.
+        """
         del schema, folder, limit
         return None
 
     def describe(self) -> Json:
-        """For people and Dagster: kind, asset key parts, table name, location. No secrets."""
+        """Return the type, asset key parts, table name and location for users and Dagster, without secrets.
+
+        """
         return {}
 
     def close(self) -> None:
-        """Lets go of connections. Called once, also after errors."""
+        """Close the connections. Called once, also after errors."""
 
 
 class DirectSink(Sink):
@@ -178,7 +188,7 @@ class DirectSink(Sink):
 
     @abstractmethod
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Each task fetches one split as Arrow and loads it under the marker (epoch, split); then the record is set."""
+        """Load each split as Arrow in its own task under the marker (epoch, split), then set the record."""
 
 
 class SplitReader(ABC):
@@ -188,7 +198,7 @@ class SplitReader(ABC):
 
     @abstractmethod
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The split's rows as Arrow batches, payload columns only; the same split always gives the same rows."""
+        """Return the split's payload rows as Arrow batches. The same split always returns the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,36 +216,51 @@ class BoundedSource(ABC):
 
     @abstractmethod
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload's schema, without `_gs_op` and `_gs_pos`."""
+        """Return the payload's schema, without `_gs_op` and `_gs_pos`."""
 
     @abstractmethod
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Fixes the state that splits read. The same token gives the same snapshot again, also in another process."""
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """What `pin` would fix now, without making anything. `splits` of it foresee those of a run; its rows are not to be read."""
+        """Return the snapshot that `create_snapshot` would create now, without creating it.
+
+        `splits` of the result previews the splits of a run. Its rows must not be read.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """Deterministic pieces of the snapshot inside the window, in a stable order, each with an estimate in `rows`, and in `bytes` where known."""
+        """Return deterministic splits of the snapshot inside the partition, in a stable order.
+
+        Each split has an estimate in `rows`, and in `bytes` where known.
+        """
 
     @abstractmethod
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """The rows of these splits with `_gs_op` and `_gs_pos`; `columns` narrows the payload to what is needed."""
+        """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload columns.
+
+        """
 
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
     ) -> SplitReader | None:
-        """What a task reads splits with, or None: rows that agree in `key` by `_gs_pos`, through `query` in the source's own SQL."""
+        """Return the reader that tasks read splits with, or None if the source has none.
+
+        It returns rows that agree in `key` in the order of `_gs_pos`. `query` is SQL in the source's own
+        dialect.
+        """
         return None
 
     def explain_key_spread(self, key: Sequence[str]) -> str:
-        """Return why rows that agree in `key` may lie in several splits; "" where they do not, but for a key of very many rows."""
+        """Return why rows that agree in `key` may be in several splits; "" if only very large keys are."""
         return "the source does not tell how it is cut"
 
     def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
-        """Return whether rows that agree in the columns of `key` lie in one of these splits; with `ever`, in no split of another epoch."""
+        """Return whether all rows that agree in the columns of `key` are in one of these splits.
+
+        With `ever`, also require that no split of another epoch has them.
+        """
         return len(splits) <= 1 and not ever
 
     def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
@@ -245,39 +270,46 @@ class BoundedSource(ABC):
     def measure_offsets(
         self, spark: SparkSession, snapshot: Snapshot, table: OffsetTable, topic: str, since: Mapping[str, int]
     ) -> TableOffsets:
-        """Return which offsets of a topic the rows of a snapshot have, with the gaps at or above `since`. The filter does not count."""
+        """Return the offsets of a topic in the snapshot's rows, with the gaps at or above `since`.
+
+        The node's filter is not applied.
+        """
         raise NotImplementedError
 
     def has_nulls(self, spark: SparkSession, snapshot: Snapshot, column: str) -> bool:
-        """Whether rows of a snapshot may have NULL in a column."""
+        """Return whether rows of a snapshot may have NULL in a column."""
         del spark, snapshot, column
         return True
 
     def count_unpartitioned_rows(
         self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
-        """Rows inside filter and cut that have NULL in the window's column, and rows in the window; without `end` it is open."""
+        """Count the filtered rows with NULL in the partition column, and the rows in the partition.
+
+        A partition without `end` has no upper bound.
+        """
         del spark, snapshot, window, cut
         return UnpartitionedRows()
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
-        """Asks the system whether the node's filter holds and `columns` are there; reads no rows and changes nothing.
+        """Check in the source system that the node's filter is valid and `columns` exist.
 
-        Raises UserError for what does not hold, TransientError where nobody answers.
+        This reads no rows and changes nothing. Raise UserError if the check fails, and TransientError if the
+        system does not answer.
         """
 
     def release_snapshot(self, snapshot: Snapshot) -> None:
         """Drop what `pin` made. Nothing can be read from the snapshot afterwards; a second call does nothing."""
 
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
-        """Drop what `pin` made for tokens of `owner` and no later generation, except the handles in `keep`."""
+        """Drop the snapshots of `owner` up to this generation, except the handles in `keep`."""
 
     def describe(self) -> Json:
-        """For people and Dagster: kind, asset key parts, table name. No secrets."""
+        """Return the type, asset key parts and table name for users and Dagster, without secrets."""
         return {}
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close the connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +330,11 @@ class UnboundedSource(ABC):
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The payload's schema, without `_gs_op` and `_gs_pos`."""
+        """Return the payload's schema, without `_gs_op` and `_gs_pos`."""
 
     @abstractmethod
     def initial_offsets(self) -> Json:
-        """Where a stream without history starts (`starting_offsets`)."""
+        """Return the position where a stream without history starts (`starting_offsets`)."""
 
     @abstractmethod
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
@@ -313,31 +345,39 @@ class UnboundedSource(ABC):
 
     @abstractmethod
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """The rows in [start, end) with `_gs_op` and `_gs_pos`."""
+        """Return the rows in [start, end) with `_gs_op` and `_gs_pos`."""
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int | None:
-        """About how many bytes [start, end) holds, `most` being what an epoch may hold; None where unknown. Reads no rows with Spark."""
+        """Estimate the bytes in [start, end), or return None if unknown. Reads no rows with Spark.
+
+        `most` is the maximum of an epoch.
+        """
         del start, end, most
         return None
 
     def offsets_for_time(self, moment_ms: int) -> Json:
-        """The position of the first row at or after a wall-clock time."""
+        """Return the position of the first row at or after a wall-clock time."""
         raise NotImplementedError
 
     def earliest_offsets(self) -> Json:
-        """The position of the first row that the source still holds."""
+        """Return the position of the first row that the source still has."""
         raise NotImplementedError
 
     def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> Mapping[str, int]:
-        """Return the place of the first gap per partition that has rows here, or that cannot be looked at; others are left out."""
+        """Return per partition the index of the first gap that has rows here or cannot be read.
+
+        Other partitions are left out.
+        """
         return dict.fromkeys(gaps, 0)
 
     def ordered_start(self, position: Json) -> Json:
-        """Return the position that a stream starts at, with what the source needs to keep the order of keys that moved before."""
+        """Return the start position with the data that the source needs to order keys that moved before it.
+
+        """
         return position
 
     def end_offsets(self) -> Json:
-        """The position after the last row that can be read now."""
+        """Return the position after the last row that can be read now."""
         raise NotImplementedError
 
     def high_watermarks(self) -> Json:
@@ -345,38 +385,45 @@ class UnboundedSource(ABC):
         return self.end_offsets()
 
     def stalls(self, at: Json) -> Sequence[Stall]:
-        """The partitions that `at` has read to the end of what can be read, while further rows wait."""
+        """Return the partitions that `at` has read to the end of the readable rows although more rows follow.
+
+        """
         del at
         return ()
 
     def stall_limit(self) -> float:
-        """How many seconds a stall lasts at most, if it ends by itself."""
+        """Return the longest time in seconds that a stall lasts if it ends by itself."""
         return 0.0
 
     def lags(self, at: Json) -> Mapping[str, int] | None:
-        """How many offsets lie between `at` and the end, by partition; None where unknown."""
+        """Return the number of offsets between `at` and the end by partition, or None if unknown."""
         return None
 
     def backlog(self, at: Json) -> int | None:
-        """The sum of `lags`."""
+        """Return the sum of `lags`."""
         lags = self.lags(at)
         return None if lags is None else sum(lags.values())
 
     def check_filter(self, spark: SparkSession) -> None:
-        """Raises UserError where the node's filter does not fit its columns. Asks no other system."""
+        """Raise UserError if the node's filter does not fit its columns. Calls no other system."""
 
     def check(self) -> None:
-        """Asks the system whether it has what the node names. Raises UserError if not, TransientError where nobody answers."""
+        """Check that the source system has what the node names.
+
+        Raise UserError if not, and TransientError if the system does not answer.
+        """
 
     def commit(self, position: Json) -> None:
-        """Tells the source's own tools how far the lane is (Kafka: group offsets). Never read back."""
+        """Report the pipeline's position to the source's own tools (Kafka: group offsets). Never read back.
+
+        """
 
     def describe(self) -> Json:
-        """For people and Dagster: kind, asset key parts, topic. No secrets."""
+        """Return the type, asset key parts and topic for users and Dagster, without secrets."""
         return {}
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close the connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,10 +439,10 @@ class SinkContext:
 
     @property
     def owner(self) -> TargetClaimant:
-        """The sink as one that claims its target. `extra` names the sinks of the same file."""
+        """The claimant of the sink's target. `extra` names the sinks of the same file."""
         return TargetClaimant(self.key, graph.is_shared(self.node), frozenset(self.extra.get("sinks", ())))
 
     @property
     def plugin(self) -> PluginContext:
-        """What a plugin's sink is made of, beside the rest. Only there for a plugin's node."""
+        """The plugin's context. Only available for a plugin's node."""
         return self.extra["plugin"]

@@ -11,10 +11,11 @@ class Claimable:
     """What a sink knows about the claims to its target."""
 
     def claims(self) -> Sequence[Claim]:
-        """Every claim to the target, this sink's own included; empty where the target is missing or keeps no claims.
+        """Return every claim to the target, including this sink's own.
 
-        `join` adds this sink's claim in its atomic act. It raises SinkStateError (`Owner.refuse`) where a rival's claim is there, also one that
-        came at the same moment, and it replaces the claims of `Owner.former`.
+        The result is empty if the target is missing or stores no claims. `register` adds this sink's claim in
+        its atomic step. It raises SinkStateError (`TargetClaimant.refuse`) if a rival has a claim, also one
+        made at the same time, and it replaces the claims of `TargetClaimant.former`.
         """
         return ()
 

@@ -32,26 +32,26 @@ class _StatelessSink(Sink):
         self._record: CommitRecord | None = None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Nothing can be wrong with the target, and nothing can be fenced."""
+        """Do nothing: there is no target to check or to fence."""
 
     def record(self) -> CommitRecord | None:
-        """What this object was told last; None in a new process."""
+        """Return the record of this object; None in a new process."""
         return self._record
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Remembered only. No target, hence no rows in it."""
+        """Store the record in memory. There is no target, so `baseline` is None."""
         self._record = replace(record, baseline=None)
         return self._record
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """All rows of the epoch, also if they were written before."""
+        """Write all rows of the epoch, even if they were written before."""
         counts = WriteCounts(self._take(frame), None, None, None)
         if self._record is not None:
             self._record = self._record.after_epoch(plan, self._record.generation, counts)
         return counts
 
     def describe(self) -> Json:
-        """Kind and asset key: the sink itself, since there is nothing outside."""
+        """Return the type and an asset key of the sink itself, because there is no external target."""
         kind = self._context.node.type
         return {"kind": kind, "asset_key": [kind, self._context.key.sink]}
 
@@ -94,7 +94,7 @@ class PrintSink(_StatelessSink):
 
 
 def _counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
-    """The same rows, counted as they pass. A task that is tried again counts twice, as its rows are taken twice."""
+    """Return the rows and an observation that counts them. A retried task counts its rows twice."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -103,7 +103,7 @@ def _counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def _lines(rows: DataFrame, schema: pa.Schema, every: int, before: int) -> DataFrame:
-    """Operation and JSON of the rows that are shown."""
+    """Return the operation and the JSON of the rows to print."""
     import pyarrow as pa
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -30,5 +30,5 @@ class TargetContent:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all rows of the target are here."""
+        """Whether all rows of the target are in `rows` or `table`."""
         return self.rows is not None or self.table is not None

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 def mark_filtered_rows(rows: DataFrame, predicate: str) -> DataFrame:
-    """The rows, those that fail the predicate marked. What asks for the operation alone leaves rows out.
+    """Return the rows, with those that fail the predicate marked.
 
-    Raises what Spark's analyzer raises for a predicate that it does not understand.
+    Conditions that only use the operation remove rows instead. Raise Spark's analyzer error for an invalid
+    predicate.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

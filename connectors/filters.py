@@ -22,7 +22,7 @@ CUT_COLUMNS = ("partition_column", "offset_column", "topic_column")
 
 
 def scope_of(window: HistoryPartition | None, cut: HandoffFilter | None) -> Json:
-    """Window and cut as JSON, for splits that another process reads."""
+    """Return the partition and the handoff filter as JSON, for splits that another process reads."""
     return {
         "window": None if window is None else {"column": window.column, "start": window.start, "end": window.end},
         "cut": None if cut is None else cut.to_json(),
@@ -30,7 +30,10 @@ def scope_of(window: HistoryPartition | None, cut: HandoffFilter | None) -> Json
 
 
 def select_columns(frame: DataFrame, wanted: Sequence[str], what: str, node: str) -> DataFrame:
-    """The columns that are asked for, all for none. Raises SchemaError for one that `what` lacks."""
+    """Return the wanted columns, or all columns if `wanted` is empty.
+
+    Raise SchemaError for a column that `what` lacks.
+    """
     if absent := [name for name in wanted if name not in frame.columns]:
         msg = f"`{what}` has no column {', '.join(absent)}"
         raise SchemaError(msg, hint=f"It has: {', '.join(frame.columns)}.", node=node)
@@ -38,7 +41,7 @@ def select_columns(frame: DataFrame, wanted: Sequence[str], what: str, node: str
 
 
 def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFrame:
-    """The rows that a predicate of the file lets through. Raises SchemaError where Spark does not understand it."""
+    """Return the rows that pass the pipeline file's filter. Raise SchemaError if Spark rejects the filter."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
@@ -52,7 +55,10 @@ def apply_filter(frame: DataFrame, predicate: str | None, node: str) -> DataFram
 
 
 def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFrame:
-    """The rows inside window and cut. Raises SchemaError where `what` lacks their columns."""
+    """Return the rows inside the partition and the handoff filter.
+
+    Raise SchemaError if `what` lacks their columns.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if window := scope["window"]:
@@ -62,7 +68,7 @@ def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFram
     if cut := scope["cut"]:
         select_columns(frame, [cut[key] for key in CUT_COLUMNS if key in cut], what, node)
         partition, offset = F.col(quote_identifier(cut["partition_column"])), F.col(quote_identifier(cut["offset_column"]))
-        # A partition that the fence does not name is read by the stream from its beginning.
+        # The stream reads a partition without a handoff position from its beginning.
         fence: Column = F.lit(0)
         for name, behind in cut["fence"].items():
             fence = F.when(partition == int(name), behind).otherwise(fence)
@@ -71,7 +77,7 @@ def apply_scope(frame: DataFrame, scope: Json, what: str, node: str) -> DataFram
 
 
 def _has_topic_offset(cut: Json) -> Column:
-    """Whether a row has partition and offset of the topic that history is cut by."""
+    """Return whether a row has partition and offset of the topic of the handoff filter."""
     from pyspark.sql import functions as F  # noqa: N812
 
     found = F.col(quote_identifier(cut["partition_column"])).isNotNull() & F.col(quote_identifier(cut["offset_column"])).isNotNull()
@@ -81,10 +87,10 @@ def _has_topic_offset(cut: Json) -> Column:
 
 
 def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Column:
-    """`_gs_pos`: the row's topic partition and offset where history is cut by them, else `part` and `off`.
+    """Return `_gs_pos` from the topic partition and offset of the handoff filter, else from `part` and `off`.
 
-    Rows of such a history that lack them, or have those of another topic, stand before those that have them, in the order of `part`,
-    so that each has its place.
+    Rows that lack them, or have those of another topic, sort before rows that have them, in the order of
+    `part`, so that every row has a position.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -101,7 +107,10 @@ def position_column(ordinal: int, scope: Json, part: Column, off: Column) -> Col
 
 
 def read_end_offsets(frame: DataFrame, table: OffsetTable, topic: str, what: str, node: str) -> Mapping[str, int]:
-    """Per topic partition the offset behind the largest in the rows of `frame`. Raises SchemaError where columns are missing."""
+    """Return the largest offset plus one per topic partition in the rows of `frame`.
+
+    Raise SchemaError if columns are missing.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     select_columns(frame, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])], what, node)
@@ -113,5 +122,5 @@ def read_end_offsets(frame: DataFrame, table: OffsetTable, topic: str, what: str
 
 
 def quote_identifier(name: str) -> str:
-    """An identifier as Spark reads it back."""
+    """Return the name as a quoted Spark identifier."""
     return "`" + name.replace("`", "``") + "`"

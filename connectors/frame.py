@@ -33,9 +33,10 @@ class EpochFrame:
     """Bytes of the rows, about, as their sources estimate them; None where they do not."""
 
     def collect_if_small(self, rows: DataFrame, limit: int) -> pa.Table | None:
-        """`rows`, as many as the frame's, in the driver; None where they are more than `limit`, or than `DRIVER_BYTES`.
+        """Collect `rows` in the driver; return None if they exceed `limit` rows or `DRIVER_BYTES`.
 
-        Where their number is not known it is looked at, unless they are likely more: what is looked at in vain is computed again.
+        `rows` has as many rows as the frame. If their number is unknown, up to `limit` + 1 rows are read,
+        unless `likely` exceeds the limit, because rows read in vain are computed again.
         """
         if self.size is not None and self.size > DRIVER_BYTES:
             return None

@@ -20,12 +20,12 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 def floats_in(schema: pa.Schema, key: Sequence[str]) -> list[str]:
-    """Return the key columns of floating point."""
+    """Return the floating-point key columns."""
     return [name for name in key if pa.types.is_floating(schema.field(name).type)]
 
 
 def canonical(rows: _Rows, key: Sequence[str]) -> _Rows:
-    """Return the rows with 0.0 for -0.0 and one NaN for all in the columns of the key."""
+    """Return the rows with 0.0 for -0.0 and a single NaN value in the key columns."""
     for name in floats_in(rows.schema, key):
         place = rows.schema.get_field_index(name)
         column = rows.column(name)
@@ -35,7 +35,7 @@ def canonical(rows: _Rows, key: Sequence[str]) -> _Rows:
 
 
 def canonical_frame(rows: DataFrame, schema: pa.Schema, key: Sequence[str]) -> DataFrame:
-    """Return the same of a frame, lazily."""
+    """Return the frame with 0.0 for -0.0 and a single NaN value in the key columns, lazily."""
     from pyspark.sql import functions as F  # noqa: N812
 
     for name in floats_in(schema, key):

@@ -18,9 +18,9 @@ _REPAIR = "Use `headrace replay --from` or `accept-target`."
 
 
 def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, what: str, sink: str) -> CommitRecord | None:
-    """The record, if it is of this very epoch, as JSON compares; None if the epoch is the next one.
+    """Return the record if it is of the epoch of `plan`; return None if `plan` is the next epoch.
 
-    Raises SinkStateError if it cannot follow what the table, `what`, holds.
+    Raise SinkStateError if the epoch cannot follow the record of the table `what`.
     """
     if record is None:
         msg = f"{what} holds no record of this sink"
@@ -35,7 +35,10 @@ def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, what:
 
 
 def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:
-    """What keeps a table from taking rows, in words. `wanted` are the rows' columns and their types, as DDL."""
+    """Return messages for everything that keeps a table from taking rows.
+
+    `wanted` has the rows' columns and their types as DDL.
+    """
     have = {field.name.lower(): field for field in table}
     wrong: list[str] = []
     for name, ddl in wanted.items():
@@ -55,7 +58,7 @@ def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Map
 
 
 def holds_every_value(table: DataType, rows: DataType) -> bool:
-    """Whether a table's type holds every value of the rows' type."""
+    """Return whether a table's type can store every value of the rows' type."""
     from pyspark.sql import types as T  # noqa: N812
 
     if table == rows or table.simpleString() == rows.simpleString():

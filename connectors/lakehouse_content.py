@@ -18,14 +18,14 @@ LOOKUP_ROWS = 5_000_000
 
 
 def content_of(record: CommitRecord, frame: DataFrame, columns: tuple[str, ...], rows: int, limit: int | None) -> TargetContent:
-    """Return the content of one snapshot. `frame` has all of its rows, `rows` is their number."""
+    """Return the content of one snapshot. `frame` has all its rows; `rows` is their number."""
     if limit is None or rows <= limit:
         return TargetContent(record, frame, columns)
     return TargetContent(record, None, columns, lookup=lambda keys: rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None)
 
 
 def rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
-    """Return the rows of these keys. Files are skipped by the bounds of the keys."""
+    """Return the rows of these keys. The bounds of the keys let Spark skip files."""
     from pyspark.sql import functions as F  # noqa: N812
 
     for name, (low, high) in bounds_of(keys, tuple(keys.column_names)).items():

@@ -40,7 +40,7 @@ class MergeSource:
 
 
 def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
-    """The payload. A delete fails the epoch: without a key there is no row that it means."""
+    """Return the payload. A delete fails the epoch, because without a primary key it matches no row."""
     from pyspark.sql import functions as F  # noqa: N812
 
     hint = "Give the sink a primary_key, or keep deletes out: WHERE _gs_op <> 'd'."
@@ -51,9 +51,9 @@ def select_append_rows(sink: str, frame: EpochFrame) -> DataFrame:
 
 
 def build_merge_source(sink: str, frame: EpochFrame, session: SparkSession, version: str | None = None) -> MergeSource:
-    """The winner per key, the last row by `_gs_pos` or the one of the highest version, which then has `versions.ENDED` too.
+    """Return one row per key: the last by `_gs_pos`, or the highest version with `versions.ENDED`.
 
-    Raises DataError (or fails the task) for a null in a key, and for a row without its version.
+    Raise DataError (or fail the task) for a null in a key and for a row without its version.
     """
     names = [*frame.schema.names, OP]
     frame = replace(frame, rows=canonical_frame(frame.rows, frame.schema, frame.key))
@@ -69,7 +69,7 @@ def build_merge_source(sink: str, frame: EpochFrame, session: SparkSession, vers
 
 
 def last_by_key(sink: str, table: pa.Table, key: tuple[str, ...], version: str | None = None) -> pa.Table:
-    """The same on Arrow: the order of the rows is not kept."""
+    """Return one row per key of an Arrow table. The order of the rows is not kept."""
     for name in key:
         if table[name].null_count:
             msg = f"key column `{name}` is null in {table[name].null_count} rows"
@@ -106,7 +106,7 @@ def _last_by_key_spark(sink: str, frame: EpochFrame, names: list[str], version: 
 
 
 def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any]]:
-    """Return the smallest and the largest value of key columns, where Spark has a literal for them."""
+    """Return the smallest and the largest value of the key columns that Spark has literals for."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in key:
         kind = table.schema.field(name).type
@@ -117,6 +117,6 @@ def bounds_of(table: pa.Table, key: tuple[str, ...]) -> dict[str, tuple[Any, Any
 
 
 def _has_literal(kind: pa.DataType) -> bool:
-    """Whether Spark takes the type's Python value for what it is."""
+    """Return whether Spark reads the type's Python value as a literal of the same type."""
     plain = kinds.is_integer(kind) or kinds.is_string(kind) or kinds.is_date(kind) or kinds.is_decimal(kind)
     return plain or (isinstance(kind, pa.TimestampType) and kind.tz is not None)

@@ -7,7 +7,7 @@ from headrace.pipeline.protocol.ledger import Ledger
 
 
 def open_ledger(settings: Settings) -> Ledger:
-    """The ledger that the settings name; a SQLite file is made if it is missing."""
+    """Open the ledger of the settings. A missing SQLite file is created."""
     backend = settings.state_backend
     if backend.backend_type == "postgres":
         from psycopg.conninfo import make_conninfo

@@ -17,12 +17,15 @@ _PART, _OFF = "partition", "offset"
 
 
 def offset_columns(table: OffsetTable) -> list[str]:
-    """The columns that an offset table is read by."""
+    """Return the columns that an offset table is read by."""
     return [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])]
 
 
 def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str, int], what: str, node: str) -> TableOffsets:
-    """Return the offsets of `topic` in a frame, with the gaps at or above `since`. Raise SchemaError where columns are missing."""
+    """Return the offsets of `topic` in a frame, with the gaps at or above `since`.
+
+    Raise SchemaError if columns are missing.
+    """
     from pyspark.sql import Window as Over
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -49,7 +52,7 @@ def measure(frame: DataFrame, table: OffsetTable, topic: str, since: Mapping[str
 
 
 def count_unpartitioned_rows(frame: DataFrame, window: HistoryPartition) -> UnpartitionedRows:
-    """Which rows of a frame have NULL in the window's column, and which lie in the window."""
+    """Count the rows with NULL in the partition column, and the rows in the partition."""
     from pyspark.sql import functions as F  # noqa: N812
 
     column, kind = F.col(quote_identifier(window.column)), frame.schema[window.column].dataType
@@ -60,7 +63,7 @@ def count_unpartitioned_rows(frame: DataFrame, window: HistoryPartition) -> Unpa
 
 
 def has_nulls(frame: DataFrame, column: str) -> bool:
-    """Whether a column of a frame has NULL in some row."""
+    """Return whether a column of a frame has NULL in some row."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return not frame.where(F.col(quote_identifier(column)).isNull()).isEmpty()

@@ -39,13 +39,13 @@ def _load(table: dict[str, str], kind: str) -> Any:
 
 
 def plugin_context(name: str, node: PluginNodeConfig, settings: Settings, ordinal: int = 0) -> PluginContext:
-    """What a node's plugin is made of."""
+    """Return the context from which a node's plugin is made."""
     labels = node.telemetry.labels if node.telemetry else {}
     return PluginContext(name, node.parsed, node.found, node.pipeline, settings.home, ordinal, labels)
 
 
 def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> BoundedSource:
-    """A bounded source for a node of that kind. Opens nothing. `ordinal` is the source's rank in `_gs_pos`."""
+    """Create a bounded source for a node without opening it. `ordinal` is the source's rank in `_gs_pos`."""
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
         return create_checked(lambda: node.plugin.make(context), BoundedSource, node.found, name)
@@ -53,7 +53,7 @@ def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> Bo
 
 
 def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
-    """An unbounded source, likewise; `name` is the node's, for consumer groups and messages."""
+    """Create an unbounded source without opening it. `name` is used in consumer groups and messages."""
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
         return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
@@ -61,7 +61,7 @@ def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> 
 
 
 def open_sink(context: SinkContext) -> Sink:
-    """A sink for one lane. Connects when it is prepared."""
+    """Create a sink for one pipeline. It connects in `prepare`."""
     node = context.node
     if not isinstance(node, PluginSinkConfig):
         return sink_class(node)(context)
@@ -70,30 +70,31 @@ def open_sink(context: SinkContext) -> Sink:
 
 
 def sink_class(node: Any) -> type[Sink]:
-    """The class behind a sink node, for its capabilities."""
+    """Return the class of a sink node, for its capabilities."""
     return node.plugin.make if isinstance(node, PluginSinkConfig) else sink_class_of(node.type)  # pyright: ignore[reportReturnType]
 
 
 def sink_class_of(kind: str) -> type[Sink]:
-    """The class behind a sink's `type`."""
+    """Return the class of a sink's `type`."""
     return _load(_SINKS, kind)
 
 
 def source_class_of(kind: str) -> type[BoundedSource | UnboundedSource] | None:
-    """The class behind a source's `type`, None for one that is made of others."""
+    """Return the class of a source's `type`, or None for a type that is made of other sources."""
     return _load(_BOUNDED | _UNBOUNDED, kind) if kind in _BOUNDED or kind in _UNBOUNDED else None
 
 
 def without_spark(kind: str) -> bool:
-    """Whether sources and sinks of a `type` can be checked without a session."""
+    """Return whether sources and sinks of a `type` can be checked without a session."""
     tables = [table for table in (_BOUNDED, _UNBOUNDED, _SINKS) if kind in table]
     return all(_load(table, kind).capabilities.without_spark for table in tables)
 
 
 def describe(name: str, node: Any, settings: Settings) -> list[Json]:
-    """What a node is outside: one entry per physical thing (a hybrid source has several), without opening a connection.
+    """Describe a node's physical resources without opening a connection.
 
-    Each has `kind`, `asset_key` (parts) and, where it makes sense, `table_name` or `location`.
+    A hybrid source has several entries. Each entry has `kind`, `asset_key` (parts) and, where it makes sense,
+    `table_name` or `location`.
     """
     if node.type == "hybrid":
         phases = [part.node() for part in node.bounded_sources]

@@ -22,9 +22,10 @@ _DECIMAL_ARGUMENTS = re.compile(r"\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
 
 
 def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) -> Column:
-    """An expression of any type that fails the task. `what` says what is wrong; `facts` (text, numbers) say where.
+    """Return an expression of any type that fails the task.
 
-    Only rows that reach it pay for it. `explain_failure` turns the failure into a DataError.
+    `what` is the message; `facts` (strings, numbers) give the location. Only rows that reach the expression
+    evaluate it. `explain_failure` turns the failure into a DataError.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -34,16 +35,16 @@ def row_error(node: str, what: Column | str, hint: str = "", **facts: Column) ->
 
 
 def task_error(error: HeadraceError) -> RuntimeError:
-    """What a Python task raises so that `explain_failure` finds the error, of the same class, with its hint and node."""
+    """Return the error for a Python task to raise; `explain_failure` restores its class, hint and node."""
     found = {"node": error.node, "what": error.message, "hint": error.hint, "kind": type(error).__name__}
     return RuntimeError(ROW_ERROR + json.dumps(found))
 
 
 def explain_failure(error: BaseException) -> HeadraceError | None:
-    """The error that a failed Spark action means to people, None if it is not about rows or offsets.
+    """Return the HeadraceError of a failed Spark action, or None if it is not about rows or offsets.
 
-    DataError for a row that `row_error` refused, the error that a task raised by `task_error`, RetentionError where Kafka lost
-    offsets while they were read.
+    This is DataError for a row that `row_error` refused, the error that a task raised with `task_error`, or
+    RetentionError if Kafka lost offsets while they were read.
     """
     for text in _texts(error):
         if (at := text.find(ROW_ERROR)) >= 0:
@@ -73,7 +74,7 @@ def _data_error(found: Json) -> HeadraceError:
 
 
 def _reason(payload: str, columns: dict[str, str]) -> str:
-    """What is wrong with one JSON payload, as well as one can say; `columns` are the declared types."""
+    """Return why a JSON payload is invalid, or "" if unknown; `columns` are the declared types."""
     try:
         value = json.loads(payload)
     except ValueError as error:
@@ -87,7 +88,7 @@ def _reason(payload: str, columns: dict[str, str]) -> str:
 
 
 def _fits(value: object, kind: str) -> bool:
-    """Whether a JSON value can be a column of a type, as the pipeline file writes it."""
+    """Return whether a JSON value can be a column of a type, as the pipeline file writes it."""
     if kind in ("string", "utf8"):
         return True
     if kind == "binary" or kind.startswith(("date", "time")):
@@ -120,7 +121,7 @@ def _kind(value: object) -> str:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """Everything that the exception and its causes say, in Python and in the JVM."""
+    """Yield every text of the exception and its causes, in Python and in the JVM."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -15,7 +15,7 @@ _TIMES = ("date", "timestamp", "timestamp_ntz")
 
 
 def expressions(frame: DataFrame) -> Iterator[Any]:
-    """Every expression of the plan as the JVM holds it, each before those within it."""
+    """Yield every expression of the analyzed plan as a JVM object, parents before children."""
     plans: list[Any] = [cast("Any", frame)._jdf.queryExecution().analyzed()]  # noqa: SLF001  there is no other way to it
     while plans:
         plan = plans.pop()
@@ -28,14 +28,14 @@ def expressions(frame: DataFrame) -> Iterator[Any]:
 
 
 def inner(held: Any) -> list[Any]:
-    """A sequence of the JVM as a list."""
+    """Return a JVM sequence as a list."""
     return [held.apply(place) for place in range(held.size())]
 
 
 def refuse_relative_timestamps(frame: DataFrame, text: str, node: str, known: Collection[str] = ()) -> None:
-    """Raises SchemaError where a text such as `'today'` of the SQL `text` is made a time by what stands beside it.
+    """Raise SchemaError if a string such as `'today'` in the SQL `text` is cast to a timestamp.
 
-    Spark reads the clock for it, anew each time an epoch is computed. Those that are `known` are looked after elsewhere.
+    Spark would read the clock each time an epoch is computed. Strings in `known` are handled elsewhere.
     """
     if not may_have_relative_timestamps(text):
         return

@@ -21,7 +21,10 @@ POS_ARROW = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Spark's columns for an Arrow schema. The analyzer carries the metadata of columns that a statement passes on as they are."""
+    """Return Spark's columns for an Arrow schema.
+
+    The analyzer keeps the metadata of columns that a statement passes through unchanged.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
@@ -35,7 +38,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """The way back. Raises PySparkException for a type that cannot leave Spark."""
+    """Return the Arrow schema of Spark's columns. Raise PySparkException for a type that Arrow lacks."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType
 
@@ -49,13 +52,13 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def wide_columns(frames: Iterable[DataFrame]) -> dict[str, pa.DataType]:
-    """The columns of frames that Spark has no room for, by their names in lower case."""
+    """Return the columns of frames with 256-bit integers or big decimals, by lower-case name."""
     found = {field.name.lower(): parse_type((field.metadata or {}).get(_KEY, "string")) for frame in frames for field in frame.schema}
     return {name: kind for name, kind in found.items() if is_wide(kind)}
 
 
 def marked(frame: DataFrame, name: str, kind: pa.DataType | None) -> Column:
-    """A column of a frame; with a kind, one of text that holds such numbers."""
+    """Return a column of a frame. With `kind`, mark it as a string column of such numbers."""
     column = frame[f"`{name}`"]
     return column if kind is None else column.alias(name, metadata={_KEY: _named(kind)})
 

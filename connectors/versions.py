@@ -29,7 +29,7 @@ _HINT = "Filter such rows out in a transform, or give them a version: coalesce({
 
 
 def refuse_unversioned(rows: pa.RecordBatch | pa.Table, version: str, node: str) -> None:
-    """Raise DataError for a row without a version that is no delete."""
+    """Raise DataError for a row without a version that is not a delete."""
     missing = pc.is_null(rows.column(version))
     if OP in rows.schema.names:
         missing = pc.and_(missing, pc.not_equal(rows.column(OP), "d"))
@@ -39,7 +39,10 @@ def refuse_unversioned(rows: pa.RecordBatch | pa.Table, version: str, node: str)
 
 
 def winners(table: pa.Table, key: Sequence[str], version: str, node: str) -> pa.Table:
-    """Return one row per key with the column `ENDED`. The table is in the order of `_gs_pos`; that of the result is not kept."""
+    """Return one row per key with the column `ENDED`.
+
+    The table must be in the order of `_gs_pos`. The result has no defined order.
+    """
     refuse_unversioned(table, version, node)
     size = table.num_rows
     places = np.arange(size)
@@ -59,7 +62,7 @@ def winners(table: pa.Table, key: Sequence[str], version: str, node: str) -> pa.
 
 
 def winners_frame(rows: DataFrame, key: Sequence[str], names: Sequence[str], version: str, node: str) -> DataFrame:
-    """Return the same of a frame: `names` and `ENDED`, one row per key."""
+    """Return one row per key of a frame with `names` and `ENDED`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 

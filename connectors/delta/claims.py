@@ -19,7 +19,7 @@ PREFIX = "headrace.claim."
 
 
 def read_claims(table: TableLog) -> list[Claim]:
-    """Every claim to the table; none where there is no table."""
+    """Return every claim to the table; none if there is no table."""
     snapshot = table.snapshot()
     identity = table.identity(snapshot)
     found = []
@@ -32,7 +32,10 @@ def read_claims(table: TableLog) -> list[Claim]:
 
 
 def claim(session: Any, table: TableLog, owner: TargetClaimant, target: str) -> None:
-    """Claim the table. Raises SinkStateError for a rival's claim, also one of the same moment; then this one is withdrawn."""
+    """Claim the table. Raise SinkStateError for a rival's claim.
+
+    If a rival claims the table at the same time, withdraw this claim.
+    """
     there = read_claims(table)
     owner.refuse(there, target)
     if Claim(owner.key, owner.share) in there:

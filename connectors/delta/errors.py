@@ -16,17 +16,17 @@ _CONSTRAINT = re.compile(r"DELTA_VIOLATE_CONSTRAINT|DELTA_NOT_NULL_CONSTRAINT")
 
 
 def is_duplicate_transaction(error: Exception) -> bool:
-    """Whether Delta refused a commit because another one with the same transaction identifier came first."""
+    """Return whether Delta rejected a commit because its transaction identifier was committed before."""
     return bool(_SAME_IDENTIFIER.search(_text(error)))
 
 
 def is_conflict(error: Exception) -> bool:
-    """Whether Delta refused a commit because of another one of the same moment."""
+    """Return whether Delta rejected a commit because of a concurrent commit."""
     return bool(_CONFLICT.search(_text(error)))
 
 
 def explain(error: Exception, path: str, sink: str) -> Exception:
-    """The error of ours that a failed write means; the error itself where it says enough."""
+    """Return the Headrace error of a failed write, or the error itself if there is none."""
     if found := explain_failure(error):
         return found
     text, first = _text(error), str(error).split("\n", maxsplit=1)[0]

@@ -46,7 +46,11 @@ _THERE = "SELECT count(*) FROM (VALUES ('records'), ('history'), ('splits')) t(n
 
 
 def _sql(text: str) -> sql.Composed:
-    """A statement; `{mine}` is the predicate of one sink key ($1 to $3), `{oid}` the table that a row speaks of, as it is now."""
+    """Return a statement with `{mine}` and `{oid}` filled in.
+
+    `{mine}` is the predicate of one sink key ($1 to $3). `{oid}` is the current OID of the row's target
+    table.
+    """
     mine = sql.SQL("pipeline = $1::text AND lane = $2::text AND sink = $3::text")
     return trusted(text).format(mine=mine, oid=sql.SQL("to_regclass(target)::oid::bigint"))
 
@@ -74,7 +78,7 @@ class RecordStore:
         return self.key.pipeline, self.key.lane, self.key.sink
 
     def create(self, session: Session) -> None:
-        """Makes schema and tables where missing; processes that do it at once wait for each other."""
+        """Create the schema and missing tables. An advisory lock makes concurrent processes wait."""
         if self._there(session) and session.run(_CURRENT)[0][0]:
             return
         session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
@@ -85,7 +89,7 @@ class RecordStore:
         return session.run(_THERE)[0][0] == 3
 
     def announce(self, session: Session, generation: int) -> None:
-        """Raises the row's generation. Raises FencedError where a newer one has been here."""
+        """Raise the row's generation. Raise FencedError if the row has a newer generation."""
         raised = session.run(
             "INSERT INTO headrace.records AS r (pipeline, lane, sink, name, target, generation, shared)"
             " VALUES ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
@@ -102,7 +106,7 @@ class RecordStore:
             self._fenced(session, generation)
 
     def read(self, session: Session) -> CommitRecord | None:
-        """The record; None without one, or where it speaks of a table that is gone or was made anew."""
+        """Return the record; None if there is none, or if its table was dropped or recreated."""
         if not self._there(session):
             return None
         rows = session.run(_sql("SELECT body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
@@ -115,7 +119,7 @@ class RecordStore:
         return CommitRecord.from_json(json.loads(body))
 
     def find_conflicting_record(self, session: Session) -> CommitRecord | None:
-        """The newest record for the same pipeline name, lane, sink and target under another UUID."""
+        """Return the newest record of the same pipeline name, lane, sink and target under another UUID."""
         if not self._there(session):
             return None
         query = (
@@ -126,7 +130,10 @@ class RecordStore:
         return CommitRecord.from_json(json.loads(rows[0][0])) if rows else None
 
     def shared(self, session: Session) -> bool:
-        """Whether another sink has a record for the same target. This sink under the UUID of a lost ledger is no other one."""
+        """Return whether another sink has a record for the same target.
+
+        This sink under the UUID of a lost ledger does not count as another sink.
+        """
         if not self._there(session):
             return False
         query = (
@@ -136,7 +143,7 @@ class RecordStore:
         return bool(session.run(_sql(query), *self._id, self.target, self.key.name))
 
     def claims(self, session: Session) -> list[Claim]:
-        """Who has a record for the table that the target's name means now, whatever name their records give it."""
+        """Return the claims of all records for the table that now has the target's name, under any name."""
         if not self._there(session):
             return []
         query = (
@@ -146,13 +153,16 @@ class RecordStore:
         return [Claim(SinkKey(*key), share, epoch) for *key, share, epoch in session.run(query, self.target)]
 
     def release(self, session: Session, claims: Sequence[Claim]) -> None:
-        """Removes the rows of other sinks: whoever still writes by one of them is fenced."""
+        """Delete the rows of other sinks, which fences their writers."""
         for claim in claims:
             query = "DELETE FROM headrace.records WHERE {mine} AND target_oid = to_regclass($4::text)::oid::bigint"
             session.run(_sql(query), claim.key.pipeline, claim.key.lane, claim.key.sink, self.target)
 
     def lock(self, session: Session, generation: int, *, share: bool = False) -> LockedRow | None:
-        """The row, locked until the transaction ends; None before the sink has joined. Raises FencedError for another generation."""
+        """Return the row, locked until the transaction ends; None before the sink is registered.
+
+        Raise FencedError for another generation.
+        """
         query = (
             "SELECT generation, body::text, EXISTS (SELECT FROM headrace.splits s WHERE s.pipeline = r.pipeline AND s.lane = r.lane"
             " AND s.sink = r.sink AND s.epoch = r.epoch + 1) FROM headrace.records r WHERE {mine} FOR "
@@ -164,10 +174,10 @@ class RecordStore:
         return LockedRow(CommitRecord.from_json(json.loads(body)), marked) if body else None
 
     def lock_for_epoch(self, session: Session, plan: EpochPlan, generation: int, *, share: bool = False) -> LockedRow | WriteCounts:
-        """The locked row when it stands right before `plan`; the counts when it holds `plan` already.
+        """Return the locked row if it is at the epoch before `plan`, or the counts if it has `plan` already.
 
-        The latter happens when the connection died at the commit, so that nobody knew. Raises FencedError, or SinkStateError
-        when the row stands anywhere else.
+        The latter happens if the connection died at the commit, so the client did not see the result. Raise
+        FencedError for another generation, and SinkStateError if the row is at any other epoch.
         """
         held = self.lock(session, generation, share=share)
         record = held.record if held else None
@@ -180,17 +190,18 @@ class RecordStore:
         raise SinkStateError(msg, node=self.node, hint="Start with `headrace replay --from`, or `accept-target` the sink's record.")
 
     def advance(self, session: Session, held: LockedRow, plan: EpochPlan, generation: int, counts: WriteCounts) -> None:
-        """Sets the row from N-1 to N, writes history, and sweeps old history and markers of older epochs."""
+        """Set the row from N-1 to N, write history, and delete old history and markers of older epochs."""
         record = held.record.after_epoch(plan, generation, counts)
         self._set(session, record, after=held.record.epoch)
         session.run(_sql("DELETE FROM headrace.history WHERE {mine} AND epoch <= $4::bigint"), *self._id, plan.number - KEPT)
         session.run(_sql("DELETE FROM headrace.splits WHERE {mine} AND epoch < $4::bigint"), *self._id, plan.number)
 
     def register(self, session: Session, record: CommitRecord, baseline: int) -> CommitRecord:
-        """Writes the first record, or overwrites the row for a rewind; markers go, because their epochs come again.
+        """Write the first record, or overwrite the row to set the sink back.
 
-        Claims one table after the other process that does: raises SinkStateError for a rival's claim. Rows of the same pipeline under another
-        UUID, and of a sink that was renamed, go too: whoever still writes by one of them is fenced.
+        Markers are deleted, because their epochs are written again. An advisory lock serializes claims of
+        concurrent processes: raise SinkStateError for a rival's claim. Rows of the same pipeline under
+        another UUID and of a renamed sink are also deleted, which fences their writers.
         """
         session.run(
             "SELECT pg_advisory_xact_lock(hashtext('headrace claim'), to_regclass($1::text)::oid::bigint::bit(32)::int)", self.target
@@ -207,7 +218,7 @@ class RecordStore:
         return written
 
     def _set(self, session: Session, record: CommitRecord, *, after: int | None) -> None:
-        """Compare-and-set of the row, and its line of history."""
+        """Compare and set the row, and write its line of history."""
         body = json.dumps(record.to_json())
         update = (
             "UPDATE headrace.records SET epoch = $4::bigint, body = $5::text::jsonb, changed_at = now(), target = $6::text,"
@@ -232,5 +243,5 @@ class RecordStore:
 
 
 def _speaks_of(record: CommitRecord, plan: EpochPlan) -> bool:
-    """Whether a record is the one that `plan` leaves."""
+    """Return whether `plan` produced the record."""
     return (record.planned_at, record.pipeline_hash) == (plan.planned_at, plan.pipeline_hash)

@@ -47,7 +47,7 @@ _PLAIN: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def readable(schema: pa.Schema) -> list[str]:
-    """The columns that can be read back and compared."""
+    """Return the columns that can be read back and compared."""
     return [field.name for field in schema if _kind(field) in _READ_AS and not _is_wide(field)]
 
 
@@ -79,13 +79,13 @@ class TargetReader:
             self._closing = self._closing.pop_all()
 
     def has_more_than(self, limit: int) -> bool:
-        """Return whether the table has more rows than `limit`. The rows after it are not counted."""
+        """Return whether the table has more than `limit` rows. Counting stops after `limit` + 1 rows."""
         query = sql.SQL("SELECT count(*) FROM (SELECT 1 FROM {} LIMIT {}) t").format(self._table, sql.Literal(limit + 1))
         with translate_errors(self._node):
             return int(self._session.run(query)[0][0]) > limit
 
     def read(self, path: Path, most: int) -> pa.Table | None:
-        """Return all rows; where they have more than `most` bytes, write them to a parquet file instead and return None."""
+        """Return all rows. If they exceed `most` bytes, write them to a parquet file and return None."""
         import pyarrow.parquet as pq
 
         with translate_errors(self._node):
@@ -105,7 +105,7 @@ class TargetReader:
         return None
 
     def lookup(self, keys: pa.Table) -> pa.Table | None:
-        """Return the rows of these keys; None where the type of a key cannot be passed to the server."""
+        """Return the rows of these keys; None if a key's type cannot be sent to the server."""
         listed = [array_text(keys[name]) for name in self._key]
         if None in listed or not self._key:
             return None
@@ -137,7 +137,7 @@ class TargetReader:
 
 
 def array_text(values: pa.ChunkedArray) -> str | None:
-    """Return values as the text of a Postgres array; None for types whose text Arrow does not have."""
+    """Return values as a Postgres array literal; None for types that have no string form in Arrow."""
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')

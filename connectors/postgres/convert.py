@@ -25,7 +25,10 @@ pc: Any = pyarrow.compute
 
 
 def flatten_columns(rows: DataFrame, schema: pa.Schema) -> DataFrame:
-    """The payload as staging tables hold it (nested columns as JSON text), then operation and position in five columns."""
+    """Return the payload as staging tables store it, then the operation and the position in five columns.
+
+    Nested columns become JSON strings.
+    """
     from pyspark.sql import functions as f
 
     def column(field: pa.Field) -> Any:
@@ -62,7 +65,7 @@ _WIRE = {
 
 
 def wire_schema(schema: pa.Schema) -> pa.Schema:
-    """The types that COPY into staging tables takes for a flat payload."""
+    """Return the types that COPY into staging tables takes for a flat payload."""
 
     def wire(kind: pa.DataType) -> pa.DataType:
         if is_wide(kind):
@@ -75,7 +78,10 @@ def wire_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBatch:
-    """A source's batch in the types of `wire_schema`, columns by name. Raises SchemaError or DataError; loses nothing."""
+    """Cast a source's batch to the types of `wire_schema`, with columns by name.
+
+    Raise SchemaError or DataError; no value is changed silently.
+    """
     if missing := [name for name in schema.names if name not in batch.schema.names]:
         msg = f"the source gave no column '{missing[0]}'; it gave {', '.join(batch.schema.names)}"
         raise SchemaError(msg, node=node)
@@ -98,7 +104,7 @@ _ESCAPED_NUL = r"(^|[^\\])(\\\\)*\\u0000"
 
 
 def _first(column: pa.ChunkedArray | pa.Array, matched: pa.ChunkedArray | pa.Array) -> str | None:
-    """The first value of `column` where `matched` is true."""
+    """Return the first value of `column` where `matched` is true."""
     return column[pc.index(matched, True).as_py()].as_py() if pc.any(matched).as_py() else None
 
 
@@ -124,7 +130,9 @@ class RowChecks:
     def of(
         cls, node: str, schema: pa.Schema, key: Sequence[str], lengths: Mapping[str, int] | None = None, version: str | None = None
     ) -> RowChecks:
-        """The checks for rows of `schema`. `lengths` are the target's limits for key columns of text."""
+        """Return the checks for rows of `schema`. `lengths` are the target's limits for string key columns.
+
+        """
         texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
         wides = tuple((field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type))
         nested = tuple(field.name for field in schema if is_nested(field.type))

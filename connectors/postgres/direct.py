@@ -53,7 +53,7 @@ class SplitTask:
     straight: bool
 
     def __call__(self, split: Json) -> Json:
-        """{"conflict": …, "failure": …}: errors travel with their class and hint."""
+        """Load a split and return {"conflict": …, "failure": …}. Errors keep their class and hint."""
         conflict = False
         try:
             for attempt in stamina.retry_context(on=TransientError, attempts=TASK_TRIES, timeout=60.0):
@@ -88,7 +88,7 @@ class SplitTask:
         return WriteCounts(rows, rows, 0, 0)
 
     def _merged(self, session: LoadSession, split: Json) -> WriteCounts:
-        """By way of a temporary table; within a split later rows win, as they are read."""
+        """Load the split through a temporary table. Later rows of a split win, in reading order."""
         table = sql.Identifier("pg_temp", TEMPORARY)
         session.run(create_stage(self.load.target, table, kind="TEMPORARY", tail="ON COMMIT DROP"))
         columns = pa.schema([*wire_schema(self.load.schema), (OP, pa.string()), *zip(POSITION, _POSITION_TYPES, strict=True)])
@@ -106,7 +106,7 @@ _POSITION_TYPES = (pa.int32(), pa.int32(), pa.int64(), pa.int64())
 
 
 def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Adds operation i and the running number of the row inside its split."""
+    """Add operation `i` and the row's number inside its split."""
     import numpy as np
 
     start = 0
@@ -119,9 +119,10 @@ def _placed(batches: Iterator[pa.RecordBatch], columns: pa.Schema) -> Iterator[p
 
 
 def _in_turn(task: SplitTask) -> Callable[[Iterable[Json]], Iterator[Json]]:
-    """Loads one split after the other, up to the first failure.
+    """Return a function that loads splits one after the other, up to the first failure.
 
-    Splits keep different keys of the rows apart. Where the target takes two of them for one, their order counts.
+    Splits separate keys that differ in the rows. If the target treats two of them as equal, the order of the
+    splits counts.
     """
 
     def run(splits: Iterable[Json]) -> Iterator[Json]:
@@ -145,7 +146,7 @@ class DirectLoad:
     conflicts: bool = False
 
     def write(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Loads every split without a marker, then sets the record when all planned splits have theirs."""
+        """Load every split without a marker, then set the record when all planned splits have markers."""
         if nested := [field.name for field in self.load.schema if is_nested(field.type)]:
             msg = f"column '{nested[0]}' is {self.load.schema.field(nested[0]).type}, which a direct load cannot turn into JSON"
             raise SchemaError(msg, node=self.load.node, hint="Leave it out, or turn it into text in the source's own SQL.")
@@ -160,7 +161,7 @@ class DirectLoad:
         return self._finish(plan, planned)
 
     def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
-        """One task per split, collected plainly; raises what a task reports, what cannot be tried again first."""
+        """Run one task per split. Raise the tasks' errors, with errors that cannot be retried first."""
         if not splits:
             return
         straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)

@@ -46,32 +46,35 @@ class Failure:
 
     @classmethod
     def of(cls, error: HeadraceError) -> Failure:
-        """What travels of an error. Subclasses that only this package knows travel as their parent."""
+        """Return the serializable part of an error. Subclasses of this package become their parent class."""
         kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         return cls(kind, error.message, error.hint, error.node)
 
     @property
     def retriable(self) -> bool:
-        """Whether trying again may help."""
+        """Whether a retry may help."""
         return getattr(errors, self.kind).retriable
 
     def error(self) -> HeadraceError:
-        """The error, to be raised."""
+        """Return the error to raise."""
         return getattr(errors, self.kind)(self.message, hint=self.hint, node=self.node)
 
     def to_json(self) -> str:
-        """As text."""
+        """Return the failure as a JSON string."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Failure:
-        """The inverse of `to_json`."""
+        """Restore a failure from the result of `to_json`."""
         return cls(**json.loads(text))
 
 
 @contextmanager
 def translate_errors(node: str) -> Iterator[None]:
-    """Raises what psycopg or ADBC raise inside as DataError, TargetError or TransientError with the server's message."""
+    """Translate psycopg and ADBC errors to DataError, TargetError or TransientError.
+
+    The message contains the server's message.
+    """
     import adbc_driver_manager
     import psycopg
 
@@ -84,7 +87,10 @@ def translate_errors(node: str) -> Iterator[None]:
 
 
 def translate(error: Exception, node: str) -> HeadraceError:
-    """The error to raise for a driver's error. Only connection trouble, conflicts and shortages are retriable."""
+    """Return the error to raise for a driver's error.
+
+    Only connection failures, conflicts and resource shortages are retriable.
+    """
     state: str = getattr(error, "sqlstate", None) or ""
     text = _message(error)
     if not state:
@@ -102,7 +108,10 @@ def translate(error: Exception, node: str) -> HeadraceError:
 
 
 def _without_state(text: str, node: str) -> HeadraceError:
-    """Errors of the connection itself: libpq gives no code for them, only the server's FATAL line tells more."""
+    """Return the error for a failure of the connection itself.
+
+    libpq gives no code for it; only the server's FATAL line has details.
+    """
     msg = f"Postgres says: {text}"
     if _REFUSED.search(text):
         return TargetError(msg, node=node, hint="Check host, port, user, password and database in `postgres_sink` of the settings.")
@@ -110,7 +119,7 @@ def _without_state(text: str, node: str) -> HeadraceError:
 
 
 def _message(error: Exception) -> str:
-    """One line of what the server said, without ADBC's prefixes and the statement that it repeats."""
+    """Return the server's message on one line, without ADBC's prefixes and the repeated statement."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith(("LINE ", " "))]
     text = "; ".join(lines)
     cut = re.search(r"(ERROR|FATAL|PANIC):\s.*", text)

@@ -53,7 +53,7 @@ class PostgresSinkHandle:
         self._direct: DirectLoad | None = None
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Target first: one that cannot take the rows leaves a running older generation alone."""
+        """Check the target first, so that an unfit target leaves a running older generation alone."""
         generation = self._required_generation()
         self._check_policy(schema)
         with self._control.transaction() as session:
@@ -129,7 +129,7 @@ class PostgresSinkHandle:
             self._store.release(session, claims)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """See PostgresSink. Only history goes by splits."""
+        """See `PostgresSink.has_partial_epoch`. Only history is loaded by splits."""
         if plan.phase is not Phase.HISTORY:
             return False
         with self._control.transaction() as session:
@@ -144,11 +144,11 @@ class PostgresSinkHandle:
             return (record, self._rows(session)) if record else None
 
     def content(self, schema: pa.Schema) -> TargetReader:
-        """Return what reads record and rows of one snapshot; see PostgresSink."""
+        """Return the reader of the record and the rows of one snapshot."""
         return TargetReader(self._address, self._store, self._table, schema, self._columns)
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """By the driver alone if the epoch is small, else staged by tasks."""
+        """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""
         load = self._loading()
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
@@ -164,7 +164,7 @@ class PostgresSinkHandle:
         return self._direct.write(plan, fetch, spark)
 
     def close(self) -> None:
-        """Closes both connections."""
+        """Close both connections."""
         self._loader.close()
         self._control.close()
 
@@ -185,7 +185,7 @@ class PostgresSinkHandle:
         return rows
 
     def _check_policy(self, schema: pa.Schema) -> None:
-        """update_where names columns of the rows, and only means something for upserts that update."""
+        """Raise SchemaError unless `update_where` names columns of the rows and the sink updates by key."""
         where = self._node.update_where
         problem = ""
         if where and not self._columns:
@@ -204,7 +204,7 @@ class PostgresSinkHandle:
             raise TransientError(msg, node=self._name)
 
     def _end_older(self, generation: int) -> None:
-        """Ends the server's processes of older generations, so that neither their locks nor their COPYs go on."""
+        """Terminate server processes of older generations, so that their locks and COPYs end."""
         with self._control.transaction() as session:
             stubborn = terminate_older_backends(session, self._key, generation)
         if stubborn:

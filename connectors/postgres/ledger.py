@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 _STALLED = "10s"
 """How long a process that stopped inside a transaction may keep others waiting; the server then ends its session."""
-_SCHEMA_LOCK = 0x6865_6164  # an advisory lock of our own: only one process makes the tables
+_SCHEMA_LOCK = 0x6865_6164  # Headrace's own advisory lock: only one process creates the tables
 
 
 def open_postgres(conninfo: str) -> Ledger:
-    """Opens the ledger in the database that `conninfo` names, making its tables where they are not.
+    """Open the ledger in the database that `conninfo` names, and create missing tables.
 
-    The role needs to create tables in the first schema of its search path, or to find them in one of its schemas. Raises
-    TransientError when the server cannot be reached, SettingsError where two schemas have a ledger.
+    The role needs the right to create tables in the first schema of its search path, unless a schema of the
+    path already has them. Raise TransientError if the server cannot be reached, and SettingsError if two
+    schemas have a ledger.
     """
     return Ledger(PostgresStore(conninfo))
 
@@ -84,7 +85,7 @@ class PostgresStore:
                         )
                     yield _PostgresTx(connection)
             except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.IdleInTransactionSessionTimeout) as error:
-                # libpq's own text names host and database, never the password.
+                # libpq's own message names the host and the database, never the password.
                 msg = f"the Postgres ledger cannot be used just now: {str(error).strip()}"
                 raise TransientError(msg) from error
 
@@ -97,10 +98,10 @@ class PostgresStore:
         return self._transaction(snapshot=True)
 
     def trim(self) -> None:
-        """See Store. Autovacuum does it."""
+        """See `Store.trim`. Autovacuum does this."""
 
     def present(self, pipeline: str, lane: str, generation: int) -> Presence:
-        """See Store. There is no proof of life over a network."""
+        """See `Store.present`. A network connection does not prove that a process is alive."""
         del pipeline, lane, generation
         return _NoPresence()
 
@@ -117,9 +118,10 @@ class PostgresStore:
 
 
 def _schema_of(tx: _PostgresTx) -> str:
-    """Return the schema of the ledger's tables as a search path: where they are, else the first schema that exists.
+    """Return the schema of the ledger's tables as a search path, else the first schema that exists.
 
-    A search path alone may change its meaning: a sink makes the schema `headrace`, which is the first one of a user of this name.
+    The meaning of a search path can change: a sink creates the schema `headrace`, which is the first schema
+    for a user of this name.
     """
     found = tx.all(
         "select n.nspname, quote_ident(n.nspname) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
@@ -143,12 +145,12 @@ def _schema_of(tx: _PostgresTx) -> str:
 
 class _NoPresence:
     def release(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is no presence to release."""
 
 
 @cache
 def _bound(sql: str) -> str:
-    """The common text with psycopg's placeholders."""
+    """Return the shared SQL with psycopg's placeholders."""
     return re.sub(r":(\w+)", r"%(\1)s", sql)
 
 

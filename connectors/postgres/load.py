@@ -25,7 +25,10 @@ class LoadContext:
     generation: int
 
     def refuse_marked(self, plan: EpochPlan, *, marked: bool) -> None:
-        """An epoch that tasks began to load split by split is finished that way: other paths would write its splits again."""
+        """Raise SinkStateError if `marked`: tasks began to load this epoch split by split.
+
+        Only direct load may finish such an epoch, because other paths would write its splits again.
+        """
         if marked:
             msg = f"epoch {plan.number} was begun by direct load and cannot be finished by another path"
             raise SinkStateError(

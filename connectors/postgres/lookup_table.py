@@ -46,7 +46,7 @@ class LookupTableColumns:
 
     @classmethod
     def of(cls, node: DynamicTableConfig, connection: TableConnection) -> LookupTableColumns:
-        """What a node means under these settings."""
+        """Return the names of schema, table and columns for a node under these settings."""
         before, _, table = node.backend_entity_name.rpartition(".")
         schema = node.schema_ or before or connection.dt_schema_name or _DEFAULT_SCHEMA
         wanted = connection.cache_enabled if node.cache is None else node.cache
@@ -54,7 +54,7 @@ class LookupTableColumns:
 
     @property
     def name(self) -> str:
-        """For people, and for the advisory lock: `schema.table`."""
+        """The name `schema.table`, for messages and for the advisory lock."""
         return f"{self.schema}.{self.table}"
 
 
@@ -74,7 +74,10 @@ class ValueTable:
         self._time_type = ""
 
     def prepare(self) -> None:
-        """Makes the table where it is missing, and proves its columns. Raises SchemaError, TargetError or TransientError."""
+        """Create the table if it is missing, and check its columns.
+
+        Raise SchemaError, TargetError or TransientError.
+        """
         with self._control.transaction() as session:
             if not self._columns(session):
                 self._lock(session)
@@ -83,7 +86,7 @@ class ValueTable:
             self._time_type = self._check(self._columns(session))
 
     def check(self) -> None:
-        """The same of a table that is there; makes nothing."""
+        """Check the columns of an existing table. Create nothing."""
         control = ControlConnection(self._address, patient=False)
         try:
             with control.transaction() as session:
@@ -93,7 +96,10 @@ class ValueTable:
             control.close()
 
     def add(self, values: Sequence[str]) -> None:
-        """Adds values that are not there. Idempotent, whoever else adds the same. Raises DataError for a text that Postgres cannot hold."""
+        """Add missing values. Idempotent, also when other writers add the same values.
+
+        Raise DataError for a string that Postgres cannot store.
+        """
         from psycopg import sql
 
         if bad := next((value for value in values if "\0" in value), None):
@@ -116,13 +122,16 @@ class ValueTable:
                 session.run(statement, list(values[at : at + _INSERT]))
 
     def since(self, mark: str | None) -> tuple[list[str], str | None]:
-        """The values that came since a mark, some of them again, and the next mark; all values without one."""
+        """Return the values added since a mark, and the next mark; all values if `mark` is None.
+
+        Some values are returned again.
+        """
         from psycopg import sql
 
-        assert self._time is not None  # noqa: S101  only asked of a cache
+        assert self._time is not None  # noqa: S101  only called for a cache
         select = sql.SQL("SELECT {column}::text FROM {table} WHERE {column} IS NOT NULL").format(column=self._column, table=self._table)
         kind = trusted(self._time_type)
-        # A stamp of tomorrow, by a clock that is wrong, must not hide what comes until then.
+        # A timestamp in the future, from a wrong clock, must not hide rows that are added until then.
         past = sql.SQL(" WHERE {} <= clock_timestamp()").format(self._time) if self._time_type in _TIMES else sql.SQL("")
         with self._control.transaction(snapshot=True) as session:
             newest = session.run(sql.SQL("SELECT max({})::text FROM {}{}").format(self._time, self._table, past))[0][0]
@@ -135,11 +144,11 @@ class ValueTable:
         return [value for (value,) in rows], newest if newest is not None else mark
 
     def lookup(self, at_most: int) -> PostgresLookup:
-        """What workers ask the table itself by, in chunks of `at_most` values."""
+        """Return the lookup that workers query the table with, in chunks of `at_most` values."""
         return PostgresLookup(self._node, self.where, self._address, at_most)
 
     def describe(self) -> Json:
-        """For people and Dagster, as sinks do."""
+        """Return the table's description for users and Dagster, as sinks do."""
         connection, where = self._address.connection, self.where
         return {
             "kind": "postgres",
@@ -149,11 +158,11 @@ class ValueTable:
         }
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._control.close()
 
     def _columns(self, session: Session) -> dict[str, tuple[str, str]]:
-        """Type and its category by column; none where there is no such table."""
+        """Return the type and its category by column; empty if there is no such table."""
         return {name: (kind, category) for name, kind, category in session.run(_COLUMNS, self._table.as_string(None))}
 
     def _lock(self, session: Session) -> None:
@@ -170,7 +179,10 @@ class ValueTable:
             session.run(sql.SQL("CREATE INDEX ON {} ({})").format(self._table, self._time))
 
     def _check(self, found: dict[str, tuple[str, str]]) -> str:
-        """The time column's type; empty without one. Raises SchemaError for columns that are missing or of a wrong type."""
+        """Return the time column's type, or "" without a time column.
+
+        Raise SchemaError for columns that are missing or have a wrong type.
+        """
         where = self.where
         if where.column not in found:
             msg = f"table {where.name} has no column '{where.column}'; it has {', '.join(found)}"
@@ -203,7 +215,10 @@ class PostgresLookup:
     at_most: int
 
     def contains(self, values: list[str]) -> list[bool]:
-        """For each value whether the table holds it. Raises TransientError, TargetError or SchemaError, with the node in its text."""
+        """Return for each value whether the table has it.
+
+        Raise TransientError, TargetError or SchemaError, with the node in its message.
+        """
         wanted = [value for value in values if value is not None and "\0" not in value]
         chunks = [wanted[at : at + self.at_most] for at in range(0, len(wanted), self.at_most)]
         if len(chunks) > 1:
@@ -225,7 +240,7 @@ class PostgresLookup:
             raise self._to_worker_error(error) from error
 
     def _to_worker_error(self, error: HeadraceError) -> HeadraceError:
-        """As it can travel out of a worker, where only class and text do."""
+        """Return the error in a form that survives a worker, which keeps only its class and message."""
         plain = Failure.of(error).error()
         if isinstance(plain, TargetError | TransientError):  # in front: of a text with several lines only the first arrives
             plain.message = f"table {self.where.name}, column {self.where.column}: {plain.message}"
@@ -239,7 +254,10 @@ _idle: dict[str, list[ControlConnection]] = {}
 
 @contextmanager
 def _borrow_connection(address: Address) -> Iterator[ControlConnection]:
-    """A connection of this process, given back afterwards. One that was lost meanwhile is made anew by itself."""
+    """Yield a pooled connection of this process and return it to the pool afterwards.
+
+    A lost connection reconnects by itself.
+    """
     pool = _idle.setdefault(repr(sorted(address.parameters().items())), [])
     try:
         control = pool.pop()

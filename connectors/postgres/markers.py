@@ -14,12 +14,15 @@ from headrace.pipeline.protocol.epochs import Json, SinkKey, WriteCounts
 
 
 def split_id(split: Json) -> str:
-    """Identifies a split by what it reads, not by its place in a list."""
+    """Return an id of a split made from its content, not from its index in a list."""
     return hashlib.sha256(json.dumps(split, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def set_marker(session: Session, key: SinkKey, epoch: int, split: str, generation: int) -> bool:
-    """Marks a split as loaded by this transaction; False where another one has done it (it is waited for)."""
+    """Mark a split as loaded by this transaction; return False if another transaction did.
+
+    An open transaction with the same marker is waited for.
+    """
     rows = session.run(
         "INSERT INTO headrace.splits (pipeline, lane, sink, epoch, split, generation)"
         " VALUES ($1::text, $2::text, $3::text, $4::bigint, $5::text, $6::bigint) ON CONFLICT DO NOTHING RETURNING 1",
@@ -34,7 +37,7 @@ def set_marker(session: Session, key: SinkKey, epoch: int, split: str, generatio
 
 
 def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: WriteCounts) -> None:
-    """Writes down what the split brought, in the transaction that marked it."""
+    """Store the split's row counts in the transaction that marked it."""
     session.run(
         "UPDATE headrace.splits SET rows = $6::bigint, inserted = $7::bigint, updated = $8::bigint"
         " WHERE pipeline = $1::text AND lane = $2::text AND sink = $3::text AND epoch = $4::bigint AND split = $5::text",
@@ -50,7 +53,7 @@ def fill_marker(session: Session, key: SinkKey, epoch: int, split: str, counts: 
 
 
 def markers(session: Session, key: SinkKey, epoch: int) -> dict[str, WriteCounts]:
-    """The splits of an epoch that are loaded and committed, with what each brought."""
+    """Return the loaded and committed splits of an epoch with their row counts."""
     rows = session.run(
         "SELECT split, rows, inserted, updated FROM headrace.splits"
         " WHERE pipeline = $1::text AND lane = $2::text AND sink = $3::text AND epoch = $4::bigint",

@@ -34,11 +34,11 @@ class ConflictPolicy:
 
     @property
     def plain(self) -> bool:
-        """The last row always wins."""
+        """Whether the last row always wins."""
         return not self.nothing and not self.where and self.version is None
 
     def preference(self) -> sql.Composable:
-        """The order in which the rows of one key are preferred."""
+        """The ORDER BY that puts the preferred row of a key first."""
         if self.nothing:
             return _order("ASC")
         if self.version is not None:
@@ -58,19 +58,22 @@ class StagingTable:
     attempts: Sequence[int] | None = None
 
     def values(self) -> tuple[object, ...]:
-        """What is bound as `$1`."""
+        """The values that are bound as `$1`."""
         return () if self.attempts is None else (list(self.attempts),)
 
 
 def create_stage(target: PostgresTarget, name: sql.Identifier, *, kind: str, tail: str = "", attempts: bool = False) -> sql.Composed:
-    """CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
+    """Return CREATE TABLE for staged rows; `kind` is TEMPORARY or UNLOGGED."""
     types = {column.name: column.staged for column in target.columns} | STAGE_TYPES | ({ATTEMPT: "BIGINT"} if attempts else {})
     columns = [sql.SQL("{} {}").format(sql.Identifier(column), trusted(type_)) for column, type_ in types.items()]
     return sql.SQL("CREATE {} TABLE {} ({}) {}").format(trusted(kind), name, sql.SQL(", ").join(columns), trusted(tail))
 
 
 def merge(session: Session, target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> WriteCounts:
-    """Brings the stage into the target. `deletes` says whether any staged row is a delete. Returns what was changed."""
+    """Merge the staged rows into the target and return the counts of changes.
+
+    `deletes` is whether any staged row is a delete.
+    """
     if not target.key:
         ((rows,),) = session.run(append(target, stage), *stage.values())
         return WriteCounts(rows, rows, 0, 0)
@@ -80,13 +83,13 @@ def merge(session: Session, target: PostgresTarget, stage: StagingTable, policy:
 
 
 def append(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
-    """INSERT of all rows; returns (rows)."""
+    """Return an INSERT of all rows that returns (rows)."""
     query = sql.SQL("WITH put AS (INSERT INTO {target} ({columns}) SELECT {columns} FROM {rows} s RETURNING 1) SELECT count(*) FROM put")
     return query.format(target=target.identifier, columns=_names(_all(target)), rows=_rows(target, stage))
 
 
 def upsert(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, *, deletes: bool) -> sql.Composed:
-    """INSERT … ON CONFLICT of the preferred row per key; returns (rows, inserted, updated)."""
+    """Return INSERT … ON CONFLICT of the preferred row per key, which returns (rows, inserted, updated)."""
     query = sql.SQL(
         "WITH src AS ({winners}), put AS (INSERT INTO {target} AS t ({columns}) SELECT {columns} FROM src WHERE {op} <> 'd'"
         " ON CONFLICT ({key}) {action} RETURNING {told})"
@@ -107,10 +110,11 @@ def upsert(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, 
 
 
 def _freshness(target: PostgresTarget) -> tuple[sql.Composable, sql.Composable]:
-    """What an upsert returns per row, and how that tells an insert from an update.
+    """Return what an upsert returns per row, and the expression that detects an insert in it.
 
-    A row that was updated on conflict carries the transaction's lock in xmax. Partitioned tables do not give xmax away: there
-    the statement's own snapshot is asked, which does not see what the statement writes.
+    A row that was updated on conflict has the transaction's lock in xmax. Partitioned tables do not expose
+    xmax. For them the expression queries the statement's own snapshot, which does not see the statement's
+    writes.
     """
     if not target.partitioned:
         return sql.SQL("(xmax = 0) AS fresh"), sql.SQL("fresh")
@@ -120,10 +124,10 @@ def _freshness(target: PostgresTarget) -> tuple[sql.Composable, sql.Composable]:
 
 
 def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
-    """DELETE of keys; returns (keys whose last row is a delete, rows deleted).
+    """Return a DELETE of keys that returns (keys whose last row is a delete, rows deleted).
 
-    Where a conflict may keep the old row, a delete before an insert in one epoch must take it away first; else the insert
-    alone has the same effect, and disturbs no foreign key.
+    If a conflict may keep the old row, a delete before an insert in one epoch must remove that row first.
+    Otherwise the insert alone has the same effect, and does not violate foreign keys.
     """
     if policy.version is not None:
         return _versioned_delete(target, stage, policy, policy.version)
@@ -146,7 +150,10 @@ def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) 
 
 
 def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str) -> sql.Composed:
-    """DELETE of keys that a delete without a version ends, or whose winner is a delete that is not older than the row there."""
+    """Return a DELETE of keys that an unversioned delete ends, or whose winning row is a delete.
+
+    The winning delete must not be older than the row in the target.
+    """
     query = sql.SQL(
         "WITH ends AS (SELECT DISTINCT ON ({key}) {key}, s._gs_op = 'd' AS last, s._gs_end IS NOT NULL AS ended, s.{version} AS version"
         " FROM {rows} s WHERE {alive} ORDER BY {key}, {order}),"
@@ -191,7 +198,7 @@ def _winners(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy
 
 
 def _rows(target: PostgresTarget, stage: StagingTable) -> sql.Composed:
-    """The staged rows that count, in the target's types."""
+    """Return the staged rows of the attempts that count, in the target's types."""
     parts = [
         sql.SQL("r.{0}::{1} AS {0}").format(sql.Identifier(column.name), trusted(column.cast))
         if column.cast

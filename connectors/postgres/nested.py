@@ -24,7 +24,7 @@ _OPTIONS = {"ignoreNullFields": "false", "timestampFormat": _INSTANT, "timestamp
 
 
 def check_keys(node: str, field: pa.Field) -> None:
-    """Raises SchemaError for a map inside of `field` whose keys have no text of their own."""
+    """Raise SchemaError for a map inside `field` whose keys have no string form."""
     for found in _maps(field.type):
         if is_nested(found.key_type) or is_binary(found.key_type):
             msg = f"column '{field.name}' is {field.type}: keys of type {found.key_type} cannot be keys of a JSON object"
@@ -32,7 +32,7 @@ def check_keys(node: str, field: pa.Field) -> None:
 
 
 def as_json(column: Column, kind: pa.DataType) -> Column:
-    """JSON text of a nested column, NULL where it is."""
+    """Return a nested column as a JSON string; NULL stays NULL."""
     from pyspark.sql import functions as f
 
     return f.to_json(_with_text_keys(column, kind), _OPTIONS)
@@ -50,12 +50,12 @@ def _members(kind: Any) -> list[pa.DataType]:
 
 
 def _counted(kind: pa.DataType) -> bool:
-    """Spark writes such keys as a number of days or microseconds."""
+    """Return whether Spark writes keys of this type as a number of days or microseconds."""
     return kinds.is_date(kind) or kinds.is_timestamp(kind)
 
 
 def _with_text_keys(column: Column, kind: Any) -> Column:
-    """The same values, dates and times that are keys as text. Only what holds such keys is taken apart."""
+    """Return the column with date and time keys as strings. Only types with such keys are rebuilt."""
     from pyspark.sql import functions as f
 
     if not any(_counted(found.key_type) for found in _maps(kind)):

@@ -43,30 +43,36 @@ class Session(Protocol):
     """One connection. Statements take `$1`, `$2`, … and rows come back as tuples."""
 
     def run(self, query: Composable | str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs one statement; [] where it returns no rows."""
+        """Run one statement; return [] if it returns no rows."""
         ...
 
 
 def trusted(text: str) -> SQL:
-    """A fragment of our own constants, or one that the server rendered (types); never of the user's text."""
+    """Return SQL for our own constants or types that the server rendered; never for user input."""
     from psycopg.sql import SQL
 
     return SQL(cast("LiteralString", text))
 
 
 def digest(key: SinkKey) -> str:
-    """Twelve characters for a sink key, for names of tables."""
+    """Return twelve characters that identify a sink key in table names."""
     return hashlib.sha256(key.text.encode()).hexdigest()[:12]
 
 
 def application_prefix(key: SinkKey) -> str:
-    """What the application names of all generations of one sink start with; short enough for the generation behind it."""
+    """Return the common prefix of the application names of all generations of one sink.
+
+    It is short enough to append the generation.
+    """
     prefix = f"headrace {key.pipeline[:8]}/{key.lane}/{key.sink} g"
     return prefix if len(prefix.encode()) <= NAME_BYTES - 12 else f"headrace {key.pipeline[:8]}/{digest(key)} g"
 
 
 def application_name(key: SinkKey, generation: int | None) -> str:
-    """What the server shows for our connections; without a generation for those that only ask."""
+    """Return the name that the server shows for our connections.
+
+    Read-only connections have no generation.
+    """
     return f"{application_prefix(key)}{'' if generation is None else generation}"
 
 
@@ -79,12 +85,12 @@ class Address:
     node: str
 
     def parameters(self) -> dict[str, str]:
-        """Keyword arguments for libpq."""
+        """Return keyword arguments for libpq."""
         return self.connection.conninfo() | {"application_name": self.application, "connect_timeout": "10"}
 
     @property
     def statement_timeout(self) -> str:
-        """In milliseconds, as the server's setting takes it."""
+        """The timeout in milliseconds, as the server's setting takes it."""
         return str(self.connection.statement_timeout_secs * 1000)
 
 
@@ -92,16 +98,17 @@ class ControlConnection:
     """A psycopg connection that comes back by itself between transactions."""
 
     def __init__(self, address: Address, *, patient: bool = True) -> None:
-        """`patient`: tries for some seconds to connect before it gives up."""
+        """Create a closed connection. With `patient`, connecting is retried for some seconds."""
         self._address = address
         self._attempts = 12 if patient else 1
         self._connection: psycopg.Connection | None = None
 
     @contextmanager
     def transaction(self, *, snapshot: bool = False) -> Iterator[Session]:
-        """One transaction: committed at the end, rolled back after an error. `snapshot`: one REPEATABLE READ view of the data.
+        """Run one transaction: commit at the end, roll back after an error.
 
-        A connection found dead at the start is made anew; one that dies inside raises ConnectionLostError.
+        With `snapshot`, all statements read one REPEATABLE READ snapshot. A connection that is dead at the
+        start is reopened; one that dies inside raises ConnectionLostError.
         """
         with translate_errors(self._address.node):
             connection = self._ready(snapshot=snapshot)
@@ -113,13 +120,13 @@ class ControlConnection:
                 raise
 
     def close(self) -> None:
-        """Closes the connection, if there is one."""
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _ready(self, *, snapshot: bool) -> psycopg.Connection:
-        """A connection with its transaction begun."""
+        """Return a connection with an open transaction."""
         for attempt in stamina.retry_context(
             on=TransientError, attempts=self._attempts, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0
         ):
@@ -141,7 +148,7 @@ class ControlConnection:
         return psycopg.connect(**self._address.parameters(), autocommit=True)  # type: ignore[arg-type]
 
     def _give_up(self, connection: psycopg.Connection) -> None:
-        """Rolls back; a connection that cannot is thrown away."""
+        """Roll back, or close the connection if that fails."""
         import psycopg
 
         try:
@@ -159,7 +166,7 @@ class _PsycopgSession:
         self._cursor = RawCursor(connection)
 
     def run(self, query: Composable | str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs one statement."""
+        """Run one statement."""
         self._cursor.execute(query, values or None)  # type: ignore[arg-type]
         return self._cursor.fetchall() if self._cursor.description else []
 
@@ -173,9 +180,10 @@ class Loader:
 
     @contextmanager
     def transaction(self) -> Iterator[LoadSession]:
-        """One transaction: committed at the end; after an error the connection is thrown away, and with it what was begun.
+        """Run one transaction: commit at the end, close the connection after an error.
 
-        Raises ConnectionLostError when the connection dies inside; at the commit that leaves open whether it happened.
+        Closing discards what was begun. Raise ConnectionLostError if the connection dies inside. If it dies
+        at the commit, the outcome is unknown.
         """
         try:
             with translate_errors(self._address.node):
@@ -187,7 +195,7 @@ class Loader:
             raise
 
     def close(self) -> None:
-        """Closes the connection, if there is one; an open transaction is rolled back by the server."""
+        """Close the connection, if there is one; the server rolls back an open transaction."""
         connection, self._connection = self._connection, None
         if connection is not None:
             import adbc_driver_manager
@@ -198,7 +206,7 @@ class Loader:
                 log.debug("event=close_failed node=%s", self._address.node)
 
     def _ready(self) -> LoadSession:
-        """A session with its transaction begun, on a new connection where the old one is dead."""
+        """Return a session with an open transaction, on a new connection if the old one is dead."""
         for attempt in stamina.retry_context(on=TransientError, attempts=12, timeout=CONNECT_SECONDS, wait_initial=0.1, wait_max=3.0):
             with attempt, translate_errors(self._address.node):
                 self._connection = self._connection or self._connect()
@@ -225,19 +233,21 @@ class LoadSession:
         self._connection = connection
 
     def run(self, query: Composable | str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs one statement."""
+        """Run one statement."""
         text = query if isinstance(query, str) else query.as_string(None)
         with self._connection.cursor() as cursor:
             cursor.execute(text, values or None)
             return cursor.fetchall() if cursor.description else []
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatchReader, *, schema: str | None) -> int:
-        """COPY into a table, columns by name; `schema` None means a temporary table. Returns the number of rows."""
+        """COPY rows into a table by column name and return their number; `schema` None is a temporary table.
+
+        """
         with self._connection.cursor() as cursor:
             return cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=schema is None)
 
     def stream(self, table: str, columns: pa.Schema, batches: Iterable[pa.RecordBatch], *, schema: str | None) -> int:
-        """`load` for batches as they come. An error of theirs is raised as it was, not as ADBC's report of a broken stream."""
+        """Load batches as they arrive. An error of `batches` is raised as is, not as ADBC's broken stream."""
         import pyarrow as pa
 
         broken: list[Exception] = []
@@ -258,7 +268,10 @@ class LoadSession:
 
 
 def terminate_older_backends(session: Session, key: SinkKey, generation: int) -> Sequence[int]:
-    """Ends the server's processes of older generations of this sink. Returns the ids of those that would not end."""
+    """Terminate server processes of older generations of this sink.
+
+    Return the ids of those that did not end.
+    """
     rows = session.run(
         "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
         " WHERE starts_with(application_name, $1::text) AND pid <> pg_backend_pid()"

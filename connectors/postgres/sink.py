@@ -53,49 +53,54 @@ class PostgresSink(DirectSink):
         self._handle: PostgresSinkHandle | None = None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Connects, proves or makes the table, raises the generation, ends and sweeps what older generations left."""
+        """Check or create the table, raise the generation, and remove what older generations left."""
         self.close()
         self._handle = self._made(generation)
         self._handle.prepare(schema)
 
     def validate_target(self) -> None:
-        """Asks the server about a table that is there; one that is missing would be made."""
+        """Check an existing table on the server. A missing table is fine, because `prepare` would create it.
+
+        """
         self._open.validate_target(self._context.schema)
 
     def record(self) -> CommitRecord | None:
-        """The record in the target's database."""
+        """Return the record in the target's database."""
         return self._open.record()
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Writes the first record, or rewinds; `baseline` is the table's count in the same transaction."""
+        """Write the first record or set it back; `baseline` is the table's count in the same transaction."""
         return self._open.register(record)
 
     def truncate(self) -> None:
-        """Remove all rows of the table; a transaction that locks the record's row first."""
+        """Remove all rows of the table in a transaction that locks the record's row first."""
         self._open.truncate()
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """Whether markers of a direct load say that splits of the epoch are there."""
+        """Return whether there are direct-load markers of splits of the epoch."""
         return self._open.has_partial_epoch(plan)
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """The newest record of the same pipeline name, lane, sink and table under another UUID."""
+        """Return the newest record of the same pipeline name, lane, sink and table under another UUID."""
         return self._open.find_conflicting_record()
 
     def claims(self) -> Sequence[Claim]:
-        """The records in the target's database that speak of this table."""
+        """Return the claims of records in the target's database that name this table."""
         return self._open.claims()
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Removes the records of these sinks."""
+        """Remove the records of these sinks."""
         self._open.release(claims)
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """Record and rows in one snapshot; None where others write the table too, as far as their records tell."""
+        """Return record and row count of one snapshot; None if records show other writers of the table."""
         return self._open.read_row_count()
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """The rows in the driver where they are few bytes, else by way of a parquet file. `lookup` finds keys by the index."""
+        """Return the rows in the driver if they are small, else through a parquet file.
+
+        `lookup` finds keys by the index.
+        """
         from headrace.connectors.postgres.content import readable
 
         columns = tuple(readable(schema))
@@ -119,15 +124,18 @@ class PostgresSink(DirectSink):
         return TargetContent(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Rows and record in one transaction. An epoch that is held already is not written again: its counts come back."""
+        """Write rows and record in one transaction. An epoch that was committed before returns its counts."""
         return self._open.write(plan, frame)
 
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """One transaction per split, marker first; then the record, once every split has its marker."""
+        """Load each split in a transaction that sets its marker first, then write the record.
+
+        The record is written when every split has its marker.
+        """
         return self._open.write_direct(plan, fetch, spark)
 
     def describe(self) -> Json:
-        """Kind, asset key and table name, without opening anything."""
+        """Return the type, asset key and table name without opening a connection."""
         connection = self._context.settings.postgres_for(self._context.key.sink)
         return {
             "kind": "postgres",
@@ -137,14 +145,14 @@ class PostgresSink(DirectSink):
         }
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         if self._handle is not None:
             self._handle.close()
             self._handle = None
 
     @property
     def _open(self) -> PostgresSinkHandle:
-        """The handle; one without a generation, for questions alone, where the sink was not prepared."""
+        """The handle. Without `prepare` it has no generation and can only read."""
         if self._handle is None:
             self._handle = self._made(None)
         return self._handle

@@ -15,7 +15,10 @@ TEMPORARY = "_headrace_rows"
 
 
 def write_table(loader: Loader, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: pa.Table) -> WriteCounts:
-    """Rows and record in one transaction. Dying anywhere before its commit leaves nothing; after it, the record tells."""
+    """Write rows and record in one transaction.
+
+    A crash before its commit leaves nothing. After the commit, the record shows that the epoch is written.
+    """
     deletes = load.checks.check(rows)
     with loader.transaction() as session:
         held = store.lock_for_epoch(session, plan, load.generation)

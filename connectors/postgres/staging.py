@@ -57,7 +57,7 @@ class StagingCopyTask:
     checks: RowChecks
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row for the attempt that is running; errors travel in it, with their class and hint."""
+        """Return one row for the running attempt. The row contains an error with its class and hint."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -96,7 +96,10 @@ class StagingCopyTask:
 def write_staged(
     control: ControlConnection, address: Address, store: RecordStore, load: LoadContext, plan: EpochPlan, rows: DataFrame
 ) -> WriteCounts:
-    """Stages by tasks, merges by the driver. `rows` are flat. Stages again when the server lost what was staged."""
+    """Stage rows in tasks and merge them in the driver. Stage again if the server lost staged rows.
+
+    `rows` are flat.
+    """
     for _ in range(TRIES):
         table = f"{_prefix(store.key)}{load.generation}_e{plan.number}_{secrets.token_hex(3)}"
         identifier = sql.Identifier(SCHEMA, table)
@@ -117,13 +120,16 @@ def write_staged(
 
 
 def copy_to_staging(rows: DataFrame, task: StagingCopyTask) -> list[StagedAttempt]:
-    """Runs the tasks; what each winning attempt staged. A plain collect: no exchange behind the write, so no task runs for less."""
+    """Run the tasks and return what each winning attempt staged.
+
+    This is a plain collect: no exchange follows the write, so every task that runs counts.
+    """
     names = rows.columns
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task(batch.rename_columns(names) for batch in batches)
 
-    # mapInArrow does not quote names, so columns travel by their place.
+    # mapInArrow does not quote names, so columns are passed by index.
     found = rows.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(run, RESULT).collect()
     if failures := [Failure.from_json(row.failure) for row in found if row.failure]:
         raise next((failure for failure in failures if not failure.retriable), failures[0]).error()
@@ -138,7 +144,7 @@ def _merge(
     table: sql.Identifier,
     staged: Sequence[StagedAttempt],
 ) -> WriteCounts | None:
-    """One transaction: count, merge, record. None, with nothing done, when rows are missing."""
+    """Count, merge and record in one transaction. Return None, with nothing changed, if rows are missing."""
     with control.transaction() as session:
         held = store.lock_for_epoch(session, plan, load.generation)
         if isinstance(held, WriteCounts):
@@ -164,7 +170,7 @@ def _prefix(key: SinkKey) -> str:
 
 
 def find_stale_staging_tables(session: Session, key: SinkKey, generation: int) -> list[str]:
-    """Staging tables that older generations of this sink left."""
+    """Return the staging tables that older generations of this sink left."""
     names = session.run(
         "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND starts_with(tablename::text, $2::text)", SCHEMA, _prefix(key)
     )
@@ -172,7 +178,7 @@ def find_stale_staging_tables(session: Session, key: SinkKey, generation: int) -
 
 
 def drop_staging_tables(control: ControlConnection, tables: Sequence[str]) -> None:
-    """Drops staging tables. One that a dying task still holds is left to the next generation."""
+    """Drop staging tables. A table that a dying task still locks is left to the next generation."""
     for table in tables:
         try:
             with control.transaction() as session:

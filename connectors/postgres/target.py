@@ -71,26 +71,27 @@ class PostgresTarget:
 
     @property
     def supports_direct_copy(self) -> bool:
-        """Whether COPY may write rows into the target without a staging table in between."""
+        """Whether COPY may write rows into the target without a staging table."""
         return all(column.supports_direct_copy for column in self.columns)
 
     @property
     def exact(self) -> bool:
-        """Whether keys that differ in the rows differ in the target."""
+        """Whether keys that differ in the rows also differ in the target."""
         return all(column.exact for column in self.columns if column.name in self.key)
 
     @property
     def lengths(self) -> Mapping[str, int]:
-        """The limits of key columns of text."""
+        """The length limits of string key columns."""
         return {column.name: column.length for column in self.columns if column.name in self.key and column.length is not None}
 
 
 def prepare_target(
     session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
 ) -> PostgresTarget:
-    """Makes the table if it is missing, then proves that it takes rows of `schema` under `key`.
+    """Create the table if it is missing, then check that it takes rows of `schema` under `key`.
 
-    Raises SchemaError for a column or type, TargetError for rights and keys; each names what is there and what to do.
+    Raise SchemaError for a column or type, and TargetError for rights and keys. Each message names what
+    exists and what to do.
     """
     _check_names(node, schema, key)
     if _kind(session, *table) is None:
@@ -101,7 +102,7 @@ def prepare_target(
 def check_target(
     session: Session, *, node: str, table: tuple[str, str], schema: pa.Schema, key: Sequence[str], version: str | None = None
 ) -> None:
-    """The same proof of a table that is there, without making one that is missing."""
+    """Check an existing table like `prepare_target`, without creating a missing one."""
     _check_names(node, schema, key)
     if _kind(session, *table) is not None:
         _proved(session, node=node, table=table, schema=schema, key=key, version=version)
@@ -143,7 +144,10 @@ def _check_names(node: str, schema: pa.Schema, key: Sequence[str]) -> None:
 
 
 def _kind(session: Session, schema: str, table: str) -> str | None:
-    """What the name stands for: r a table, p a partitioned one, others what is no target; None: nothing."""
+    """Return the relation kind of the name: r a table, p a partitioned table; None if it does not exist.
+
+    Other kinds cannot be targets.
+    """
     found = session.run(
         "SELECT c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2",
         schema,
@@ -153,7 +157,7 @@ def _kind(session: Session, schema: str, table: str) -> str | None:
 
 
 def _create(session: Session, namespace: str, table: str, *, schema: pa.Schema, key: Sequence[str]) -> None:
-    """Makes the schema and the table. Two processes that do it at once wait for each other."""
+    """Create the schema and the table. An advisory lock makes concurrent processes wait."""
     session.run("SELECT pg_advisory_xact_lock(hashtext('headrace create'))")
     if not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", namespace):
         session.run(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(namespace)))
@@ -208,10 +212,10 @@ def _columns(session: Session, schema: str, table: str) -> dict[str, _ExistingCo
 
 
 def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _ExistingColumn], *, keyed: bool) -> TargetColumn:
-    """How the rows' column goes into the table's column of the same name.
+    """Return how the rows' column is loaded into the table's column of the same name.
 
-    A key is turned into the table's own type before rows are compared: what is one key there must be one key here. Other
-    columns are left to the server's assignment, which refuses what a cast would cut.
+    A key is cast to the table's own type before rows are compared: keys that are equal there must be equal
+    here. Other columns use the server's assignment cast, which rejects what an explicit cast would truncate.
     """
     there = found.get(field.name)
     if there is None:
@@ -249,7 +253,10 @@ def _match(node: str, where: str, field: pa.Field, found: Mapping[str, _Existing
 
 
 def _check_precision(node: str, where: str, field: pa.Field, there: _ExistingColumn, what: str) -> None:
-    """Refuse a column that the server rounds or cuts where its values are compared: two would become one, and deletes miss their row."""
+    """Raise SchemaError for a compared column that the server rounds or truncates.
+
+    Two values would become one, and deletes would miss their row.
+    """
     cut = there.kind == "name"
     rounded = there.digits is not None and there.digits < _second_digits(field.type)
     if cut or rounded:
@@ -261,7 +268,7 @@ def _check_precision(node: str, where: str, field: pa.Field, there: _ExistingCol
 
 
 def _second_digits(kind: pa.DataType) -> int:
-    """Return how many digits of a second a type carries; 0 for a type without a time."""
+    """Return the number of fractional-second digits of a type; 0 for a type without a time."""
     if isinstance(kind, pa.TimestampType | pa.Time32Type | pa.Time64Type):
         return {"s": 0, "ms": 3, "us": 6, "ns": 6}[kind.unit]
     return 0
@@ -287,7 +294,7 @@ WHERE n.nspname = $1 AND c.relname = $2 AND i.indisunique AND i.indisvalid AND i
 
 
 def _check_key(session: Session, node: str, table: tuple[str, str], key: Sequence[str]) -> None:
-    """Upserts need a unique index over exactly the key's columns: valid, immediate, without a predicate."""
+    """Raise TargetError without a unique index over exactly the key: valid, immediate, no predicate."""
     there = session.run(_UNIQUE, *table)
     if any(set(columns) == set(key) for _, columns in there):
         return
