@@ -116,7 +116,7 @@ class Sink(Claimable, ABC):
 
     @abstractmethod
     def record(self) -> CommitRecord | None:
-        """The record of this lane and sink, asked from the outside system itself; None if it holds none."""
+        """Return the commit record of this pipeline and sink from the target system, or None without one."""
 
     @abstractmethod
     def register(self, record: CommitRecord) -> CommitRecord:
@@ -161,7 +161,7 @@ class Sink(Claimable, ABC):
         return None
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """The record and the number of rows in the target, read in one snapshot; None where the sink cannot know."""
+        """Return the record and the target's row count from one snapshot, or None if the sink cannot know."""
         return None
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
@@ -220,7 +220,10 @@ class BoundedSource(ABC):
 
     @abstractmethod
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """Fixes the state that splits read. The same token gives the same snapshot again, also in another process."""
+        """Create the snapshot that splits read.
+
+        The same token returns the same snapshot, also in another process.
+        """
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
         """Return the snapshot that `create_snapshot` would create now, without creating it.
@@ -264,7 +267,10 @@ class BoundedSource(ABC):
         return len(splits) <= 1 and not ever
 
     def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
-        """The offset after the largest one per partition, as another table says; partitions that it lacks are left out."""
+        """Return the largest offset plus one per partition from another table.
+
+        Partitions that the table lacks are left out.
+        """
         raise NotImplementedError
 
     def measure_offsets(
@@ -299,7 +305,10 @@ class BoundedSource(ABC):
         """
 
     def release_snapshot(self, snapshot: Snapshot) -> None:
-        """Drop what `pin` made. Nothing can be read from the snapshot afterwards; a second call does nothing."""
+        """Drop what `create_snapshot` made. A second call does nothing.
+
+        Nothing can be read from the snapshot afterwards.
+        """
 
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
         """Drop the snapshots of `owner` up to this generation, except the handles in `keep`."""
@@ -338,9 +347,10 @@ class UnboundedSource(ABC):
 
     @abstractmethod
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
-        """The furthest position that one epoch after `after` may reach; equal to `after` when there is nothing new.
+        """Return the furthest end position of one epoch after `after`, or `after` if there is nothing new.
 
-        Raises RetentionError when `after` is no longer held, TargetError when the topic was removed or made anew.
+        Raise RetentionError if the source no longer has `after`, and TargetError if the topic was removed or
+        recreated.
         """
 
     @abstractmethod
@@ -381,7 +391,10 @@ class UnboundedSource(ABC):
         raise NotImplementedError
 
     def high_watermarks(self) -> Json:
-        """The position after the last row that exists now, readable or not: what "caught up" is measured against."""
+        """Return the position after the last row that exists now, readable or not.
+
+        Lag is measured against it.
+        """
         return self.end_offsets()
 
     def stalls(self, at: Json) -> Sequence[Stall]:

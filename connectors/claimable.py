@@ -20,5 +20,8 @@ class Claimable:
         return ()
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """End these claims of others, and fence their writers. Called after `prepare`, before `join`."""
+        """Remove these claims of other sinks and fence their writers.
+
+        Called after `prepare`, before `register`.
+        """
         del claims

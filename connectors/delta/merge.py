@@ -18,7 +18,10 @@ _MATERIALIZE = "spark.databricks.delta.merge.materializeSource"
 
 
 def _literal(value: Any) -> Column:
-    """A value as a literal of Spark's calendar: what PySpark makes of days and times goes by way of java.sql, whose calendar is another."""
+    """Return a value as a literal of Spark's calendar.
+
+    PySpark converts dates and timestamps through java.sql, which uses another calendar.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     if isinstance(value, datetime):
@@ -28,12 +31,15 @@ def _literal(value: Any) -> Column:
 
 
 def conf_for(source: MergeSource) -> Mapping[str, str]:
-    """Options of the session under which `merge` is to run: MERGE reads its source twice, and keeps it where that would cost."""
+    """Return the session options for `merge`.
+
+    MERGE reads its source twice, so Spark materializes a source that is expensive to compute.
+    """
     return {_MATERIALIZE: "none"} if source.local else {_MATERIALIZE: "auto", "spark.sql.adaptive.enabled": "true"}
 
 
 def merge(session: SparkSession, path: str, source: MergeSource, frame: EpochFrame, version: str | None = None) -> None:
-    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
+    """Update, insert and delete by key in one commit. A delete of a missing key does nothing.
 
     With a version, a row that is newer than the winner stays.
     """

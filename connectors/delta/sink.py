@@ -41,9 +41,9 @@ _SESSION = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.history.metricsEnabled": "true",
     "spark.databricks.delta.optimizeWrite.enabled": "false",
-    "spark.databricks.delta.autoCompact.enabled": "false",  # its commit would carry our identifier and metadata
+    "spark.databricks.delta.autoCompact.enabled": "false",  # its commit would have our identifier and metadata
     "spark.sql.session.timeZone": "UTC",
-    _ADAPTIVE: "false",  # a job per stage: small queries spend more on them than on their rows
+    _ADAPTIVE: "false",  # it runs a job per stage, which costs small queries more than their rows
 }
 _JOIN_ATTEMPTS = 5
 
@@ -69,13 +69,14 @@ class DeltaTableSink(Sink):
         self._path: str = _absolute(context.node.path)
         self._generation = -1
         self._opened: tuple[SparkSession, TableLog] | None = None
-        self._seen: tuple[str, int, DeltaCommit | None] = ("", -1, None)  # table id, up to which version its log was read, what was found
+        self._seen: tuple[str, int, DeltaCommit | None] = ("", -1, None)  # table id, last version read, commit
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Makes the table if it is missing, else checks its columns; then fences older generations by an empty commit.
+        """Create the table or check its columns, then fence older generations with an empty commit.
 
-        Raises SchemaError for columns that do not fit, TargetError for a place that is no Delta table, FencedError where a newer generation
-        has been here, SinkStateError where the table remembers this sink but its record is gone.
+        Raise SchemaError for columns that do not fit, TargetError for a path that is not a Delta table,
+        FencedError if a newer generation has already prepared the table, and SinkStateError if the table
+        knows this sink but its record is missing.
         """
         session, table = self._open()
         sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
@@ -94,7 +95,7 @@ class DeltaTableSink(Sink):
             claim(session, table, self._context.owner, self._what)
 
     def validate_target(self) -> None:
-        """Asks a table that is there; one that is missing would be made."""
+        """Check an existing table. A missing table is fine, because `prepare` would create it."""
         session, table = self._open()
         sink, key = self._context.key.sink, tuple(self._context.extra.get("key", self._context.node.primary_key))
         check_location(sink, self._path, session)
@@ -102,12 +103,15 @@ class DeltaTableSink(Sink):
             check_columns(sink, session, self._path, self._context.schema, key)
 
     def record(self) -> CommitRecord | None:
-        """The record, from the newest commit of this lane and sink."""
+        """Return the record from the newest commit of this pipeline and sink."""
         held = self._read_newest_commit()
         return held.record if held else None
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """The claim to the table, then an empty commit with the record. The baseline is counted in the version right before it."""
+        """Claim the table, then write the record in an empty commit.
+
+        The baseline is counted in the version right before that commit.
+        """
         self._mine()
         claim(*self._open(), self._context.owner, self._what)
         for _ in range(_JOIN_ATTEMPTS):
@@ -121,7 +125,7 @@ class DeltaTableSink(Sink):
         raise TransientError(msg, node=self._context.key.sink)
 
     def truncate(self) -> None:
-        """Remove all rows in one commit, which sets the next transaction identifier and keeps the record."""
+        """Remove all rows in one commit that sets the next transaction identifier and keeps the record."""
         held = self._mine()
         claims = self.claims()
         if any(one.key != self._context.key and one not in self._context.owner.former(claims) for one in claims):
@@ -131,7 +135,9 @@ class DeltaTableSink(Sink):
         self._commit_empty(held.txn + 1, held.record, mode="overwrite")
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
+        """Commit rows and record from epoch N-1 to N. An epoch that is already in the table is not rewritten.
+
+        """
         held = self._mine()
         if found := find_committed_record(held.record, plan, what=f"the Delta table `{self._path}`", sink=self._context.key.sink):
             log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)
@@ -146,7 +152,7 @@ class DeltaTableSink(Sink):
         return self._read_back(txn, plan.number).counts
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """The record of the same pipeline name, lane and sink under another UUID."""
+        """Return the record of the same pipeline name, lane and sink under another UUID."""
         mine = self._context.key
         _, table = self._open()
         snapshot = table.snapshot()
@@ -161,11 +167,11 @@ class DeltaTableSink(Sink):
         return None
 
     def claims(self) -> Sequence[Claim]:
-        """The claims in the table's properties."""
+        """Return the claims in the table's properties."""
         return read_claims(self._open()[1])
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Fences each sink by a step of the generation after its own, then removes its claim."""
+        """Fence each sink with a step of the generation after its own, then remove its claim."""
         session, table = self._open()
         steps = table.transactions(table.snapshot())
         for one in claims:
@@ -177,9 +183,9 @@ class DeltaTableSink(Sink):
         end_claims(session, table, claims)
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """The record and the rows of one version of the table; no record and no rows where there is no table.
+        """Return the record and the row count of one table version; None and 0 if there is no table.
 
-        None where other sinks share the table.
+        Return None if other sinks share the table.
         """
         if any(claim.key != self._context.key for claim in self.claims()):
             return None
@@ -187,7 +193,7 @@ class DeltaTableSink(Sink):
         return (held.record if held else None), self._rows_at(version) if version >= 0 else 0
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """The record and the rows of one version."""
+        """Return the record and the rows of one version."""
         del folder
         held, version = self._read_newest_commit(), self._seen[1]
         if held is None or held.record is None:
@@ -197,12 +203,12 @@ class DeltaTableSink(Sink):
         return content_of(held.record, frame, tuple(schema.names), 0 if limit is None else self._rows_at(version), limit)
 
     def describe(self) -> Json:
-        """Kind, asset key, location."""
+        """Return the type, asset key and location."""
         name = self._path.rstrip("/").rsplit("/", 1)[-1]
         return {"kind": "delta", "asset_key": ["delta", name], "table_name": name, "location": self._path}
 
     def close(self) -> None:
-        """Lets go of the session; the Spark context is the lane's."""
+        """Release the session. The Spark context belongs to the pipeline run."""
         self._opened = None
 
     def _open(self) -> tuple[SparkSession, TableLog]:
@@ -217,7 +223,7 @@ class DeltaTableSink(Sink):
         return self._opened
 
     def _read_newest_commit(self) -> DeltaCommit | None:
-        """Our newest commit, reading only what is new in the log since it was asked last."""
+        """Return our newest commit. Only log entries since the last call are read."""
         _, table = self._open()
         snapshot = table.snapshot()
         newest, identity = int(snapshot.version()), table.identity(snapshot)
@@ -231,7 +237,10 @@ class DeltaTableSink(Sink):
         return found
 
     def _compare(self, found: DeltaCommit | None, txn: int | None) -> None:
-        """The snapshot outlives the log: what it remembers and the log does not tells a lost record from a new sink."""
+        """Raise SinkStateError if the snapshot has a newer step of this sink than the log.
+
+        The snapshot outlives the log, so it distinguishes a lost record from a new sink.
+        """
         if txn is None or (found is not None and found.txn == txn):
             return
         what = f"the newest record that its log holds is of step {found.txn}" if found else "its log no longer holds the record"
@@ -242,7 +251,7 @@ class DeltaTableSink(Sink):
         raise SinkStateError(msg, hint=hint, node=self._context.key.sink)
 
     def _mine(self) -> DeltaCommit:
-        """What is held, if this generation may write."""
+        """Return our newest commit if this generation may write."""
         held = self._read_newest_commit()
         if held is None or held.generation < self._generation:
             msg = f"the Delta table `{self._path}` was replaced after it was prepared"
@@ -317,7 +326,7 @@ class DeltaTableSink(Sink):
         return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._context.key.sink)
 
     def _explain(self, error: Exception) -> Exception:
-        """The error of ours that a failed write means; the error itself where it says enough."""
+        """Return the Headrace error of a failed write, or the error itself if there is none."""
         if is_duplicate_transaction(error):
             held = self._read_newest_commit()
             if held is not None and held.generation > self._generation:
@@ -326,5 +335,5 @@ class DeltaTableSink(Sink):
 
 
 def _absolute(path: str) -> str:
-    """A path of this host without its scheme is made absolute: Delta takes `.a/b` for a name with dots."""
+    """Return a local path without a scheme as an absolute path: Delta reads `.a/b` as a dotted name."""
     return path if ":" in path.split("/", 1)[0] else os.path.abspath(path)

@@ -27,7 +27,10 @@ _UNSAFE = ("s3", "s3a", "s3n")
 
 
 def check_location(sink: str, path: str, session: SparkSession) -> None:
-    """Raises GuaranteeError where two writers could both make the same version: S3 without a log store that puts if absent."""
+    """Raise GuaranteeError if two writers could both create the same table version.
+
+    This is the case on S3 without a log store that puts a file only if it is absent.
+    """
     scheme = path.split("://", 1)[0].lower() if "://" in path else ""
     store = session.conf.get(f"spark.delta.logStore.{scheme}.impl", "") if scheme in _UNSAFE else "local"
     if not store or store.endswith("S3SingleDriverLogStore"):
@@ -37,9 +40,10 @@ def check_location(sink: str, path: str, session: SparkSession) -> None:
 
 
 def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-    """Makes the table; another process may do the same at the same moment. Raises TargetError where the place is taken.
+    """Create the table; a concurrent process may do the same. Raise TargetError if the path is taken.
 
-    With a key it gets deletion vectors: without them every small epoch would write whole files of a large table anew.
+    A table with a primary key uses deletion vectors. Without them, every small epoch would rewrite whole
+    files of a large table.
     """
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException
@@ -66,14 +70,14 @@ def create(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: 
 
 
 def _names(field: pa.Field) -> Iterator[str]:
-    """The field's name and those of all fields inside its type."""
+    """Yield the field's name and the names of all fields inside its type."""
     yield field.name
     for at in range(field.type.num_fields):
         yield from _names(field.type.field(at))
 
 
 def check_columns(sink: str, session: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-    """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
+    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows."""
     table = session.read.format("delta").load(path).schema
     wanted = {column.name: spark_type(column.type) for column in schema}
     if wrong := find_schema_mismatches(session, table, wanted, key):

@@ -27,7 +27,7 @@ _GENERATION_BITS = 32
 
 
 def first_step(generation: int) -> int:
-    """The transaction version with which a generation fences older ones."""
+    """Return the transaction version with which a generation fences older ones."""
     return generation << _GENERATION_BITS
 
 
@@ -41,18 +41,21 @@ class DeltaCommit:
 
     @property
     def generation(self) -> int:
-        """Who committed it."""
+        """The generation that made the commit."""
         return self.txn >> _GENERATION_BITS
 
 
 def encode_commit_metadata(app: str, txn: int, record: CommitRecord | None, *, derive: bool = False) -> str:
-    """User metadata of a commit."""
+    """Return the user metadata of a commit."""
     found = record.to_json() if record is not None else None
     return json.dumps({"headrace": _FORMAT, "app": app, "txn": txn, "derive": derive, "record": found})
 
 
 def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[str, DeltaCommit] | None:
-    """Whose commit it is and what it holds; None for a commit that is not ours (or, with `app`, another sink's)."""
+    """Return the application id and the commit, or None if it is not a commit of Headrace.
+
+    With `app`, also return None for another sink's commit.
+    """
     try:
         found = json.loads(info.get("userMetadata") or "null")
     except ValueError:
@@ -70,7 +73,7 @@ def decode_commit_metadata(version: int, info: Json, app: str | None) -> tuple[s
 
 
 def counted(info: Json) -> WriteCounts:
-    """What a commit did, by its own metrics: those of the tasks whose files are in it."""
+    """Return the row counts of a commit from its own metrics, which cover the tasks whose files are in it."""
     metrics = {key: int(value) for key, value in info.get("operationMetrics", {}).items() if str(value).isdigit()}
     if info.get("operation") == "MERGE":
         inserted, updated, deleted = (metrics[f"numTargetRows{what}"] for what in ("Inserted", "Updated", "Deleted"))
@@ -90,19 +93,19 @@ class TableLog:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._session, self.path)
 
     def snapshot(self) -> Any:
-        """The newest snapshot, as the JVM's object."""
+        """Return the newest snapshot as a JVM object."""
         log = self._log()
         return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
 
     def exists(self) -> bool:
-        """Whether there is a Delta table at the path."""
+        """Return whether there is a Delta table at the path."""
         return int(self.snapshot().version()) >= 0
 
     def transactions(self, snapshot: Any) -> dict[str, int]:
-        """Versions of all transaction identifiers that a snapshot knows.
+        """Return the versions of all transaction identifiers in a snapshot.
 
-        Delta computes the snapshot's state for it, once: the write that follows needs it too, and finds it done by this session, whose
-        configuration makes one job of it.
+        Delta computes the snapshot's state once for this. The write that follows reuses the state. This
+        session's configuration computes it in one job.
         """
         active = self._jvm.org.apache.spark.sql.SparkSession
         before = active.getActiveSession()
@@ -122,11 +125,11 @@ class TableLog:
         return found
 
     def identity(self, snapshot: Any) -> str:
-        """The table's own id: a table made anew at the same path has another. Empty where there is none."""
+        """Return the table's id, or "" without a table. A recreated table at the same path has another id."""
         return str(snapshot.metadata().id()) if int(snapshot.version()) >= 0 else ""
 
     def commits(self, newest: int, oldest: int = 0) -> Iterator[tuple[int, Json]]:
-        """(version, commit info) from the newest down; ends where the log was cleaned up."""
+        """Yield (version, commit info) from the newest down, until the point where the log was cleaned up."""
         for version in range(newest, oldest - 1, -1):
             info = self.commit(version)
             if info is None:
@@ -134,7 +137,7 @@ class TableLog:
             yield version, info
 
     def commit(self, version: int) -> Json | None:
-        """What a commit says about itself, {} if nothing; None where there is no such version (any more)."""
+        """Return a commit's info, {} if it has none, or None if there is no such version (any more)."""
         from py4j.protocol import Py4JJavaError
 
         log = self._log()
@@ -146,7 +149,7 @@ class TableLog:
                 return None
             raise
         try:
-            while lines.hasNext():  # the first line, as a rule; adds may be thousands
+            while lines.hasNext():  # usually the first line; there may be thousands of adds
                 action = json.loads(lines.next())
                 if "commitInfo" in action:
                     return action["commitInfo"]
@@ -155,9 +158,9 @@ class TableLog:
         return {}
 
     def find(self, app: str, newest: int, oldest: int = 0) -> DeltaCommit | None:
-        """Our newest commit between two versions.
+        """Return our newest commit between two versions.
 
-        Raises SinkStateError where somebody has put the table back to a version before it since.
+        Raise SinkStateError if the table was restored to an earlier version afterwards.
         """
         restored: tuple[int, str] | None = None
         for version, info in self.commits(newest, oldest):

@@ -17,7 +17,7 @@ from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsEr
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_KEPT = 16  # chosen sets that are still held: frames are read long before so many more are made
+_KEPT = 16  # chosen file sets that are kept: a frame is read long before 16 more are made
 
 
 class WarehouseTable:
@@ -38,7 +38,7 @@ class WarehouseTable:
         return self.warehouse if "://" in self.warehouse else str(Path(self.warehouse).resolve())
 
     def path(self, spark: SparkSession) -> str:
-        """The table's name for Spark SQL, in a catalog that the session knows from now on."""
+        """Return the table's name for Spark SQL, in a catalog that this call registers in the session."""
         place = self._place()
         catalog = f"headrace_iceberg_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
         conf = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": place, ".cache-enabled": "false"}
@@ -47,7 +47,10 @@ class WarehouseTable:
         return ".".join([catalog, *(quote_identifier(part) for part in self.name.split("."))])
 
     def load(self, spark: SparkSession) -> Any:
-        """The table as Iceberg's own object, as it is now. Raises TargetError, with the closest names, if there is none."""
+        """Return Iceberg's own object of the current table.
+
+        Raise TargetError, with the closest names, if there is no such table.
+        """
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
 
@@ -68,13 +71,16 @@ class WarehouseTable:
         raise TargetError(msg, hint=hint, node=self.node)
 
     def exists(self, spark: SparkSession) -> bool:
-        """Whether there is such a table."""
+        """Return whether the table exists."""
         iceberg = _jvm(spark).org.apache.iceberg
         wanted = iceberg.catalog.TableIdentifier.parse(self.name)
         return bool(iceberg.hadoop.HadoopCatalog(_hadoop(spark), self._place()).tableExists(wanted))
 
     def load_snapshot(self, spark: SparkSession, snapshot_id: int) -> tuple[Any, Any]:
-        """Table and snapshot as Iceberg's own objects. Raises PipelineStateError when the table no longer has the snapshot."""
+        """Return table and snapshot as Iceberg's own objects.
+
+        Raise PipelineStateError if the table no longer has the snapshot.
+        """
         table = self.load(spark)
         snapshot = table.snapshot(snapshot_id)
         if snapshot is None:
@@ -84,7 +90,10 @@ class WarehouseTable:
         return table, snapshot
 
     def frame(self, spark: SparkSession, snapshot_id: int | None) -> DataFrame:
-        """The whole table as of a snapshot, or as it is now. Raises SchemaError for a type that Spark does not know."""
+        """Return the whole table at a snapshot, or as it is now.
+
+        Raise SchemaError for a type that Spark does not support.
+        """
         from pyspark.errors import UnsupportedOperationException
 
         table = self.load(spark) if snapshot_id is None else self.load_snapshot(spark, snapshot_id)[0]
@@ -99,9 +108,10 @@ class WarehouseTable:
             raise SchemaError(msg, hint=hint, node=self.node) from error
 
     def files(self, spark: SparkSession, snapshot_id: int) -> dict[str, Any]:
-        """Iceberg's scan task of every data file of the snapshot by location, in the order in which rows were added.
+        """Return Iceberg's scan task of every data file by location, in the order in which rows were added.
 
-        A task knows the deletes of its file. Planned once per process: it reads all manifests.
+        A task contains the deletes of its file. The scan is planned once per process, because it reads all
+        manifests.
         """
         if snapshot_id not in self._tasks:
             table, _ = self.load_snapshot(spark, snapshot_id)
@@ -115,11 +125,11 @@ class WarehouseTable:
         return self._tasks[snapshot_id]
 
     def read_files(self, spark: SparkSession, snapshot_id: int, locations: Iterable[str]) -> DataFrame:
-        """The rows of some files of a snapshot, deletes applied, opening these files alone.
+        """Return the rows of some files of a snapshot with deletes applied, opening only these files.
 
-        It goes the way that Iceberg's own rewriting of files goes; a predicate on `_file` would open every file. Where the
-        columns were changed since the snapshot that way shows the new ones, so then the whole snapshot comes back instead:
-        callers filter by `_file` in any case.
+        This uses the read path of Iceberg's own file rewriting; a predicate on `_file` would open every file.
+        If the columns changed since the snapshot, that path shows the new columns, so the whole snapshot is
+        returned instead. Callers filter by `_file` in any case.
         """
         table, snapshot = self.load_snapshot(spark, snapshot_id)
         if snapshot.schemaId() != table.schema().schemaId():
@@ -143,7 +153,7 @@ class WarehouseTable:
         jvm.org.apache.iceberg.spark.SparkTableCache.get().remove(group)
 
     def close(self) -> None:
-        """Lets go of what was planned and chosen."""
+        """Release planned scans and chosen file sets."""
         for group in list(self._chosen):
             self._drop(group)
         self._tasks.clear()

@@ -47,7 +47,7 @@ class IcebergSinkState:
 
     @classmethod
     def of(cls, text: str) -> IcebergSinkState:
-        """The inverse of `text`. Raises InternalError for a format that this version does not know."""
+        """Restore the state from `text`. Raise InternalError for a format that this version does not know."""
         data = json.loads(text)
         if data.get("headrace") != _FORMAT:
             msg = f"an Iceberg table holds a record of format {data.get('headrace')}, this Headrace knows {_FORMAT}"
@@ -74,30 +74,30 @@ class IcebergMetadata:
 
     @property
     def newest(self) -> Any:
-        """The newest snapshot of the main branch, None in a table that never had one."""
+        """The newest snapshot of the main branch, or None if the table has no snapshot."""
         return self._base.currentSnapshot()
 
     @property
     def newest_id(self) -> int | None:
-        """Its id."""
+        """The id of the newest snapshot."""
         return int(self.newest.snapshotId()) if self.newest is not None else None
 
     def properties(self) -> Iterator[tuple[str, IcebergSinkState]]:
-        """All sinks that keep something in this table, by application id."""
+        """Yield all sinks with a state in this table, by application id."""
         for entry in self._base.properties().entrySet():
             name = str(entry.getKey())
             if name.startswith(PREFIX) and name.count("/") == 2:
                 yield name.removeprefix(PREFIX), IcebergSinkState.of(str(entry.getValue()))
 
     def sink_state(self) -> IcebergSinkState | None:
-        """What this sink holds, also where the table was rolled back since."""
+        """Return this sink's state, even if the table was rolled back since."""
         text = self._base.properties().get(PREFIX + self._app)
         return IcebergSinkState.of(str(text)) if text is not None else None
 
     def contains(self, held: IcebergSinkState) -> bool:
-        """Whether the rows that came with a record are in the newest snapshot: a rollback takes them away and leaves the record.
+        """Return whether the newest snapshot contains the rows written with a record.
 
-        Where snapshots in between were expired, nothing speaks against it.
+        A rollback removes the rows and keeps the record. If snapshots in between were expired, return True.
         """
         at = self.newest
         while at is not None and int(at.snapshotId()) != held.snapshot:
@@ -110,12 +110,12 @@ class IcebergMetadata:
         return at is not None
 
     def branch(self, name: str) -> Any:
-        """The newest snapshot of a branch, None where there is no such branch."""
+        """Return the newest snapshot of a branch, or None if there is no such branch."""
         ref = self._base.ref(name)
         return self._base.snapshot(ref.snapshotId()) if ref is not None else None
 
     def branches(self, prefix: str) -> list[str]:
-        """Names of branches that begin so."""
+        """Return the names of branches that start with `prefix`."""
         return [str(name) for name in self._base.refs().keySet() if str(name).startswith(prefix)]
 
     def commit_if_unchanged(
@@ -128,11 +128,11 @@ class IcebergMetadata:
         others: Mapping[str, IcebergSinkState] | None = None,
         remove: Collection[str] = (),
     ) -> bool:
-        """Commits, in one act: what this sink holds, the main branch's snapshot, a branch begun at main, branches dropped.
+        """Commit this sink's state, main's snapshot, a new branch at main and dropped branches in one step.
 
-        `others` is what other sinks hold from now on, by application id; `remove` names those that hold nothing any more.
-
-        False, and nothing is changed, where anybody changed the table since this state was looked at.
+        `others` is the new state of other sinks, by application id; `remove` names the sinks whose state is
+        removed.
+        Return False, with nothing changed, if the table changed since this metadata was read.
         """
         from py4j.protocol import Py4JJavaError
 
@@ -163,5 +163,5 @@ class IcebergMetadata:
         return True
 
     def start(self) -> None:
-        """Gives a table without a snapshot one without rows: branches begin at a snapshot."""
+        """Give a table without a snapshot an empty one, because branches start at a snapshot."""
         self.table.newFastAppend().commit()

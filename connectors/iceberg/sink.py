@@ -63,10 +63,11 @@ class IcebergTableSink(Sink):
     # --- the contract
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Makes the table if it is missing, else checks its columns; then fences older generations and drops branches that they left.
+        """Create the table or check its columns, fence older generations and drop their branches.
 
-        Raises SchemaError for columns that do not fit, TargetError for a table of format 1, GuaranteeError for a store without an atomic rename,
-        FencedError where a newer generation has been here.
+        Raise SchemaError for columns that do not fit, TargetError for a table of format 1, GuaranteeError for
+        a store without an atomic rename, and FencedError if a newer generation has already prepared the
+        table.
         """
         spark = self._spark
         check_warehouse(self._name, str(self._warehouse))
@@ -91,7 +92,7 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def validate_target(self) -> None:
-        """Asks a table that is there; one that is missing would be made."""
+        """Check an existing table. A missing table is fine, because `prepare` would create it."""
         spark, key = self._spark, tuple(self._context.extra.get("key", self._context.node.primary_key))
         check_warehouse(self._name, str(self._warehouse))
         path = self._table.path(spark)
@@ -99,11 +100,14 @@ class IcebergTableSink(Sink):
             check_columns(self._name, spark, path, self._context.schema, key)
 
     def record(self) -> CommitRecord | None:
-        """The record, as the table has it now; None where there is no table."""
+        """Return the table's current record, or None if there is no table."""
         return self._record(self._state()) if self._table.exists(self._spark) else None
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Sets the record, with the rows that the table has at that very moment as baseline. Another's claim of that moment is seen too."""
+        """Write the record with the table's current row count as baseline.
+
+        The same step detects a rival's concurrent claim.
+        """
         owner = self._context.owner
         for _ in range(_ATTEMPTS):
             state = self._state()
@@ -117,7 +121,9 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """One commit with rows and record, from epoch N-1 to N. An epoch that the table holds already is not written again."""
+        """Commit rows and record from epoch N-1 to N. An epoch that is already in the table is not rewritten.
+
+        """
         for _ in range(_ATTEMPTS):
             state = self._state()
             self._mine(state)
@@ -131,7 +137,7 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """The record of the same pipeline name, lane and sink under another UUID."""
+        """Return the record of the same pipeline name, lane and sink under another UUID."""
         mine = self._context.key
         for app, held in self._state().properties():
             if app.endswith(f"/{mine.lane}/{mine.sink}") and app != mine.text and held.record and held.record.key.name == mine.name:
@@ -139,11 +145,11 @@ class IcebergTableSink(Sink):
         return None
 
     def claims(self) -> Sequence[Claim]:
-        """The records in the table's properties."""
+        """Return the claims of the records in the table's properties."""
         return _claims(self._state()) if self._table.exists(self._spark) else ()
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Fences each sink by the generation after its own, and removes its record, in one commit."""
+        """Fence each sink with the generation after its own and remove its record, in one commit."""
         for _ in range(_ATTEMPTS):
             state = self._state()
             there = dict(state.properties())
@@ -154,9 +160,9 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """The record and the rows of one state of the table; no record and no rows where there is no table.
+        """Return the record and the row count of one table state; None and 0 if there is no table.
 
-        None where other sinks share the table.
+        Return None if other sinks share the table.
         """
         if not self._table.exists(self._spark):
             return None, 0
@@ -166,7 +172,7 @@ class IcebergTableSink(Sink):
         return self._record(state), self._rows_at(state)
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """The record and the rows of one snapshot."""
+        """Return the record and the rows of one snapshot."""
         del folder
         if not self._table.exists(self._spark):
             return None
@@ -177,12 +183,12 @@ class IcebergTableSink(Sink):
         return content_of(record, frame, tuple(schema.names), 0 if limit is None else self._rows_at(state), limit)
 
     def describe(self) -> Json:
-        """Kind, asset key, table name and warehouse."""
+        """Return the type, asset key, table name and warehouse."""
         name = self._table.name
         return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
 
     def close(self) -> None:
-        """Lets go of what was planned; the Spark context is the lane's."""
+        """Release planned scans. The Spark context belongs to the pipeline run."""
         self._table.close()
 
     # --- looking
@@ -202,7 +208,10 @@ class IcebergTableSink(Sink):
         return IcebergMetadata(self._spark, self._table, self._context.key.text)
 
     def _record(self, state: IcebergMetadata) -> CommitRecord | None:
-        """The record. A table that was rolled back to before it holds none: that is refused, and can be replayed."""
+        """Return the record, or None if the table was rolled back to before it.
+
+        Without a record the sink is refused and can be replayed.
+        """
         held = state.sink_state()
         if held is None or held.record is None:
             return None
@@ -212,7 +221,7 @@ class IcebergTableSink(Sink):
         return held.record
 
     def _mine(self, state: IcebergMetadata) -> IcebergSinkState:
-        """What is held, if this generation may write."""
+        """Return this sink's state if this generation may write."""
         held = state.sink_state()
         if held is not None and held.generation > self._generation:
             raise self._fenced(held)
@@ -222,7 +231,7 @@ class IcebergTableSink(Sink):
         return held
 
     def _already(self, state: IcebergMetadata, plan: EpochPlan) -> CommitRecord | None:
-        """The record, if it is of this very epoch. Raises SinkStateError if the epoch cannot follow it."""
+        """Return the record if it is of this epoch. Raise SinkStateError if the epoch cannot follow it."""
         return find_committed_record(self._record(state), plan, what=f"the Iceberg table `{self._table.name}`", sink=self._name)
 
     def _rows_at(self, state: IcebergMetadata) -> int:
@@ -231,7 +240,7 @@ class IcebergTableSink(Sink):
     # --- writing
 
     def _publish(self, plan: EpochPlan, frame: EpochFrame, branch: str, begun: int | None) -> WriteCounts | None:
-        """Rows to the branch, then the commit; None where somebody else changed the table's rows meanwhile."""
+        """Write rows to the branch, then commit. Return None if another writer changed the table's rows."""
         left = True
         try:
             self._write_rows(frame, branch)
@@ -265,14 +274,17 @@ class IcebergTableSink(Sink):
         merge(build_merge_source(self._name, frame, frame.spark, version), target, frame, version)
 
     def _read_back(self, record: CommitRecord) -> None:
-        """A file system whose rename replaces a file can lose a commit to somebody else's of the same moment: then say so."""
+        """Raise TransientError if another writer's concurrent commit replaced this one.
+
+        This happens on file systems whose rename replaces an existing file.
+        """
         held = self._state().sink_state()
         if held is None or held.generation > self._generation or held.record is None or held.record.epoch != record.epoch:
             msg = f"the commit of epoch {record.epoch} to the Iceberg table `{self._table.name}` was lost to another one of the same moment"
             raise TransientError(msg, node=self._name)
 
     def _drop(self, branch: str) -> None:
-        """What is left of a branch that did not become the table; the next `prepare` does it where this cannot."""
+        """Drop a branch that was not published. If this fails, the next `prepare` drops it."""
         try:
             for _ in range(_ATTEMPTS):
                 state = self._state()
@@ -295,7 +307,7 @@ class IcebergTableSink(Sink):
         return TransientError(f"others write to the Iceberg table `{self._table.name}` without pause", node=self._name)
 
     def _explain(self, error: Exception) -> Exception:
-        """The error of ours that a failed write means; the error itself where it says enough."""
+        """Return the Headrace error of a failed write, or the error itself if there is none."""
         if found := explain_failure(error):
             return found
         text = str(error)

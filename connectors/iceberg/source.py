@@ -53,7 +53,10 @@ class IcebergTable(BoundedSource):
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
 
     def __init__(self, node: IcebergSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
-        """`name` is how errors call the node; the table's name if not given."""
+        """Create the source without reading the table.
+
+        `name` is the node's name in errors. It defaults to the table's name.
+        """
         self.node = node
         self.ordinal = ordinal
         self.name = name or node.table_name
@@ -61,7 +64,7 @@ class IcebergTable(BoundedSource):
         self._table = WarehouseTable(self._warehouse, node.table_name, self.name)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload of the snapshot that the node names, else of the table as it is now."""
+        """Return the payload's schema at the node's snapshot, or of the current table without one."""
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -79,9 +82,9 @@ class IcebergTable(BoundedSource):
         return select_columns(frame, wanted, self.node.table_name, self.name)
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """The snapshot that the node names, else the newest one now.
+        """Return the node's snapshot, or the newest one.
 
-        Nothing is made, so `token` is not needed: which snapshot it is counts from when the ledger holds the handle.
+        Nothing is created, so `token` is not used. The choice is fixed when the ledger stores the handle.
         """
         del token
         found = self.node.snapshot_id
@@ -92,17 +95,20 @@ class IcebergTable(BoundedSource):
         return Snapshot({"pinned": True, "table": self.node.table_name, "snapshot_id": found}, is_stable=True)
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
-        """Filter and columns, by the table's own schema."""
+        """Check filter and columns against the table's own schema."""
         frame = self._table.frame(spark, self.node.snapshot_id)
         self._narrow(frame, columns)
         apply_filter(frame, self.node.filter, self.name)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """The same snapshot: to pin one makes nothing."""
+        """Return the same snapshot as `create_snapshot`, which creates nothing."""
         return self.create_snapshot(spark, "")
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """Groups of data files with exact counts of the rows that are left after deletes, filter, window and cut."""
+        """Return groups of data files with exact row counts.
+
+        The counts are taken after deletes, filter, partition and handoff filter.
+        """
         snapshot_id = snapshot.handle["snapshot_id"]
         if snapshot_id is None:
             return []
@@ -123,18 +129,21 @@ class IcebergTable(BoundedSource):
         return found
 
     def _counts(self, spark: SparkSession, snapshot_id: int, tasks: Mapping[str, Any], scope: Json) -> dict[str, int]:
-        """Rows by file: from the metadata where they say it exactly, else by reading the columns that the scope needs."""
+        """Return the rows by file, from the metadata if it is exact, else from the columns of the scope."""
         if not self.node.filter and not scope["window"] and not scope["cut"] and not any(task.deletes().size() for task in tasks.values()):
             return {location: int(task.file().recordCount()) for location, task in tasks.items()}
         frame = self._scoped(self._table.frame(spark, snapshot_id), scope)
         return {row[0]: int(row[1]) for row in frame.groupBy("_file").count().collect()}
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
-        """The rows inside filter, window and cut."""
+        """Return the rows inside filter, partition and handoff filter."""
         return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.table_name, self.name)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """The rows of these splits; `columns` narrows what is read, in that order. Filters and columns reach the files."""
+        """Return the rows of these splits; `columns` selects and orders the columns that are read.
+
+        Iceberg applies filters and columns when it reads the files.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         snapshot_id = snapshot.handle["snapshot_id"]
@@ -152,7 +161,7 @@ class IcebergTable(BoundedSource):
         return frame.join(listed, F.col("_file") == F.col(_FILE)).select(*payload, F.lit("i").alias(OP), place.alias(POS))
 
     def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
-        """Per topic partition the offset behind the largest that history holds now. Ask before `pin`."""
+        """Return the largest offset plus one per topic partition. Call it before `create_snapshot`."""
         from pyspark.sql import SparkSession
 
         spark = SparkSession.getActiveSession()
@@ -179,17 +188,17 @@ class IcebergTable(BoundedSource):
     def count_unpartitioned_rows(
         self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
-        """See `BoundedSource.outside`."""
+        """See `BoundedSource.count_unpartitioned_rows`."""
         found = snapshot.handle["snapshot_id"]
         if found is None:
             return UnpartitionedRows()
         return offsets.count_unpartitioned_rows(self._scoped(self._table.frame(spark, found), scope_of(None, cut)), window)
 
     def describe(self) -> Json:
-        """Kind, asset key, table name and warehouse, from the file and the settings alone."""
+        """Return the type, asset key, table name and warehouse from the file and the settings alone."""
         name = self.node.table_name
         return {"kind": "iceberg", "asset_key": ["iceberg", *name.split(".")], "table_name": name, "location": self._warehouse}
 
     def close(self) -> None:
-        """Lets go of what was planned."""
+        """Release planned scans."""
         self._table.close()

@@ -18,29 +18,36 @@ _SMALL = re.compile(r"\b(TINYINT|SMALLINT)\b")
 _UNSAFE = re.compile(r"(s3|s3a|s3n|gs|abfss?|wasbs?|oss)://", re.IGNORECASE)
 _PROPERTIES = {
     "format-version": "2",
-    # Small epochs would else write whole files of a large table anew.
+    # Otherwise small epochs would rewrite whole files of a large table.
     "write.merge.mode": "merge-on-read",
-    # An epoch is three versions of the metadata. Old ones go late: a process that slept inside its commit points readers at the version
-    # that it meant to make, and they find the newest from there as long as none in between is missing.
+    # An epoch is three versions of the metadata. Old versions are deleted late: a process that paused inside its
+    # commit points readers at the version that it was about to make. They find the newest version from there as
+    # long as none in between is missing.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "500",
 }
 
 
 def check_warehouse(sink: str, place: str) -> None:
-    """Raises GuaranteeError where two writers could both make the same version: stores without a rename that refuses to replace."""
+    """Raise GuaranteeError if two writers could both create the same table version.
+
+    This is the case in stores whose rename replaces an existing file.
+    """
     if _UNSAFE.match(place):
         msg = f"an Iceberg table of a hadoop catalog at `{place}` cannot be written exactly once: the store has no atomic rename"
         raise GuaranteeError(msg, hint="Use a local folder or HDFS as `warehouse`, or a `delta` sink.", node=sink)
 
 
 def iceberg_type(kind: pa.DataType) -> str:
-    """The column type of an Arrow type, as Spark's DDL: Iceberg has no integers below 32 bits."""
+    """Return an Arrow type's column type as Spark DDL. Iceberg has no integers below 32 bits."""
     return _SMALL.sub("INT", spark_type(kind))
 
 
 def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None:
-    """Makes the table; another process may do the same at the same moment. Raises SchemaError for a type that Iceberg lacks."""
+    """Create the table; a concurrent process may do the same.
+
+    Raise SchemaError for a type that Iceberg lacks.
+    """
     from pyspark.errors import PySparkException
 
     columns = ", ".join(f"{quote_identifier(field.name)} {iceberg_type(field.type)}" for field in schema)
@@ -57,7 +64,7 @@ def create(sink: str, spark: SparkSession, path: str, schema: pa.Schema) -> None
 
 
 def check_columns(sink: str, spark: SparkSession, path: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
-    """Raises SchemaError where the table lacks a column, has another type, or demands a column that no row brings."""
+    """Raise SchemaError if a column is missing, has another type, or is required but not in the rows."""
     wanted = {column.name: iceberg_type(column.type) for column in schema}
     if wrong := find_schema_mismatches(spark, spark.table(path).schema, wanted, key):
         msg = f"the Iceberg table {path} cannot take the rows: {'; '.join(wrong)}"

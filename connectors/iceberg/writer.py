@@ -24,7 +24,7 @@ _MERGED = "spark.merge-into.num-target-rows-"
 
 
 def append(rows: DataFrame, columns: StructType, target: str) -> None:
-    """All rows; a column that only the table has is null in them."""
+    """Append all rows; a column that only the table has becomes null."""
     from pyspark.sql import functions as F  # noqa: N812
 
     brought = {name.lower() for name in rows.columns}
@@ -33,7 +33,7 @@ def append(rows: DataFrame, columns: StructType, target: str) -> None:
 
 
 def merge(source: MergeSource, target: str, frame: EpochFrame, version: str | None = None) -> None:
-    """Updates, inserts and deletes by key in one commit. A delete of a key that is not there does nothing.
+    """Update, insert and delete by key in one commit. A delete of a missing key does nothing.
 
     With a version, a row that is newer than the winner stays.
     """
@@ -41,7 +41,7 @@ def merge(source: MergeSource, target: str, frame: EpochFrame, version: str | No
     view = f"headrace_{uuid.uuid4().hex}"
     columns = [quote_identifier(name) for name in frame.schema.names]
     same = [f"t.{quote_identifier(name)} = s.{quote_identifier(name)}" for name in frame.key]
-    # Iceberg skips files by these.
+    # These bounds let Iceberg skip files.
     near = [
         f"t.{quote_identifier(name)} BETWEEN {_literal(low)} AND {_literal(high)}"
         for name, (low, high) in source.bounds.items()
@@ -64,7 +64,7 @@ def merge(source: MergeSource, target: str, frame: EpochFrame, version: str | No
 
 
 def _literal(value: Any) -> str:
-    """A whole number or a day as SQL; "" for anything else."""
+    """Return an integer or a date as SQL; "" for anything else."""
     if isinstance(value, datetime | bool):
         return ""
     return str(value) if isinstance(value, int) else f"DATE'{value.isoformat()}'" if isinstance(value, date) else ""
@@ -83,7 +83,7 @@ def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
     if not keyed:
         return WriteCounts(added, added, 0, 0)
     inserted, updated, deleted, copied = (number(_MERGED + what) for what in ("inserted", "updated", "deleted", "copied"))
-    # A delete file that is written again with more positions counts its old ones as added and as removed.
+    # A rewritten delete file with more positions counts its old positions as added and as removed.
     gone = number("added-position-deletes") - number("removed-position-deletes") + number("deleted-records")
     if _MERGED + "inserted" not in found or inserted + updated + max(copied, 0) != added or updated + deleted + max(copied, 0) != gone:
         log.warning("iceberg summary=%s disagrees with itself", found)

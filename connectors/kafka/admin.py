@@ -27,7 +27,10 @@ _TIMEOUT = 15.0
 
 
 def _is_moving(error: Exception) -> bool:
-    """Whether a partition is being led by another broker than the client knows: a new topic, or one that moves. It asks the next time."""
+    """Return whether the error means that a partition has a new leader that the client does not know yet.
+
+    This happens to new topics and moving partitions. The client learns the leader on the next request.
+    """
     return bool(error.args) and getattr(error.args[0], "name", str)() in _MOVING
 
 
@@ -52,7 +55,7 @@ class TopicCluster:
 
     @property
     def admin(self) -> AdminClient:
-        """The client; it keeps its connections."""
+        """The client, which keeps its connections."""
         if self._admin is None:
             from confluent_kafka.admin import AdminClient
 
@@ -61,7 +64,10 @@ class TopicCluster:
         return self._admin
 
     def describe(self, timeout: float = _TIMEOUT) -> Topic:
-        """Identity and partitions. Never makes a topic. Raises TargetError where there is none, TransientError where nobody answers."""
+        """Return identity and partitions. Never creates a topic.
+
+        Raise TargetError if there is no such topic, and TransientError if no broker answers.
+        """
         from confluent_kafka import KafkaException, TopicCollection
 
         cluster = self.admin.describe_cluster(request_timeout=timeout) if not self._cluster_id else None
@@ -75,7 +81,10 @@ class TopicCluster:
         return Topic(str(found.topic_id), self._cluster_id, tuple(sorted(part.id for part in found.partitions)))
 
     def knock(self, timeout: float) -> None:
-        """Raises TransientError at once where no broker listens: the client itself would try on until its own time is over."""
+        """Raise TransientError immediately if no broker accepts a connection.
+
+        The client itself would retry until its own timeout.
+        """
         said = "no address"
         for broker in self._connection.brokers.split(","):
             host, _, port = broker.strip().rpartition(":")
@@ -89,23 +98,25 @@ class TopicCluster:
         raise TransientError(msg, hint="Are the brokers up, and is kafka_source.brokers right?", node=self.node)
 
     def earliest(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The first offset that each partition still holds."""
+        """Return the first offset that each partition still has."""
         return self._offsets(partitions, "earliest", committed=True)
 
     def stable_end(self, partitions: Iterable[int]) -> dict[int, int]:
-        """The last stable offset: behind the last row that no open transaction can still take back."""
+        """Return the last stable offset: the one after the last row that no open transaction can still abort.
+
+        """
         return self._offsets(partitions, "latest", committed=True)
 
     def high_watermark(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Behind the last row, committed or not."""
+        """Return the offset after the last row, committed or not."""
         return self._offsets(partitions, "latest", committed=False)
 
     def at_time(self, partitions: Iterable[int], moment_ms: int) -> dict[int, int]:
-        """The first offset at or after a time; -1 where a partition has none."""
+        """Return the first offset at or after a time; -1 for a partition without one."""
         return self._offsets(partitions, moment_ms, committed=True)
 
     def at_times(self, moments: Mapping[int, int]) -> dict[int, int]:
-        """The same, with a time for each partition."""
+        """Return the first offset at or after a separate time for each partition."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
         found = self._listed({part: OffsetSpec.for_timestamp(moment) for part, moment in moments.items()}, committed=True)
@@ -119,7 +130,7 @@ class TopicCluster:
         return {part: moment for part, (_, moment) in found.items() if moment >= 0}
 
     def _offsets(self, partitions: Iterable[int], what: str | int, *, committed: bool) -> dict[int, int]:
-        """`what`: earliest, latest, or epoch milliseconds."""
+        """Return the offset of each partition; `what` is `earliest`, `latest` or epoch milliseconds."""
         from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
 
         named = {"earliest": OffsetSpec.earliest, "latest": OffsetSpec.latest}
@@ -127,7 +138,7 @@ class TopicCluster:
         return {part: offset for part, (offset, _) in self._listed(dict.fromkeys(partitions, spec), committed=committed).items()}
 
     def _listed(self, specs: Mapping[int, Any], *, committed: bool) -> dict[int, tuple[int, int]]:
-        """The offset and the time that the brokers answer for each partition."""
+        """Return the offset and the time that the brokers report for each partition."""
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 
         wanted: dict[Any, Any] = {TopicPartition(self.topic, part): spec for part, spec in specs.items()}
@@ -146,17 +157,17 @@ class TopicCluster:
         return found
 
     def retention_ms(self) -> int | None:
-        """How long the topic keeps rows by their time; None where it keeps them for ever, or may not be asked."""
+        """Return how long the topic keeps rows by their time, or None if unlimited or unreadable."""
         found = self._config()
         kept = int(found.get("retention.ms", -1))
         return kept if "delete" in found.get("cleanup.policy", "") and kept >= 0 else None
 
     def has_broker_time(self) -> bool:
-        """Return whether the broker sets the time of every message (LogAppendTime). False as well where that may not be asked."""
+        """Return whether the broker sets the time of every message (LogAppendTime). False if unreadable."""
         return self._config().get("message.timestamp.type") == "LogAppendTime"
 
     def _config(self) -> dict[str, str]:
-        """The topic's configuration; empty where it may not be asked."""
+        """Return the topic's configuration; empty if reading it is not permitted."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ResourceType  # pyright: ignore[reportPrivateImportUsage]
 
@@ -169,7 +180,7 @@ class TopicCluster:
         return {name: str(entry.value) for name, entry in found.items()}
 
     def longest_transaction_s(self) -> float:
-        """Return how long the brokers let a transaction stay open (transaction.max.timeout.ms); Kafka's default where that may not be asked."""
+        """Return the brokers' transaction.max.timeout.ms in seconds; Kafka's default if unreadable."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ResourceType  # pyright: ignore[reportPrivateImportUsage]
 
@@ -196,12 +207,12 @@ class TopicCluster:
         except KafkaException as error:
             problem = error.args[0]
         if problem is not None:
-            # A coordinator that is still on its way is there by the next epoch, which sets them again.
+            # A coordinator that is still starting is ready by the next epoch, which sets the offsets again.
             level = logging.INFO if problem.name() in _COORDINATING else logging.WARNING
             log.log(level, "node=%s group=%s group_offsets=not_set reason=%s", self.node, group, problem)
 
     def explain(self, error: KafkaException) -> HeadraceError:
-        """The error of ours that a client's error means."""
+        """Return the Headrace error of a client error."""
         from confluent_kafka import KafkaError
 
         cause = error.args[0]
@@ -241,6 +252,6 @@ class TopicCluster:
         )
 
     def close(self) -> None:
-        """Lets go of the client and its connections."""
+        """Close the client and its connections."""
         self._admin = None
         self._cluster_id = ""

@@ -24,15 +24,15 @@ def _plain(connection: KafkaConnection) -> dict[str, str]:
 
 
 def client_options(connection: KafkaConnection) -> dict[str, str]:
-    """What librdkafka is configured with. Options that start with `kafka.` are the JVM's alone."""
+    """Return the librdkafka configuration. Options that start with `kafka.` are only for the JVM."""
     own = {key: value for key, value in _plain(connection).items() if not key.startswith(_JVM_ONLY)}
     return {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.lower()} | own
 
 
 def spark_options(connection: KafkaConnection) -> dict[str, str]:
-    """The same for Spark's Kafka reader. Raises SettingsError for a login that has no counterpart here.
+    """Return the options of Spark's Kafka reader. Raise SettingsError for a login without an equivalent.
 
-    `kafka.`-prefixed options of the user are passed through and win.
+    The user's options with the prefix `kafka.` are passed through and take precedence.
     """
     given = _plain(connection)
     found = {"bootstrap.servers": connection.brokers, "security.protocol": connection.security_protocol.upper()}
@@ -59,7 +59,10 @@ def _quoted(text: str) -> str:
 
 
 def _tls(given: dict[str, str]) -> dict[str, str]:
-    """PEM files for both clients: the JVM takes certificate and key as text, since it wants them in one file otherwise."""
+    """Return the JVM's TLS options from the PEM settings of librdkafka.
+
+    Certificate and key are passed as strings, because the JVM would otherwise need them in one file.
+    """
     found: dict[str, str] = {}
     if path := given.get("ssl.ca.location"):
         found |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": path}

@@ -21,9 +21,10 @@ PATIENCE_S = 30.0
 
 
 def find_filled_gaps(connection: KafkaConnection, group: str, topic: str, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
-    """Return the place of the first gap per partition that has committed messages; partitions without one are left out.
+    """Return per partition the index of the first gap that has committed messages.
 
-    A gap that cannot be looked at in time, or that lies above the last stable offset, counts as one that has messages.
+    Partitions without such a gap are left out. A gap that cannot be read in time, or that is above the last
+    stable offset, counts as one with messages.
     """
     from confluent_kafka import Consumer
 
@@ -49,7 +50,7 @@ def find_filled_gaps(connection: KafkaConnection, group: str, topic: str, gaps: 
 
 
 def _first(consumer: Consumer, topic: str, partition: int, gaps: Sequence[Range], deadline: float) -> int | None:
-    """The place of the first gap with messages, None where there is none."""
+    """Return the index of the first gap with messages, or None."""
     empty_to = 0
     for place, (first, end) in enumerate(gaps):
         if end <= empty_to:
@@ -62,7 +63,10 @@ def _first(consumer: Consumer, topic: str, partition: int, gaps: Sequence[Range]
 
 
 def _next(consumer: Consumer, topic: str, partition: int, offset: int, deadline: float) -> int | None:
-    """The offset of the first message at or after `offset`, or of the log's stable end; None where it cannot be read."""
+    """Return the offset of the first message at or after `offset`, or of the log's stable end.
+
+    Return None if it cannot be read.
+    """
     from confluent_kafka import KafkaError, TopicPartition
 
     consumer.assign([TopicPartition(topic, partition, offset)])

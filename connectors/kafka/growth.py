@@ -33,12 +33,12 @@ SETTLED_MS = 600_000
 
 
 def is_reached(offsets: Mapping[str, int], barrier: Mapping[str, int], high: Mapping[int, int]) -> bool:
-    """Return whether every partition has reached the barrier, or the end of a log that was cut off before it."""
+    """Return whether every partition has reached the barrier, or the end of a log truncated before it."""
     return all(offsets[part] >= min(end, high[int(part)]) for part, end in barrier.items())
 
 
 def barriers_left(after: Json, growing: Json, high: Mapping[int, int]) -> list[Json]:
-    """Return the barriers that are still ahead of a position; all that follow one of them are."""
+    """Return the barriers after a position. All barriers after the first unreached one are included."""
     ends: Sequence[Json] = growing["ends"]
     reached = 0
     while reached < len(ends) and is_reached(after["offsets"], ends[reached], high):
@@ -47,15 +47,16 @@ def barriers_left(after: Json, growing: Json, high: Mapping[int, int]) -> list[J
 
 
 def barrier(offsets: Mapping[str, int], at: Mapping[int, int], high: Mapping[int, int]) -> dict[str, int]:
-    """Return offsets for the known partitions, never before where they are; -1 in `at` means the end."""
+    """Return offsets for the known partitions, never below `offsets`; -1 in `at` means the end."""
     found = {part: at[int(part)] if at[int(part)] >= 0 else high[int(part)] for part in offsets}
     return {part: max(offset, found[part]) for part, offset in offsets.items()}
 
 
 def founding_moments(first_ms: Mapping[int, int]) -> list[int]:
-    """Return when a topic grew before a stream starts on it, as far as times of first rows show it; of many moments those furthest apart.
+    """Return the times when a topic grew before a stream starts on it, as far as first rows show them.
 
-    Partitions that a topic gets later have the highest numbers, and their first rows are later than those of the others.
+    If there are many times, the ones furthest apart are returned. Partitions that a topic gets later have the
+    highest numbers, and their first rows are later than those of the others.
     """
     parts = sorted(first_ms)
     moments: list[tuple[int, int]] = []
@@ -68,9 +69,10 @@ def founding_moments(first_ms: Mapping[int, int]) -> list[int]:
 
 
 def first_grown(first_ms: Mapping[int, int]) -> tuple[list[int], int | None]:
-    """Return the new partitions that a topic got first, and the time of the first row of those that it got later.
+    """Return the partitions of the first growth, and the time of the first row of later partitions.
 
-    Growths that are close together count as one: between them producers may not know the topic's partitions yet.
+    Growths that are close together count as one: between them producers may not know the topic's partitions
+    yet.
     """
     parts = sorted(first_ms)
     for place in range(1, len(parts)):
@@ -89,7 +91,9 @@ class TopicGrowth:
         self._peeker = peeker
 
     def founded(self, position: Json) -> Json:
-        """Return the first position of a stream, with barriers where the times of first rows show that the topic has grown before."""
+        """Return a stream's first position, with barriers if first rows show that the topic has grown before.
+
+        """
         offsets = position["offsets"]
         if len(offsets) == 1:
             return position
@@ -101,10 +105,10 @@ class TopicGrowth:
         return position | {"growing": _growing([], left, moments)} if left else position
 
     def follow(self, after: Json, partitions: Sequence[int], ends: Mapping[int, int]) -> tuple[Json, dict[int, int]]:
-        """Return the position to read on from, with barriers or new partitions, and the ends to read up to.
+        """Return the position to read from, with barriers or new partitions, and the ends to read up to.
 
-        A new partition counts once it has a row. Its end is read before those of the known ones: rows of a moved key that are older
-        than one of its rows are then below the barrier.
+        A new partition counts when it has a row. Its end is read before the ends of the known ones: rows of a
+        moved key that are older than one of its rows are then below the barrier.
         """
         known, growing = after["offsets"], after.get("growing")
         new = [part for part in partitions if str(part) not in known]
@@ -127,7 +131,7 @@ class TopicGrowth:
         return self.follow({**after, "offsets": offsets, "growing": None}, partitions, ends)
 
     def _next_barrier(self, offsets: Mapping[str, int], moments: Sequence[int], high: Mapping[int, int]) -> tuple[list[Json], list[int]]:
-        """Return the barrier of the first of these times that is still ahead, and the times after it."""
+        """Return the barrier of the first time that is not reached yet, and the times after it."""
         parts = [int(part) for part in offsets]
         for place, moment in enumerate(moments):
             found = barrier(offsets, self._cluster.at_time(parts, moment), high)
@@ -136,10 +140,11 @@ class TopicGrowth:
         return [], []
 
     def _grown(self, known: Mapping[str, int], new: Sequence[int], high: Mapping[int, int]) -> Json:
-        """The barriers before new partitions: where the known ones were at the time of the first new row, and where they end now.
+        """Return the barriers before new partitions.
 
-        Where the topic has grown again later, only the partitions of the first growth are added, and the known ones are read to
-        the time of the second. Rows may have moved back to them by then.
+        They are the known partitions' offsets at the time of the first new row, and their current ends. If
+        the topic has grown again later, only the partitions of the first growth are added, and the known ones
+        are read up to the time of the second growth. Rows may have moved back to them by then.
         """
         parts = [int(part) for part in known]
         seen = self._peeker.first(dict.fromkeys(new, 0))

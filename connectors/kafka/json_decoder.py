@@ -57,9 +57,10 @@ _RANGES = {
 
 
 def payload_schema(node: str, declared: Mapping[str, str], *, metadata: bool) -> pa.Schema:
-    """The columns as Spark gives them, in the file's order: unsigned and half types are one size wider, times are text.
+    """Return the columns with Spark's types, in the file's order.
 
-    Raises SchemaError for a type that JSON cannot carry or a name that is taken.
+    Unsigned and half types become one size wider; times become strings. Raise SchemaError for a type that
+    JSON cannot represent or for a reserved name.
     """
     taken = {POS, *(name for name, _ in METADATA if metadata)} & set(declared)
     if taken:
@@ -84,7 +85,7 @@ def _as_spark(node: str, name: str, text: str) -> pa.DataType:
 
 
 def arrives_as(kind: pa.DataType) -> pa.DataType | None:
-    """What a declared type is in Spark; None for one that JSON messages cannot carry."""
+    """Return the Arrow type that a declared type has in Spark; None if JSON messages cannot represent it."""
     if kinds.is_duration(kind) or kinds.is_interval(kind):
         return None
     if is_wide(kind):
@@ -111,7 +112,8 @@ class JsonMessageDecoder:
         self._parsed = [*message, *parsed(F.col("value"), declared)]
         # Renamed, because the payload may have columns of these names.
         kept = [F.col(name).alias(_OF_MESSAGE + name) for name in ("topic", "partition", "offset", "timestamp", "headers", "text")]
-        # `inline` is a fence for the optimizer: a filter on a column would otherwise move below it and parse every message twice.
+        # `inline` stops the optimizer: a filter on a column would otherwise move below it and parse every
+        # message twice.
         self._checked = [*kept, F.inline(F.array(checked(node, declared, where)))]
         pos = F.struct(
             F.lit(ordinal).cast("int").alias("source"),
@@ -129,12 +131,15 @@ class JsonMessageDecoder:
         self._final = [*payload, *extra, _operation(node, place, own=OP in declared).alias(OP), pos.alias(POS)]
 
     def decode(self, messages: DataFrame) -> DataFrame:
-        """The rows, lazily."""
+        """Return the decoded rows, lazily."""
         return messages.select(*self._parsed).select(*self._checked).select(*self._final)
 
 
 def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
-    """What `checked` looks at: the bytes of one JSON object as `text`, and as `json`, read by the declared types."""
+    """Return the columns that `checked` reads.
+
+    `text` has the bytes of one JSON object as a string; `json` has the object parsed by the declared types.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
@@ -148,7 +153,10 @@ def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
 def checked(
     node: str, declared: Mapping[str, str], where: Mapping[str, Column], what: str = "message", mend: str = "Correct the message's producer"
 ) -> Column:
-    """The row of `value`, `text` and `json` (see `parsed`) as a struct, or an error that says `where`; `what` is called wrong in it."""
+    """Return the row of `value`, `text` and `json` (from `parsed`) as a struct, or an error with `where`.
+
+    The error calls the row `what`.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     values = {name: parse_type(kind) for name, kind in declared.items()}
@@ -174,7 +182,10 @@ def checked(
 
 
 def _halved() -> Column:
-    """Whether the text escapes half of a surrogate pair, for which Spark would put a question mark. Most texts escape nothing."""
+    """Return whether the text escapes half of a surrogate pair, which Spark would replace by `?`.
+
+    Most texts escape nothing, so a substring test comes first.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     text = F.col("text")
@@ -182,7 +193,7 @@ def _halved() -> Column:
 
 
 def _final(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
-    """One column of the rows, by then without the message's text around it."""
+    """Return one column of the rows from the checked struct."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if is_wide(kind):
@@ -191,7 +202,10 @@ def _final(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
 
 
 def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column]) -> Column:
-    """A wide number as its digits. One with a point may come as a JSON number as long as it fits a decimal of Spark's, else as text."""
+    """Return a 256-bit integer or big decimal as the string of its digits.
+
+    A number with a decimal point may be a JSON number if it fits a Spark decimal, else it must be a string.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     text = exact_text(name)
@@ -205,13 +219,15 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
         good = good & (F.length(value) <= room) & (F.lpad(value, room, "0") <= limit)
     what = F.concat(F.lit(f"column `{name}` is {declared}, which cannot hold `"), F.substring(text, 1, 100), F.lit("`"))
     hint = f"Send its digits, as text if there are more than {SPARK_DIGITS}; or correct the type of `{name}` in `schema`."
-    said = F.regexp_replace(text, SPELLED, "$1$2$3")  # one text per number: keys are compared by it
+    said = F.regexp_replace(text, SPELLED, "$1$2$3")  # one string per number, because keys are compared as strings
     plain = F.when(said == MINUS_NOTHING, "0").otherwise(said)
     return F.when(text.isNull() | good, plain).otherwise(row_error(node, what, hint, **where)).alias(name)
 
 
 def _read_as(kind: pa.DataType) -> str:
-    """The type that from_json reads: wider where Spark would wrap round or round off, text where it would guess."""
+    """Return the type for from_json: wider where Spark would overflow or round, string where it would guess.
+
+    """
     if is_wide(kind):
         return "string"
     if kinds.is_decimal(kind):
@@ -222,7 +238,7 @@ def _read_as(kind: pa.DataType) -> str:
 
 
 def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping[str, Column], mend: str) -> Column:
-    """One column of the row, checked and in its final type."""
+    """Return one column of the row, checked and in its final type."""
     from pyspark.sql import functions as F  # noqa: N812
 
     raw = F.col(f"json.v.{_quoted(name)}")
@@ -238,7 +254,7 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
         good = final.isNotNull() & (final == raw)
     elif kinds.is_timestamp(kind) or kinds.is_date(kind):
         final = raw.try_cast(spark_type(kind))
-        # Spark would also take `12:30` (today) and `2024`; and a date with a time behind it, dropping the time.
+        # Spark would also accept `12:30` (today), `2024`, and a date with a time after it, dropping the time.
         length = F.length(raw) == _ISO_DATE if kinds.is_date(kind) else F.length(raw) >= _ISO_DATE
         good = final.isNotNull() & length & (F.substring(raw, 5, 1) == "-") & (F.substring(raw, 8, 1) == "-")
     elif kinds.is_binary(kind):
@@ -252,9 +268,10 @@ def _value(node: str, name: str, kind: pa.DataType, declared: str, where: Mappin
 
 
 def exact_text(name: str) -> Column:
-    """A text with the digits of the message: Spark copies numbers inside of an object, or in place of a text, by way of a double.
+    """Return a string with the message's digits.
 
-    Only texts that look as if they held such a number are parsed again.
+    Spark converts numbers inside an object, or in place of a string, through a double. Only strings that may
+    contain such a number are parsed again.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -265,7 +282,10 @@ def exact_text(name: str) -> Column:
 
 
 def _operation(node: str, where: Mapping[str, Column], *, own: bool) -> Column:
-    """i, u or d: from the payload where `schema` names `_gs_op`, else from the header; absent means i."""
+    """Return i, u or d, from the payload if `schema` names `_gs_op`, else from the header.
+
+    A missing operation means i.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     headers = F.col(_OF_MESSAGE + "headers")

@@ -43,7 +43,10 @@ class MessagePeeker:
         self._consumer: Consumer | None = None
 
     def look(self, at: Mapping[int, int]) -> dict[int, list[MessageInfo]]:
-        """Return the first messages at or after an offset per partition; a partition without any is left out, as is one that fails."""
+        """Return the first messages at or after an offset per partition.
+
+        Partitions that are empty or fail are left out.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
         found: dict[int, list[MessageInfo]] = {}
@@ -66,7 +69,7 @@ class MessagePeeker:
         return {part: messages[0] for part, messages in self.look(at).items()}
 
     def _note(self, message: Message, found: dict[int, list[MessageInfo]], open_ones: set[int]) -> None:
-        """A partition is done with its first messages, or where it ends."""
+        """Store a message. A partition is done after its first messages, or at its end."""
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
         part, offset = message.partition(), message.offset()
@@ -74,7 +77,7 @@ class MessagePeeker:
             if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001  librdkafka's local codes have no other name
                 log.info("node=%s topic=%s partition=%s peek=failed reason=%s", self._node, self._topic, part, error)
                 if error.retriable() or error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):  # noqa: SLF001
-                    return  # as for a partition that was added a moment ago
+                    return  # a partition that was just added also reports this
             open_ones.discard(part)  # pyright: ignore[reportArgumentType]  an error without a partition discards nothing
             return
         if part is None or offset is None:

@@ -35,9 +35,10 @@ class SizeEstimator:
         self._means: dict[int, float] = {}
 
     def limit(self, ranges: Mapping[int, Range], most: int) -> tuple[dict[int, int], int]:
-        """Return the ends up to which ranges hold about `most` bytes in all, shared fairly, and the bytes up to there.
+        """Return the ends up to which ranges have about `most` bytes in total, and the bytes up to there.
 
-        Of every range that is not empty at least one offset is taken, so that large messages are read too.
+        The bytes are shared fairly. Every non-empty range gets at least one offset, so that large messages
+        are read too.
         """
         ranges = {part: span for part, span in ranges.items() if span[1] > span[0]}
         count = sum(end - start for start, end in ranges.values())
@@ -50,7 +51,7 @@ class SizeEstimator:
         return ends, round(sum(_bytes(_until(found, ends[part])) for part, found in stretches.items()))
 
     def total(self, ranges: Mapping[int, Range], most: int) -> int:
-        """Return about how many bytes ranges hold; `most` decides how closely they are looked at."""
+        """Estimate the bytes of ranges; `most` decides how many samples are read."""
         filled = {part: span for part, span in ranges.items() if span[1] > span[0]}
         if sum(end - start for start, end in filled.values()) * _LARGEST <= min(most, DRIVER_BYTES):
             return round(sum(self._guess(part, *span) for part, span in filled.items()))
@@ -60,7 +61,7 @@ class SizeEstimator:
         return (end - start) * self._means.get(part, _UNSEEN)
 
     def _sampled(self, ranges: Mapping[int, Range], most: int) -> dict[int, list[_Stretch]]:
-        """Each range in a few stretches; in many where its bytes come near the limit."""
+        """Sample each range in a few stretches, or in many if the bytes are close to the limit."""
         found = self._look(ranges, _FEW)
         if sum(_bytes(stretches) for stretches in found.values()) * _FAR < most:
             return found
@@ -92,7 +93,7 @@ def _until(stretches: list[_Stretch], end: int) -> list[_Stretch]:
 
 
 def _end(stretches: list[_Stretch], share: int) -> int:
-    """The offset up to which stretches hold `share` bytes, at least one after their start."""
+    """Return the offset up to which stretches have `share` bytes, at least one after their start."""
     left = float(share)
     for start, end, each in stretches:
         if (end - start) * each > left:
@@ -102,7 +103,10 @@ def _end(stretches: list[_Stretch], share: int) -> int:
 
 
 def fair_shares(backlog: Mapping[int, int], most: int) -> dict[int, int]:
-    """Return shares of at most `most` in all, none above its backlog: what small ones leave goes to the larger ones."""
+    """Return shares of at most `most` in total, none above its backlog.
+
+    Unused parts of small shares go to the larger ones.
+    """
     taken = dict.fromkeys(backlog, 0)
     left = most
     waiting = sorted(backlog, key=lambda part: backlog[part])

@@ -42,8 +42,9 @@ _MESSAGES = (
     "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>"
 )
 _FETCHING = {
-    # Ranges hold what is there already, so nothing is worth a wait; and Spark seeks to both ends of the log after every poll, which
-    # throws away what came too early, and hangs behind a fetch that waits at the log's end: by default for half a second.
+    # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after every
+    # poll. That discards rows fetched early, and blocks on a fetch that waits at the log's end (by default for half
+    # a second).
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "100000",
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
@@ -78,7 +79,7 @@ class KafkaStream(UnboundedSource):
         return f"{self._connection.consumer_group_id or 'headrace'}-{self._name}"
 
     def schema(self) -> pa.Schema:
-        """The columns of `schema` in the file's order, then the metadata columns if asked for."""
+        """Return the columns of `schema` in the file's order, then the metadata columns if requested."""
         return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
 
     def initial_offsets(self) -> Json:
@@ -94,30 +95,30 @@ class KafkaStream(UnboundedSource):
         return self._at_time(self._cluster.describe(), int(asked))
 
     def earliest_offsets(self) -> Json:
-        """The first offsets that the topic still holds."""
+        """Return the first offsets that the topic still has."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.earliest(topic.partitions))
 
     def find_filled_gaps(self, gaps: Mapping[str, Sequence[Range]]) -> dict[str, int]:
-        """See `UnboundedSource.find_filled_gaps`: offsets of markers and compacted messages are no rows."""
+        """See `UnboundedSource.find_filled_gaps`. Offsets of markers and compacted messages are not rows."""
         return find_filled_gaps(self._connection, self.group, self._node.topic, gaps)
 
     def ordered_start(self, position: Json) -> Json:
-        """See `UnboundedSource.ordered_start`: partitions that the topic got before the stream starts may have taken over keys."""
+        """See `UnboundedSource.ordered_start`. Partitions added before the start may have taken over keys."""
         return position if position.get("growing") else self._growth.founded(position)
 
     def end_offsets(self) -> Json:
-        """Behind the last row that no open transaction can take back."""
+        """Return the position after the last row that no open transaction can abort."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.stable_end(topic.partitions))
 
     def offsets_for_time(self, moment_ms: int) -> Json:
-        """The first row at or after a time, per partition; the end of a partition that has none.
+        """Return the first row at or after a time per partition, or the end of a partition without one.
 
-        Where producers set the times of messages (CreateTime), a message that was appended a moment ago may carry any time. The
-        stream then starts at the earliest offset that the topic still has.
-        The clock of this host may be ahead of the brokers'. What is recent for the brokers is measured from the newest message.
-        Raises RetentionError where the topic may have lost rows of that time already: they would be in neither history nor stream.
+        If producers set the times of messages (CreateTime), a recently appended message may have any time.
+        The stream then starts at the topic's earliest offset. The clock of this host may be ahead of the
+        brokers' clocks, so recent rows are measured from the newest message. Raise RetentionError if the
+        topic may have lost rows of that time: they would be in neither history nor stream.
         """
         topic, back = self._cluster.describe(), int(time.time() * 1000) - moment_ms
         by_broker = self._cluster.has_broker_time()
@@ -139,20 +140,26 @@ class KafkaStream(UnboundedSource):
         return self._no_later(found, back) if by_broker else found
 
     def _no_later(self, fence: Json, back: int) -> Json:
-        """The fence, or where it is later, the first row that was appended at most `back` ms before the newest one of its partition."""
+        """Return the position, moved back to the rows of the last `back` ms before a partition's newest row.
+
+        """
         newest = self._cluster.newest_ms(map(int, fence["offsets"]))
         recent = self._cluster.at_times({part: moment - back for part, moment in newest.items()})
         found = {part: min(offset, at) if (at := recent.get(int(part), -1)) >= 0 else offset for part, offset in fence["offsets"].items()}
         return fence | {"offsets": found}
 
     def _at_time(self, topic: Topic, moment_ms: int) -> Json:
-        """The end is asked for first: a row that arrives between the two questions is then behind the fence, not lost."""
+        """Return the position at a time.
+
+        The end is read first, so that a row arriving between the two requests is after the position and not
+        lost.
+        """
         end = self._cluster.stable_end(topic.partitions)
         found = self._cluster.at_time(topic.partitions, moment_ms)
         return self._position(topic, {part: found[part] if found[part] >= 0 else end[part] for part in topic.partitions})
 
     def high_watermarks(self) -> Json:
-        """The high watermarks: rows of open transactions, and what waits for them, have arrived."""
+        """Return the high watermarks, which include open transactions and rows that wait for them."""
         topic = self._cluster.describe()
         return self._position(topic, self._cluster.high_watermark(topic.partitions))
 
@@ -162,7 +169,7 @@ class KafkaStream(UnboundedSource):
         return {part: max(0, end - offsets.get(part, 0)) for part, end in self.high_watermarks()["offsets"].items()}
 
     def stalls(self, at: Json) -> list[Stall]:
-        """The partitions that are read up to an open transaction, with rows waiting for its end."""
+        """Return the partitions that are read up to an open transaction and have more rows after it."""
         parts = [int(part) for part in at["offsets"]]
         ends, high = self._cluster.stable_end(parts), self._cluster.high_watermark(parts)
         stuck = {part: ends[part] for part in parts if at["offsets"][str(part)] >= ends[part] and high[part] > ends[part]}
@@ -173,13 +180,17 @@ class KafkaStream(UnboundedSource):
         ]
 
     def stall_limit(self) -> float:
-        """The brokers' transaction.max.timeout.ms: they abort a transaction that is open for longer, unless it hangs."""
+        """Return the brokers' transaction.max.timeout.ms in seconds.
+
+        Brokers abort a transaction that is open for longer, unless it hangs.
+        """
         return self._cluster.longest_transaction_s()
 
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
-        """At most `limits.rows` offsets after `after`, shared fairly: small backlogs whole, the rest in equal parts.
+        """Return an end of at most `limits.rows` offsets after `after`, shared fairly.
 
-        Partitions that `after` does not know are read once the known ones have passed the barriers; see `kafka.growth`.
+        Small backlogs are taken whole and the rest is split equally. Partitions that `after` does not have
+        are read when the known ones have passed the barriers of `kafka.growth`.
         """
         topic = self._same_topic(after)
         ends = self._cluster.stable_end(topic.partitions)
@@ -201,13 +212,13 @@ class KafkaStream(UnboundedSource):
         return found
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int:
-        """What `latest` estimated for this range, else from samples of it."""
+        """Return the estimate of `next_end_offsets` for this range, or a new one from samples."""
         first = positions.offsets(start)
         ranges = {int(part): (first.get(part, 0), stop) for part, stop in positions.offsets(end).items()}
         return self._sized[1] if self._sized[0] == ranges else self._sizes.total(ranges, most)
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """The rows in [start, end). Raises what `check_range` does."""
+        """Return the rows in [start, end). Raise the errors of `check_range`."""
         self.check_range(start, end)
         ranges = {part: (start["offsets"].get(part, 0), stop) for part, stop in end["offsets"].items()}
         if missing := sorted(set(start["offsets"]) - set(ranges)):
@@ -218,9 +229,10 @@ class KafkaStream(UnboundedSource):
         return self._filtered(rows) if self._node.filter else rows
 
     def check_range(self, start: Json, end: Json) -> None:
-        """Raise TargetError or RetentionError if the topic does not hold that range any more.
+        """Raise TargetError or RetentionError if the topic no longer has that range.
 
-        A range that `latest` has just returned is not checked a first time: its offsets were there a moment ago.
+        A range that `next_end_offsets` has just returned is not checked the first time, because its offsets
+        existed then.
         """
         checked, self._checked = self._checked, None
         if end == checked:
@@ -229,29 +241,29 @@ class KafkaStream(UnboundedSource):
         wanted = [part for part in topic.partitions if str(part) in end["offsets"]]
         ends = self._cluster.stable_end(wanted)
         self._starts(start, topic, ends)
-        # Spark would wait for rows that never come, and then say that retention took them.
+        # Spark would wait for rows that never arrive, and then report that retention removed them.
         self._refuse_beyond({int(part): offset for part, offset in end["offsets"].items()}, ends, "to be read up to")
 
     def check_filter(self, spark: SparkSession) -> None:
-        """By Spark's analyzer, over no rows."""
+        """Check the filter with Spark's analyzer, over no rows."""
         if self._node.filter:
             self._filtered(spark.createDataFrame([], spark_schema(self.schema()).add(OP, "string")))
 
     def check(self) -> None:
-        """Whether the brokers have the topic."""
+        """Check that the brokers have the topic."""
         self._cluster.knock(_CHECK_SECONDS)
         self._cluster.describe(timeout=_CHECK_SECONDS)
 
     def commit(self, position: Json) -> None:
-        """Sets the group's offsets, so that ordinary lag tools work. Failures are logged only."""
+        """Set the group's offsets for ordinary lag tools. Failures are only logged."""
         self._cluster.commit(self.group, {int(part): offset for part, offset in position["offsets"].items()})
 
     def describe(self) -> Json:
-        """Kind, asset key and topic."""
+        """Return the type, asset key and topic."""
         return {"kind": "kafka", "asset_key": ["kafka", self._node.topic], "topic": self._node.topic, "table_name": self._node.topic}
 
     def close(self) -> None:
-        """Lets go of the clients."""
+        """Close the clients."""
         self._peeker.close()
         self._cluster.close()
 
@@ -261,7 +273,7 @@ class KafkaStream(UnboundedSource):
         return found | ({"growing": growing} if growing else {})
 
     def _same_topic(self, at: Json) -> Topic:
-        """The topic, if it is the one that `at` was taken from."""
+        """Return the topic. Raise TargetError if `at` is of another topic or cluster."""
         topic = self._cluster.describe()
         hint = f"Offsets of another topic mean nothing here. {_RESET}"
         if at["topic"] != self._node.topic:
@@ -278,7 +290,7 @@ class KafkaStream(UnboundedSource):
         return topic
 
     def _starts(self, after: Json, topic: Topic, ends: Mapping[int, int]) -> dict[int, int]:
-        """Where reading goes on, for each partition of `after` and of `ends`; those unknown to `after` are new and begin at 0."""
+        """Return the start offset for each partition of `after` and `ends`; new partitions start at 0."""
         starts = {part: after["offsets"].get(str(part), 0) for part in topic.partitions if part in ends}
         earliest = self._cluster.earliest(starts)
         if lost := {part: start for part, start in starts.items() if start < earliest[part]}:
@@ -292,7 +304,10 @@ class KafkaStream(UnboundedSource):
         return starts
 
     def _refuse_beyond(self, offsets: Mapping[int, int], ends: Mapping[int, int], what: str) -> None:
-        """Raises TargetError for offsets behind the last row. `ends` is asked first: it may lag behind the high watermark."""
+        """Raise TargetError for offsets after the last row.
+
+        `ends` is compared first, because it may be below the high watermark.
+        """
         ahead = [part for part, offset in offsets.items() if offset > ends[part]]
         high = self._cluster.high_watermark(ahead)
         if cut := {part: offsets[part] for part in ahead if offsets[part] > high[part]}:
@@ -314,7 +329,7 @@ class KafkaStream(UnboundedSource):
                 "includeHeaders": "true",
                 "failOnDataLoss": "true",
                 "kafka.isolation.level": "read_committed",
-                "kafka.group.id": self.group,  # fixed, so that the executors' consumers are used again by the next epoch
+                "kafka.group.id": self.group,  # fixed, so that the next epoch reuses the executors' consumers
             }
         )
         if total >= _SMALL and len(ranges) < cores:

@@ -78,9 +78,9 @@ def wire_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema, node: str) -> pa.RecordBatch:
-    """Cast a source's batch to the types of `wire_schema`, with columns by name.
+    """Cast a source's batch to the types of `wire_schema`, with columns by name, without loss.
 
-    Raise SchemaError or DataError; no value is changed silently.
+    Raise SchemaError or DataError for a column that cannot be cast.
     """
     if missing := [name for name in schema.names if name not in batch.schema.names]:
         msg = f"the source gave no column '{missing[0]}'; it gave {', '.join(batch.schema.names)}"
@@ -139,7 +139,10 @@ class RowChecks:
         return cls(node, tuple(key), texts, nested, wides, tuple((lengths or {}).items()), version)
 
     def check(self, rows: pa.RecordBatch | pa.Table) -> int:
-        """Raises DataError or GuaranteeError for the first row that cannot go in; returns the number of deletes."""
+        """Return the number of deletes.
+
+        Raise DataError or GuaranteeError for the first row that cannot be loaded.
+        """
         for name in self.texts:
             column = rows.column(name)
             if (value := _first(column, pc.match_substring(column, "\x00"))) is not None:

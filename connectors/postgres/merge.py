@@ -177,7 +177,10 @@ _ALIVE = sql.SQL("(s._gs_end IS NULL OR s._gs_place >= s._gs_end)")
 
 
 def _ended(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) -> sql.Composed:
-    """The staged rows with their place, and with the place of the last delete of their key that ends what came before it."""
+    """Return the staged rows with their position and the position of the last ending delete of their key.
+
+    An ending delete removes what came before it.
+    """
     ends = sql.SQL("s._gs_op = 'd'")
     if policy.version is not None:
         ends = sql.SQL("s._gs_op = 'd' AND s.{} IS NULL").format(sql.Identifier(policy.version))
