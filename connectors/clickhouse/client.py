@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_TABLE, UNKNOWN_DATABASE, ACCESS_DENIED = 60, 81, 497
 _LOGIN = frozenset({192, 193, 194, 516})
-# Timeouts, network, memory, too much at once, Keeper: the server says "not now", not "no".
+# Timeouts, network, memory, too many queries, Keeper: the server may accept the query later.
 _PASSING = frozenset({3, 159, 160, 164, 173, 198, 201, 202, 203, 209, 210, 225, 236, 241, 242, 252, 279, 285, 319, 425, 439, 473, 529, 999})
 _SERVER_TEXT = re.compile(r"^.*?DB::Exception: (.*?)(?: \(version [^)]*(?:\([^)]*\))?\))?(?: \(for url [^)]*\))?\s*$", re.DOTALL)
 _UP = "Is clickhouse_source.url right? Servers for trying things out: headrace services up."
@@ -30,9 +30,10 @@ CONNECT_TIMEOUT_S = 10
 
 
 def connect(connection: ClickHouseConnection, name: str) -> Client:
-    """An open client. Raises SettingsError for a wrong URL, TransientError when nobody answers.
+    """Return an open client. Raise SettingsError for a wrong URL, and TransientError without an answer.
 
-    No session id: tasks and threads ask at the same time, and a session answers one of them.
+    The client has no session id: tasks and threads query at the same time, and a session serves one query at
+    a time.
     """
     import clickhouse_connect
 
@@ -53,12 +54,15 @@ def connect(connection: ClickHouseConnection, name: str) -> Client:
             connect_timeout=CONNECT_TIMEOUT_S,
             send_receive_timeout=READ_TIMEOUT_S,
             client_name="headrace",
-            dedicated_pool=True,  # the driver's own pool is the whole process's: closing a client would leave its connection open
+            dedicated_pool=True,  # the driver's own pool is process-wide: closing a client would leave its connection open
         )
 
 
 def shared(connection: ClickHouseConnection, name: str) -> Client:
-    """The client of this process for one server: a worker reads many splits, and opening costs several questions."""
+    """Return this process's client for one server.
+
+    A worker reads many splits, and opening a client costs several requests.
+    """
     return _kept(connection.model_dump_json(exclude={"password"}), connection.password.get_secret_value(), name)
 
 
@@ -68,7 +72,7 @@ def _kept(rest: str, password: str, name: str) -> Client:
 
 
 def arrow_settings(url: str) -> dict[str, str]:
-    """Settings of a query that answers with Arrow. Compressing pays across a network, not on this machine."""
+    """Return the settings of a query with an Arrow result. It is compressed only for another host."""
     return {
         "output_format_arrow_string_as_string": "1",
         "output_format_arrow_compression_method": "none" if _loopback(urlsplit(url).hostname or "") else "lz4_frame",
@@ -84,7 +88,7 @@ def _loopback(host: str) -> bool:
 
 @contextmanager
 def translate_errors(name: str, table: str = "", doing: str = "") -> Iterator[None]:
-    """Raises what the driver raises as errors of ours: TransientError where trying again may help, else TargetError."""
+    """Translate driver errors to TransientError if a retry may help, else to TargetError."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
     from urllib3.exceptions import HTTPError
 
@@ -116,7 +120,7 @@ def _translate_error(error: Exception, name: str, table: str, doing: str) -> Hea
 
 
 def _root(error: BaseException, host: str = "") -> str:
-    """What the operating system said at the bottom of an HTTP client's wrappings, and of which server."""
+    """Return the innermost message of an HTTP client's error, with the server's address."""
     from urllib3.exceptions import MaxRetryError
 
     if isinstance(error, MaxRetryError) and error.pool is not None:
@@ -128,7 +132,7 @@ def _root(error: BaseException, host: str = "") -> str:
 
 
 def missing_table_error(client: Client, database: str, table: str, name: str) -> TargetError:
-    """The error for a table that is not there, with the names that come closest."""
+    """Return the error for a table that does not exist, with the closest names."""
     with translate_errors(name):
         known = [
             f"{row[0]}.{row[1]}"

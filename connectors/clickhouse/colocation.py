@@ -20,7 +20,7 @@ _MICROS = 6
 
 
 def columns_in(expression: str) -> frozenset[str] | None:
-    """Return the columns that decide the value of an expression; None where more than columns may decide it."""
+    """Return the columns that determine an expression's value; None if more columns may determine it."""
     found: set[str] = set()
     at = 0
     while at < len(expression):
@@ -33,9 +33,10 @@ def columns_in(expression: str) -> frozenset[str] | None:
 
 
 def exact_key_columns(key: Iterable[str], types: Mapping[str, str]) -> frozenset[str]:
-    """Return those key columns whose values stay as different in the payload as they are in the table.
+    """Return the key columns whose distinct values stay distinct in the payload.
 
-    Times finer than microseconds are cut off on the way, and floating point has several spellings of one value.
+    Times finer than microseconds are truncated when they are read, and floating point has several
+    representations of one value.
     """
     return frozenset(name for name in key if name in types and _keeps_values_apart(types[name]))
 
@@ -50,7 +51,7 @@ def _keeps_values_apart(spelled: str) -> bool:
 
 
 def leading(expressions: Sequence[str], key: frozenset[str]) -> int:
-    """Return how many leading expressions of a sorting key are decided by the columns of `key` alone."""
+    """Return how many leading expressions of a sorting key the columns of `key` determine alone."""
     for place, expression in enumerate(expressions):
         found = columns_in(expression)
         if not found or not found <= key:

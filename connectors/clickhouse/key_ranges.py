@@ -27,7 +27,7 @@ _DESC = re.compile(r"\s+(?:DESC|ASC)\s*$", re.IGNORECASE)
 
 
 def base_of(kind: str) -> str:
-    """A type's name without its arguments and without Nullable and LowCardinality."""
+    """Return a type's name without its arguments and without Nullable and LowCardinality."""
     return parse(kind).base_type or kind
 
 
@@ -46,11 +46,11 @@ class SortingKeyColumn:
         return base_of(self.kind)
 
     def to_json(self) -> Json:
-        """As a split carries it."""
+        """Return the column as JSON for a split."""
         return {"expression": self.expression, "kind": self.kind, "loose": self.loose}
 
     def text(self) -> str:
-        """SQL that gives the key's value as text which `SqlParameters.value` reads back."""
+        """Return SQL that converts the key's value to a string for `SqlParameters.value`."""
         if self.base in _HEX:
             return f"hex({self.expression})"
         if self.base in _TIMES:
@@ -58,7 +58,7 @@ class SortingKeyColumn:
         return f"toString({self.expression})"
 
     def unplaced(self) -> str:
-        """SQL that is true where the key is NULL or NaN."""
+        """Return SQL that is true if the key is NULL or NaN."""
         return (
             f"(isNull({self.expression}) OR ifNull(isNaN({self.expression}), 0))" if self.base in _FLOATS else f"isNull({self.expression})"
         )
@@ -71,20 +71,20 @@ class SqlParameters:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def bind(self, value: Any, kind: str) -> str:
-        """A placeholder for `value`."""
+        """Bind `value` and return its placeholder."""
         name = f"p{len(self.parameters)}"
         self.parameters[name] = value
         return f"{{{name}:{kind}}}"
 
     def value(self, text: str, kind: str) -> str:
-        """The value that `Key.text` gave as text, as SQL of the type `kind`."""
+        """Return SQL of the type `kind` for a value that `SortingKeyColumn.text` converted to a string."""
         base, given = base_of(kind), self.bind(text, "String")
         if base in _HEX:
             given = f"unhex({given})"
         return f"CAST({given} AS {_in_utc(kind) if base in _TIMES else kind})"
 
     def literal(self, text: str, kind: str) -> str:
-        """A value that a person wrote, as SQL of the type `kind`; times without a zone are UTC."""
+        """Return SQL of the type `kind` for a value from a user. Times without a zone are UTC."""
         parsed: Any = parse(kind)
         given = self.bind(text, "String")
         if parsed.base_type in _TIMES:
@@ -98,7 +98,10 @@ def _in_utc(kind: str) -> str:
 
 
 def expressions(sorting_key: str) -> tuple[str, ...]:
-    """The expressions of system.tables.sorting_key, without their directions: 'toDate(a, b), `c,d` DESC' gives two."""
+    """Return the expressions of system.tables.sorting_key, without their directions.
+
+    'toDate(a, b), `c,d` DESC' gives two.
+    """
     found, depth, start, quoted = [], 0, 0, ""
     at = 0
     while at < len(sorting_key):
@@ -123,10 +126,10 @@ def expressions(sorting_key: str) -> tuple[str, ...]:
 
 
 def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
-    """The leading keys that ranges can be made of, for (expression, type) pairs.
+    """Return the leading keys that can form ranges, from (expression, type) pairs.
 
-    A first key that may be NULL or NaN is used alone; a later one of that sort, or any type without an order that survives
-    as text, ends the list.
+    A first key that may be NULL or NaN is used alone. A later key of that sort ends the list, as does a type
+    whose order is lost as a string.
     """
     found: list[SortingKeyColumn] = []
     for expression, spelled in keys:
@@ -145,7 +148,7 @@ def usable(keys: Sequence[tuple[str, str]]) -> tuple[SortingKeyColumn, ...]:
 
 
 def _bare(spelled: str) -> str:
-    """The type without LowCardinality and Nullable."""
+    """Return the type without LowCardinality and Nullable."""
     for wrapper in ("LowCardinality(", "Nullable("):
         if spelled.startswith(wrapper):
             spelled = spelled[len(wrapper) : -1]
@@ -153,9 +156,9 @@ def _bare(spelled: str) -> str:
 
 
 def after(keys: Sequence[Json], low: Sequence[str], bound: SqlParameters) -> str:
-    """SQL for `keys >= low` in the order of the key.
+    """Return SQL for `keys >= low` in the order of the key.
 
-    Spelled out with AND and OR: the server prunes by that, and not by a comparison of tuples.
+    It uses AND and OR, because the server does not prune by a comparison of tuples.
     """
     terms, equal = [], ""
     for place, (key, text) in enumerate(zip(keys, low, strict=True)):
@@ -170,7 +173,7 @@ def after(keys: Sequence[Json], low: Sequence[str], bound: SqlParameters) -> str
 
 
 def before(keys: Sequence[Json], high: Sequence[str], bound: SqlParameters) -> str:
-    """SQL for `keys < high` in the order of the key."""
+    """Return SQL for `keys < high` in the order of the key."""
     terms, equal = [], ""
     for key, text in zip(keys, high, strict=True):
         value = bound.value(text, key["kind"])
@@ -183,7 +186,7 @@ def before(keys: Sequence[Json], high: Sequence[str], bound: SqlParameters) -> s
 
 
 def in_range(part: Mapping[str, Any], bound: SqlParameters) -> str:
-    """SQL for the rows of one split by its key range alone; `part` has keys, low, high and unplaced."""
+    """Return SQL for the rows of one split by its key range; `part` has keys, low, high and unplaced."""
     keys = part["keys"]
     if part["unplaced"]:
         return SortingKeyColumn(**keys[0]).unplaced()
@@ -198,7 +201,7 @@ def in_range(part: Mapping[str, Any], bound: SqlParameters) -> str:
 
 
 def has_topic_offset_sql(cut: Mapping[str, Any], bound: SqlParameters) -> str:
-    """SQL for the rows that have partition and offset of the topic that history is cut by; never NULL."""
+    """Return SQL for the rows with partition and offset of the handoff filter's topic; never NULL."""
     placed = f"isNotNull({quote(cut['partition_column'])}) AND isNotNull({quote(cut['offset_column'])})"
     if "topic_column" not in cut:
         return f"({placed})"
@@ -206,9 +209,9 @@ def has_topic_offset_sql(cut: Mapping[str, Any], bound: SqlParameters) -> str:
 
 
 def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
-    """SQL for what all splits of a plan have in common: the window, `start_at` and the cut.
+    """Return SQL for the conditions of all splits: the partition, `start_at` and the handoff filter.
 
-    A partition that the fence does not name is read by the stream from its beginning, so history leaves it out.
+    The stream reads a partition without a handoff position from its beginning, so history leaves it out.
     """
     found = []
     if window := common["window"]:
@@ -227,6 +230,9 @@ def in_scope(common: Mapping[str, Any], bound: SqlParameters) -> str:
 
 
 def by_offset(cut: Mapping[str, Any], bound: SqlParameters) -> list[str]:
-    """SQL for the order of rows by topic partition and offset, as `_gs_pos` has it: rows that the cut does not place come first."""
+    """Return SQL that orders rows by topic partition and offset, as `_gs_pos` does.
+
+    Rows without a position in the topic come first.
+    """
     placed = has_topic_offset_sql(cut, bound)
     return [f"if({placed}, toInt64(ifNull({quote(cut[name])}, -1)), -1)" for name in ("partition_column", "offset_column")]

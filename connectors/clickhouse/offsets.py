@@ -21,8 +21,8 @@ def measure(
 ) -> TableOffsets:
     """Return the offsets of `topic` in a table, with the gaps at or above `since`.
 
-    A table whose engine merges rows is read as it is on disk: versions that were merged away are gaps. Its duplicates are not counted,
-    since history reads the newest version of a key only.
+    A table whose engine merges rows is read as it is on disk: versions that were merged away are gaps. Its
+    duplicates are not counted, because history reads only the newest version of a key.
     """
     partition, offset = f"toInt64({quote(table.partition_column)})", f"toInt64({quote(table.offset_column)})"
     mine = f"ifNull(toString({quote(table.topic_column)}) = {{topic:String}}, 0)" if table.topic_column else "1"
@@ -57,6 +57,6 @@ def measure(
 
 
 def has_nulls(client: Client, found: ClickHouseTableInfo, column: str, node: str) -> bool:
-    """Whether a column has NULL in some row."""
+    """Return whether a column has NULL in some row."""
     with translate_errors(node, f"{found.database}.{found.name}", "look for NULL in it"):
         return bool(client.query(f"SELECT 1 FROM {found.sql} WHERE isNull({quote(column)}) LIMIT 1").result_rows)

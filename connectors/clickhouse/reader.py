@@ -53,16 +53,22 @@ class ClickHouseScan:
 
     @property
     def rows(self) -> pa.Schema:
-        """The payload as it arrives."""
+        """The payload's schema as the server returns it."""
         return stored(arrow_schema(self.columns))
 
     def where(self, split: Json, bound: SqlParameters) -> str:
-        """SQL for the rows of one split. The filter stands on a line of its own: it may end in a comment."""
+        """Return SQL for the rows of one split.
+
+        The filter is on its own line, because it may end in a comment.
+        """
         found = f"({in_range(split, bound)}) AND ({in_scope(split['scope'], bound)})"
         return f"{found} AND (\n{self.filter}\n)" if self.filter else found
 
     def select(self, split: Json, bound: SqlParameters, extra: Sequence[str] = (), *, ordered: bool) -> str:
-        """The query of one split; columns go by place, because an alias would shadow the column that a filter means."""
+        """Return the query of one split.
+
+        Columns are named by index, because an alias would shadow the column that a filter refers to.
+        """
         asked = [_cast(column) for column in self.columns]
         listed = ", ".join(f"{sql} AS _headrace_{place}" for place, sql in enumerate([*asked, *extra])) or "1 AS _headrace_0"
         text = f"SELECT {listed} FROM {self.table}{' FINAL' if self.final else ''} WHERE {self.where(split, bound)}"
@@ -70,7 +76,7 @@ class ClickHouseScan:
         return f"{text} ORDER BY {', '.join(order)}" if order else text
 
     def last(self, split: Json, bound: SqlParameters, key: Sequence[str]) -> str:
-        """The same with the last row alone of those that agree in the columns of `key`."""
+        """Return the query with only the last row of those that agree in the columns of `key`."""
         places = [[column.name for column in self.columns].index(name) for name in key]
         order = ", ".join(f"{one} DESC NULLS FIRST" for one in self._order(split, bound))
         return (
@@ -126,9 +132,9 @@ class ClickHouseSplitReader(SplitReader):
     """Columns of which `query` sees one row for each of their values: the last one."""
 
     def fetch(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The split's rows in the order of the sorting key, payload only.
+        """Return the split's payload rows in the order of the sorting key.
 
-        Raises TransientError for an answer that breaks off, PipelineStateError for a wrong count.
+        Raise TransientError for an incomplete response, and PipelineStateError for a wrong count.
         """
         bound = SqlParameters()
         if self.query is None:
@@ -141,10 +147,11 @@ class ClickHouseSplitReader(SplitReader):
             yield _plain(batch)
 
     def positioned(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The split's rows with the two columns that `_gs_pos` is made of: topic partition and offset, or split and row number.
+        """Return the split's rows with the two columns of `_gs_pos`.
 
-        Rows without an offset, or with one of another topic, stand before those that have one, in the order of the splits, and their
-        number there.
+        They are topic partition and offset, or split and row number. Rows without an offset, or with one of
+        another topic, sort before rows that have one: in the order of the splits, and by their number in the
+        split.
         """
         bound, cut = SqlParameters(), split["scope"]["cut"]
         schema = self.scan.rows.append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
@@ -177,10 +184,10 @@ class ClickHouseSplitReader(SplitReader):
             )
 
     def stream(self, query: str, bound: SqlParameters) -> Iterator[pa.RecordBatch]:
-        """The answer to a query, batch by batch."""
+        """Yield the response to a query, batch by batch."""
         client = shared(self.connection, self.scan.name)
         with translate_errors(self.scan.name, self.scan.table, "read it"):
-            # A sort below a transform is not redundant to us: it keeps the rows of a split in one order.
+            # A sort below a transform is not redundant here: it keeps the rows of a split in one order.
             settings = arrow_settings(self.connection.url) | {"query_plan_remove_redundant_sorting": "0"}
             raw = _Tail(client.raw_stream(query, parameters=bound.parameters, settings=settings, fmt="ArrowStream"))
             try:
@@ -197,7 +204,7 @@ class ClickHouseSplitReader(SplitReader):
 
 
 def _filled(batch: pa.RecordBatch, ordinal: int, seen: int) -> pa.RecordBatch:
-    """The same with places for rows without partition or offset, `seen` rows of the split being before them."""
+    """Fill in positions of rows without partition or offset; `seen` rows of the split come before them."""
     *payload, part, off = batch.columns
     without = pc.or_(pc.less(part, 0), pc.less(off, 0))
     part = pc.if_else(without, pa.scalar(LOWEST + ordinal, pa.int32()), part)
@@ -210,7 +217,10 @@ def _fit(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of a translated query in the types that `types.convert` names: fixed binaries as binaries, all members nullable."""
+    """Return the columns of a translated query in the types of `types.convert`.
+
+    Fixed-size binaries become binaries, and all members become nullable.
+    """
     columns = [_fit(column, _nullable(column.type)) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
@@ -228,7 +238,9 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
-    """All splits of `fetch` with the columns `PART` and `OFF` behind the payload; one task per split."""
+    """Return all splits of `fetch` with the columns `PART` and `OFF` after the payload; one task per split.
+
+    """
     splits = tuple(fetch.splits)
     wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
     tasks = max(len(splits), 1)

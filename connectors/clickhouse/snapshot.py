@@ -49,22 +49,22 @@ class ClickHouseTableInfo:
 
     @property
     def sql(self) -> str:
-        """The table's name for a query."""
+        """The table's name in a query."""
         return f"{quote(self.database)}.{quote(self.name)}"
 
     @property
     def merge_tree(self) -> bool:
-        """Has parts on disk, which can be linked."""
+        """Whether the table has parts on disk, which can be hard-linked."""
         return self.engine.endswith("MergeTree")
 
     @property
     def merges_rows(self) -> bool:
-        """Rows of one sorting key become one: replaced, summed, collapsed. They are read with FINAL."""
+        """Whether the engine merges rows of one sorting key (replaces, sums, collapses). Read with FINAL."""
         return self.merge_tree and self.engine.removeprefix("Shared").removeprefix("Replicated") != "MergeTree"
 
 
 def find_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo | None:
-    """The table, None if there is none."""
+    """Return the table, or None if there is none."""
     with translate_errors(node):
         found = client.query(
             "SELECT toString(uuid), engine, sorting_key, comment FROM system.tables WHERE database = {database:String} AND name = {name:String}",
@@ -74,7 +74,7 @@ def find_table(client: Client, database: str, name: str, node: str) -> ClickHous
 
 
 def get_table(client: Client, database: str, name: str, node: str) -> ClickHouseTableInfo:
-    """The table. Raises TargetError, with the names that come closest, if there is none."""
+    """Return the table. Raise TargetError, with the closest names, if there is none."""
     table = find_table(client, database, name, node)
     if table is None:
         raise missing_table_error(client, database, name, node)
@@ -82,9 +82,9 @@ def get_table(client: Client, database: str, name: str, node: str) -> ClickHouse
 
 
 def clone(client: Client, source: ClickHouseTableInfo, token: str, node: str) -> ClickHouseTableInfo:
-    """The pinned copy for `token`: the same one each time, also from another process.
+    """Return the copy for `token`: the same one each time, also from another process.
 
-    Raises TargetError where the engine has no parts or the right to make a table is missing.
+    Raise TargetError if the engine has no parts or the right to create a table is missing.
     """
     if not source.merge_tree:
         msg = f"`{source.database}.{source.name}` cannot be pinned: its engine is {source.engine}, and only the MergeTree family can be"
@@ -118,7 +118,7 @@ def _mark(source: ClickHouseTableInfo) -> str:
 
 
 def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> ClickHouseTableInfo:
-    """`found`, if it is a copy of `source`. Raises PipelineStateError for one of another table under the same name."""
+    """Return `found` if it is a copy of `source`, else raise PipelineStateError."""
     if found.comment != _mark(source):
         msg = f"`{found.database}.{found.name}` is not a copy of `{source.database}.{source.name}`: its comment says '{found.comment}'"
         raise PipelineStateError(
@@ -128,7 +128,7 @@ def _of(found: ClickHouseTableInfo, source: ClickHouseTableInfo, node: str) -> C
 
 
 def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableInfo, node: str) -> None:
-    """What CREATE TABLE … CLONE AS does, with merges switched off before the first part is there."""
+    """Do the same as CREATE TABLE … CLONE AS, but with merges disabled before the first part is attached."""
     from clickhouse_connect.driver.binding import format_str
 
     with translate_errors(node, f"{source.database}.{source.name}", "pin it"):
@@ -139,7 +139,7 @@ def _build(client: Client, source: ClickHouseTableInfo, staged: ClickHouseTableI
 
 
 def _rename(client: Client, staged: ClickHouseTableInfo, name: str, node: str) -> None:
-    """The act that makes the copy whole. Where another process was first, its copy is the one."""
+    """Rename the finished copy to its final name. If another process was first, use its copy."""
     from clickhouse_connect.driver.exceptions import DatabaseError
 
     with translate_errors(node):
@@ -158,13 +158,16 @@ def _needs(error: UserError, source: ClickHouseTableInfo) -> str:
 
 
 def sync_statement(source: ClickHouseTableInfo) -> str | None:
-    """SQL that waits until this replica has the parts that others have now; None for an engine without replicas."""
+    """Return SQL that waits until this replica has the parts of the others; None for other engines."""
     replicated = source.engine.startswith(("Replicated", "Shared"))
     return f"SYSTEM SYNC REPLICA {source.sql} LIGHTWEIGHT" if replicated else None
 
 
 def _sync(client: Client, source: ClickHouseTableInfo, node: str) -> None:
-    """Waits for parts that this replica does not have yet. Without the right to wait, a copy may lack rows that are on other replicas."""
+    """Wait for parts that this replica does not have yet.
+
+    Without the right to wait, a copy may lack rows of other replicas.
+    """
     if (statement := sync_statement(source)) is None:
         return
     try:
@@ -192,7 +195,7 @@ def _warn_of_mutations(client: Client, source: ClickHouseTableInfo, node: str) -
 
 
 def _sweep(client: Client, database: str, prefix: str, node: str) -> None:
-    """Drops half-made copies."""
+    """Drop incomplete copies."""
     for name in _names(client, database, prefix, node):
         log.info("dropping half-made copy=%s.%s", database, name)
         drop_copy(client, database, name, node)
@@ -208,7 +211,7 @@ def _names(client: Client, database: str, prefix: str, node: str) -> list[str]:
 
 
 def orphans(names: Iterable[str], owner: str, generation: int, keep: Collection[str]) -> list[str]:
-    """Return the copies of `owner` that no position refers to: made by this generation or an earlier one, and not in `keep`.
+    """Return the copies of `owner` up to this generation that no position refers to (not in `keep`).
 
     A copy of a later generation belongs to a newer process, which may be about to store its position.
     """
@@ -224,7 +227,7 @@ def drop_orphaned_copies(client: Client, database: str, owner: str, generation: 
 
 
 def drop_copy(client: Client, database: str, name: str, node: str) -> None:
-    """Drops a copy, of any size. Never a table that Headrace did not make."""
+    """Drop a copy of any size. Never drops a table that Headrace did not create."""
     if not name.startswith(PREFIX):
         msg = f"`{database}.{name}` is not a pinned copy and is not dropped"
         raise PipelineStateError(msg, hint=f"Copies have names that begin with {PREFIX}.", node=node)
@@ -233,7 +236,7 @@ def drop_copy(client: Client, database: str, name: str, node: str) -> None:
 
 
 def open_snapshot(client: Client, handle: Json, node: str) -> ClickHouseTableInfo:
-    """The table that a handle names. Raises PipelineStateError when a pinned copy is gone or is another one by now."""
+    """Return the table of a handle. Raise PipelineStateError if a copy was dropped or replaced."""
     if not handle["pinned"]:
         return get_table(client, handle["database"], handle["table"], node)
     found = find_table(client, handle["database"], handle["table"], node)

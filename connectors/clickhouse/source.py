@@ -50,7 +50,10 @@ class ClickHouseTable(BoundedSource):
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, without_spark=True)
 
     def __init__(self, node: ClickHouseSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
-        """`name` is how errors call the node; the table's name if not given."""
+        """Create the source without connecting.
+
+        `name` is the node's name in errors. It defaults to the table's name.
+        """
         self.node = node
         self.ordinal = ordinal
         self.name = name or node.table_name
@@ -71,7 +74,7 @@ class ClickHouseTable(BoundedSource):
         return pin.get_table(self._client, *self._address(self.node.table_name), self.name)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload's schema, see `clickhouse.types`. Raises SchemaError for types that have no counterpart yet."""
+        """Return the payload's schema by `clickhouse.types`. Raise SchemaError for unsupported types."""
         del spark
         return arrow_schema(self._columns(self._source()))
 
@@ -95,7 +98,9 @@ class ClickHouseTable(BoundedSource):
         return [(row[0], row[1], row[2]) for row in rows]
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """A copy by hard links that holds still (`snapshot: clone`), or the table itself (`snapshot: none`)."""
+        """Create a stable copy by hard links (`snapshot: clone`), or use the table itself (`snapshot: none`).
+
+        """
         del spark
         source = self._source()
         self._check_filter(source)
@@ -106,21 +111,21 @@ class ClickHouseTable(BoundedSource):
         return Snapshot(_handle(source, table, pinned=pinned) | {"rows": rows}, pinned)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """The table itself, to be cut as a copy of it would be."""
+        """Return the table itself, which is split in the same way as its copy."""
         del spark
         source = self._source()
         self._check_filter(source)
         return Snapshot(_handle(source, source, pinned=False), is_stable=self.node.snapshot == "clone")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
-        """Filter and columns, by the server's own word."""
+        """Check filter and columns on the server."""
         del spark
         source = self._source()
         self._check_filter(source)
         self._columns(source, columns)
 
     def _check_filter(self, source: pin.ClickHouseTableInfo) -> None:
-        """Refuses a filter that is wrong, or that is a predicate only with, or only without, brackets round it."""
+        """Raise TargetError for a filter that is invalid, either in parentheses or without them."""
         if not self.node.filter:
             return
         with translate_errors(self.name, f"{source.database}.{source.name}` with the filter `{self.node.filter}", "filter it"):
@@ -133,14 +138,17 @@ class ClickHouseTable(BoundedSource):
             pin.drop_copy(self._client, snapshot.handle["database"], snapshot.handle["table"], self.name)
 
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
-        """Drop copies that a process left when it died before its position was stored."""
+        """Drop copies of a process that died before its position was stored."""
         if self.node.snapshot == "clone":
             database = self._address(self.node.table_name)[0]
             kept = {handle["table"] for handle in keep if handle.get("pinned") and handle.get("database") == database}
             pin.drop_orphaned_copies(self._client, database, owner, generation, kept, self.name)
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """Ranges of the sorting key with `rows` exact rows each, in the order of the key; rows whose key is NULL or NaN come last."""
+        """Return ranges of the sorting key with exact counts in `rows`, in the order of the key.
+
+        Rows whose key is NULL or NaN come last.
+        """
         del spark
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         plan = SplitPlanner(self._client, table, self.node, self.name)
@@ -149,7 +157,7 @@ class ClickHouseTable(BoundedSource):
         return plan.splits(window, cut, parted=snapshot.is_stable)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """The rows of these splits; `columns` narrows what is fetched, in that order."""
+        """Return the rows of these splits; `columns` selects and orders the columns that are fetched."""
         from pyspark.sql import functions as F  # noqa: N812
 
         frame = reader.read(spark, self._fetch(snapshot, splits, None, columns))
@@ -164,11 +172,14 @@ class ClickHouseTable(BoundedSource):
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
     ) -> reader.ClickHouseSplitReader:
-        """Reads the same splits in a task. `query` is ClickHouse SQL over the name `_headrace_split`."""
+        """Return a reader of these splits for tasks.
+
+        `query` is ClickHouse SQL over the name `_headrace_split`.
+        """
         return self._fetch(snapshot, splits, query, None, key)
 
     def explain_key_spread(self, key: Sequence[str]) -> str:
-        """Asks the server for the sorting key: its first expression has to be decided by the key's columns."""
+        """Compare the key with the server's sorting key, whose first expression it must determine."""
         source = self._source()
         sorting, usable = expressions(source.sorting_key), self._exact(source, key)
         if not sorting:
@@ -179,7 +190,7 @@ class ClickHouseTable(BoundedSource):
         return f"`{source.database}.{source.name}` is sorted by {sorting[0]} first and the key is {listed}: one key lies in several splits"
 
     def keeps_together(self, splits: Sequence[Json], key: Sequence[str], *, ever: bool = False) -> bool:
-        """Splits of one range, or all cut by expressions that the key's columns decide."""
+        """Return whether there is one split, or the key's columns determine the expressions of all splits."""
         if len(splits) <= 1 and not ever:
             return True
         usable = self._exact(self._source(), key)
@@ -213,9 +224,10 @@ class ClickHouseTable(BoundedSource):
         return reader.ClickHouseSplitReader(self._connection, scan, tuple(splits), query)
 
     def read_end_offsets(self, table: OffsetTable, topic: str) -> Mapping[str, int]:
-        """Per topic partition the offset behind the largest that history holds now.
+        """Return the largest offset plus one per topic partition.
 
-        Ask before `pin`: a copy made later holds all of it, whereas a copy made before may lack rows below the fence.
+        Call it before `create_snapshot`: a later copy has all these rows, whereas an earlier copy may lack
+        rows below the handoff position.
         """
         found = pin.get_table(self._client, *self._address(table.table_name or self.node.table_name), self.name)
         self._columns(found, [table.partition_column, table.offset_column, *([table.topic_column] if table.topic_column else [])])
@@ -246,13 +258,13 @@ class ClickHouseTable(BoundedSource):
     def count_unpartitioned_rows(
         self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
-        """See `BoundedSource.outside`."""
+        """See `BoundedSource.count_unpartitioned_rows`."""
         del spark
         table = pin.open_snapshot(self._client, snapshot.handle, self.name)
         return SplitPlanner(self._client, table, self.node, self.name).count_unpartitioned_rows(window, cut)
 
     def describe(self) -> Json:
-        """Kind, asset key and table name, from the file and the settings alone: nothing is asked."""
+        """Return the type, asset key and table name from the file and the settings, without a query."""
         database, dot, table = self.node.table_name.partition(".")
         address = (database, table) if dot else (self._connection.database or "default", self.node.table_name)
         return {
@@ -263,7 +275,7 @@ class ClickHouseTable(BoundedSource):
         }
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None

@@ -35,11 +35,12 @@ class SplitPlanner:
         self._rows = node.split_rows
 
     def splits(self, window: HistoryPartition | None, cut: HandoffFilter | None, *, parted: bool) -> list[Json]:
-        """All splits with exact counts, in the order of the key; rows whose key is NULL or NaN come last, empty ones not at all.
+        """Return all non-empty splits with exact counts, in the order of the key.
 
-        As many key columns are used as it takes to keep splits below twice `split_rows`, or twice `SPLIT_BYTES` where rows are wide. Rows of
-        one key stay together.
-        `parted`: parts hold still, so a table without a sorting key is split by insert and the place of a row in its part.
+        Rows whose key is NULL or NaN come last. As many key columns are used as it takes to keep splits below
+        twice `split_rows`, or twice `SPLIT_BYTES` for wide rows. Rows of one key stay together.
+        With `parted`, parts are stable, so a table without a sorting key is split by insert and by a row's
+        index in its part.
         """
         each = self._width()
         self._rows = min(self._node.split_rows, max(1, int(SPLIT_BYTES / each))) if each else self._node.split_rows
@@ -60,7 +61,7 @@ class SplitPlanner:
         ]
 
     def count_unpartitioned_rows(self, window: HistoryPartition, cut: HandoffFilter | None) -> UnpartitionedRows:
-        """Rows inside filter and cut that have NULL in the window's column, and rows in the window."""
+        """Count the filtered rows with NULL in the partition column, and the rows in the partition."""
         bound, column, kind = SqlParameters(), quote(window.column), self._kind(window.column)
         here = f"ifNull({column} >= {bound.literal(window.start, kind)}, 0)"
         here += f" AND ifNull({column} < {bound.literal(window.end, kind)}, 0)" if window.end else ""
@@ -71,7 +72,7 @@ class SplitPlanner:
         return UnpartitionedRows(int(nulls), int(later), last or "")
 
     def _width(self) -> float:
-        """Mean bytes of a row with all columns, by the server's statistics; 0 where it has none, or does not show them."""
+        """Return the mean bytes of a row with all columns from the server's statistics, or 0 if unknown."""
         if not self._table.merge_tree:
             return 0.0
         try:
@@ -88,7 +89,7 @@ class SplitPlanner:
         return width if math.isfinite(width) else 0.0
 
     def _sorting(self) -> list[tuple[str, str]]:
-        """The sorting key's expressions with their types."""
+        """Return the sorting key's expressions with their types."""
         found = expressions(self._table.sorting_key)
         if not found:
             return []
@@ -104,7 +105,7 @@ class SplitPlanner:
         return ()
 
     def _scope(self, window: HistoryPartition | None, cut: HandoffFilter | None, sorting: Sequence[tuple[str, str]]) -> Json:
-        """What all splits have in common."""
+        """Return the conditions that all splits share."""
         return {
             "window": None
             if window is None
@@ -140,10 +141,10 @@ class SplitPlanner:
         return f"{self._table.sql}{' FINAL' if self._table.merges_rows else ''}"
 
     def _placed(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
-        """Ranges of about `split_rows` rows.
+        """Return ranges of about `split_rows` rows.
 
-        Each row's rank is the place at which the run of its key begins. Runs go to the split that their beginning falls
-        in, so the first key of a split is its border, and its rows are exactly the rows counted.
+        Each row's rank is the index where the run of its key begins. A run belongs to the split that contains
+        its beginning. So the first key of a split is its border, and the split has exactly the counted rows.
         """
         bound = SqlParameters()
         every = _part(keys, None, None, 0)
@@ -162,7 +163,7 @@ class SplitPlanner:
         return [_part(keys, borders[place], borders[place + 1], row[1]) for place, row in enumerate(rows)]
 
     def _unplaced(self, keys: Sequence[SortingKeyColumn], common: Json) -> list[Json]:
-        """The split of rows without a place in the order; in a table without any keys, of all rows."""
+        """Return the split of rows whose key is NULL or NaN, or of all rows of a table without any keys."""
         if keys and not keys[0].loose:
             return []
         bound = SqlParameters()
@@ -174,5 +175,5 @@ class SplitPlanner:
 
 
 def _part(keys: Sequence[SortingKeyColumn], low: list[str] | None, high: list[str] | None, rows: int) -> Json:
-    """A split without its name: at or above `low`, below `high`, each None where it is open."""
+    """Return a split without its name: at or above `low`, below `high`; None means no bound."""
     return {"keys": [key.to_json() for key in keys], "low": low, "high": high, "unplaced": False, "rows": rows}

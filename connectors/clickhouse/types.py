@@ -78,7 +78,7 @@ class ClickHouseColumn:
 
 
 def parse(text: str) -> ClickHouseType:
-    """The type that `text` spells. Raises UnsupportedTypeError for one that the driver does not know."""
+    """Parse a type name. Raise UnsupportedTypeError for one that the driver does not know."""
     from clickhouse_connect.datatypes.registry import get_from_name
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -89,8 +89,8 @@ def parse(text: str) -> ClickHouseType:
 
 
 def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
-    """The type that the server casts to, spelled for ClickHouse, and the Arrow type that then arrives."""
-    # The driver's classes describe their parts by attributes that the base class does not declare.
+    """Return the ClickHouse type that the server casts to, and the Arrow type of the result."""
+    # The driver's classes describe their members by attributes that the base class does not declare.
     parts: Any = kind
     base = kind.base_type
     if base == "SimpleAggregateFunction":
@@ -113,7 +113,9 @@ def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
 
 
 def _inside(kind: ClickHouseType) -> tuple[str, pa.DataType]:
-    """`convert` of a part: nested values are JSON in the end, in which a wide number would lose its type."""
+    """Return `convert` of a member. Nested values become JSON, where a 256-bit integer would lose its type.
+
+    """
     target, arrow = convert(kind)
     if is_wide(arrow):
         raise UnsupportedTypeError(kind.name)
@@ -143,7 +145,10 @@ def _container(base: str, kind: Any) -> tuple[str, pa.DataType]:
 
 
 def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseColumn, ...]:
-    """Payload columns for (name, ClickHouse type) pairs. Raises SchemaError that names every column in the way."""
+    """Return payload columns for (name, ClickHouse type) pairs.
+
+    Raise SchemaError that names every unsupported column.
+    """
     columns, problems, seen = [], [], dict[str, str]()
     for name, spelled in found:
         if name.lower() in HIDDEN:
@@ -165,12 +170,15 @@ def columns_of(found: Iterable[tuple[str, str]], node: str) -> tuple[ClickHouseC
 
 
 def arrow_schema(columns: Iterable[ClickHouseColumn]) -> pa.Schema:
-    """The payload as Arrow. Every column is nullable: a later phase of a hybrid source may hold nulls where this one does not."""
+    """Return the payload as Arrow.
+
+    Every column is nullable, because a later phase of a hybrid source may have nulls where this one has none.
+    """
     return pa.schema([pa.field(column.name, column.arrow) for column in columns])
 
 
 def quote(identifier: str) -> str:
-    """An identifier as ClickHouse reads it back."""
+    """Return the name as a quoted ClickHouse identifier."""
     from clickhouse_connect.driver.binding import quote_identifier
 
     return quote_identifier(identifier)

@@ -36,7 +36,7 @@ class File:
 
     @property
     def partitions(self) -> dict[str, str | None]:
-        """The values that the folders of the path name (`dt=2025-01-01`), by column."""
+        """The values in the path's folder names (`dt=2025-01-01`), by column."""
         found: dict[str, str | None] = {}
         for folder in Path(self.path).parts[:-1]:
             name, equals, value = folder.partition("=")
@@ -46,25 +46,26 @@ class File:
 
 
 def unpacked_size(file: File, group: int) -> int:
-    """Return about how many bytes the rows of a file hold, of one row group where it has any."""
+    """Estimate the bytes of a file's rows, or of one row group if the file has groups."""
     if file.groups is not None:
         return round(PACKED * file.size * file.groups[group] / max(1, sum(file.groups)))
     return (1 if Path(file.path).suffix.lower() in _PLAIN else PACKED) * file.size
 
 
 def local(path: str) -> str:
-    """The path without `file://`, absolute."""
+    """Return the absolute path without `file://`."""
     return os.path.abspath(unquote(path.removeprefix("file://")) if path.startswith("file://") else path)
 
 
 def list_files(path: str, node: str) -> list[File]:
-    """The files behind a path, in the natural order of their names (`part-9` before `part-10`).
+    """Return the files of a path in the natural order of their names (`part-9` before `part-10`).
 
-    Raises TargetError if there are none or one cannot be read, SchemaError where not all have the same partition folders.
+    Raise TargetError if there are none or one cannot be read, and SchemaError if they differ in their
+    partition folders.
     """
     place = local(path)
     matches = [place] if os.path.lexists(place) else _matching(place)
-    # A file that links lead to twice is one file: its rows count once.
+    # A file that two links lead to is one file: its rows count once.
     listed = {os.path.realpath(name): name for match in matches for name in _below(match, node)}
     if not listed:
         near = difflib.get_close_matches(place, _beside(place), n=2)
@@ -110,7 +111,7 @@ def _beside(place: str) -> list[str]:
 
 
 def _below(place: str, node: str) -> Iterator[str]:
-    """The file itself, or all files below a folder; links are followed, each folder once."""
+    """Yield the file itself, or all files below a folder. Links are followed, each folder once."""
 
     def fail(error: OSError) -> None:
         msg = f"`{error.filename}` cannot be listed: {error.strerror}"
@@ -140,7 +141,10 @@ def _stat(name: str, node: str) -> File:
 
 
 def pack(files: Sequence[File]) -> Json:
-    """The list as a handle: the folder that all files are in, and the rest compressed, because every position carries it."""
+    """Return the list as a handle: the common folder, and the rest compressed.
+
+    It is compressed because every position contains it.
+    """
     root = os.path.commonpath([os.path.dirname(file.path) for file in files])
     rows = [[os.path.relpath(file.path, root), file.size, file.changed, file.groups] for file in files]
     packed = zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 9)
@@ -148,20 +152,20 @@ def pack(files: Sequence[File]) -> Json:
 
 
 def unpack(handle: Json) -> list[File]:
-    """The inverse of `pack`."""
+    """Restore the files from the result of `pack`."""
     rows = json.loads(zlib.decompress(base64.b64decode(handle["files"])))
     return [File(os.path.join(handle["root"], name), size, changed, groups and tuple(groups)) for name, size, changed, groups in rows]
 
 
 def change(about: os.stat_result, file: File) -> str:
-    """What is different about an open or named file since it was pinned; "" if nothing is."""
+    """Return how an open or named file changed since the snapshot was created; "" if it did not."""
     if about.st_size != file.size:
         return f"it had {file.size} bytes and has {about.st_size}"
     return "it was written to" if about.st_mtime_ns != file.changed else ""
 
 
 def check(files: Sequence[File], node: str) -> None:
-    """Raises PipelineStateError for the first file that is not what was pinned."""
+    """Raise PipelineStateError for the first file that changed since the snapshot was created."""
     for file in files:
         try:
             about = os.stat(file.path)
@@ -175,7 +179,7 @@ def check(files: Sequence[File], node: str) -> None:
 
 
 def changed(path: str, what: str, node: str) -> PipelineStateError:
-    """The error for a file that is no longer what was pinned."""
+    """Return the error for a file that changed since the snapshot was created."""
     return PipelineStateError(f"`{path}` changed after it was pinned: {what}", hint=CHANGED, node=node)
 
 

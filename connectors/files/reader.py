@@ -25,7 +25,7 @@ _PLACE = (pa.field(PART, pa.int32()), pa.field(GROUP, pa.int32()), pa.field(OFF,
 _BLOCK = 16 << 20  # bytes: a record of a text file must fit into one
 _BATCH = 20_000  # rows
 _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
-_NO_JSON = "\x01"  # a byte that no line of JSON can hold: lines come through the csv reader, as one column
+_NO_JSON = "\x01"  # a byte that no JSON line can contain: the csv reader reads lines as one column
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,15 @@ class FileScan:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the batches: the file's, the folders', and the place of each row."""
+        """The columns of the batches: the file's, the folders', and the position of each row."""
         folders = [pa.field(f"{FOLDER}{at}", pa.string()) for at in range(len(self.folders))]
         return pa.schema([*self.columns, *folders, *_PLACE])
 
     def rows(self, piece: FileRange) -> Iterator[pa.RecordBatch]:
-        """The piece's rows in the file's order; OFF is the row's number in the file, from 0.
+        """Return the rows of a file range in the file's order; OFF is the row's number in the file, from 0.
 
-        Raises PipelineStateError for a file that is not what was pinned, DataError for one that is not of its format, each as a task does.
+        Raise PipelineStateError for a file that changed since the snapshot, and DataError for one of another
+        format. Both are raised in a form that Spark tasks can report.
         """
         try:
             with open(piece.file.path, "rb") as held:
@@ -92,7 +93,7 @@ class FileScan:
         return task_error(DataError(msg, hint="Correct the file, or `format`, `schema` and the options of the node.", node=self.node))
 
     def _batches(self, file: IO[bytes], piece: FileRange) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """(row group, number of the first row, rows)."""
+        """Yield (row group, number of the first row, rows)."""
         if self.format == "parquet":
             yield from self._parquet(file, piece)
             return
@@ -144,7 +145,7 @@ class FileScan:
 
 
 def parquet(file: Any) -> Any:
-    """The open file as parquet; timestamps of 96 bits are read to the microsecond, which is all that Spark holds."""
+    """Open the file as parquet. 96-bit timestamps are read in microseconds, Spark's precision."""
     from pyarrow import parquet as pq
 
     return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
@@ -152,7 +153,7 @@ def parquet(file: Any) -> Any:
 
 @contextmanager
 def footer(file: File, node: str) -> Iterator[Any]:
-    """The parquet file, open. Raises DataError for what is no parquet."""
+    """Open the parquet file. Raise DataError for a file that is not parquet."""
     try:
         with open(file.path, "rb") as opened, parquet(opened) as source:
             yield source
@@ -162,7 +163,7 @@ def footer(file: File, node: str) -> Iterator[Any]:
 
 
 def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column in a type that holds all its values, save that digits of a time behind the microsecond are cut off."""
+    """Cast the column to a type that stores all its values; only time digits below a microsecond are cut."""
     from pyarrow import compute as pc
 
     if isinstance(column, pa.ExtensionArray):
@@ -171,7 +172,7 @@ def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def read(spark: SparkSession, scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> DataFrame:
-    """The rows of all pieces, one task for each of the sequences."""
+    """Return the rows of all file ranges, with one task for each of the sequences."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     listed = tuple(tuple(task) for task in tasks)
@@ -190,7 +191,10 @@ def _task(scan: FileScan, tasks: Sequence[Sequence[FileRange]]) -> Callable[[Ite
 
 
 def footers(files: Sequence[File], node: str, check: Callable[[File, pa.Schema], None]) -> list[File]:
-    """The parquet files with the rows of their row groups. `check` sees the schema of each. Raises DataError for what is no parquet."""
+    """Return the parquet files with the row counts of their row groups; `check` is called with each schema.
+
+    Raise DataError for a file that is not parquet.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     def one(file: File) -> tuple[File, pa.Schema]:

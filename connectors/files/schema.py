@@ -34,21 +34,24 @@ class FileSchema:
 
     @property
     def payload(self) -> pa.Schema:
-        """All columns, those of the folders last."""
+        """All columns, with those of the folders last."""
         return pa.schema([*self.inner, *[pa.field(name, plain(parse_type(kind))) for name, kind in self.folders.items()]])
 
     def pack(self) -> str:
-        """`inner` as text, for a handle."""
+        """Return `inner` as a string for a handle."""
         return base64.b64encode(zlib.compress(self.inner.serialize().to_pybytes(), 9)).decode()
 
 
 def unpack(text: str) -> pa.Schema:
-    """The inverse of `Shape.pack`."""
+    """Restore the schema from the result of `FileSchema.pack`."""
     return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
 
 
 def shape_of(node: FileSourceConfig, files: Sequence[File], name: str, inner: pa.Schema | None = None) -> FileSchema:
-    """The columns of these files; `inner` where it is known already. Raises SchemaError for what cannot be had, DataError for no parquet."""
+    """Return the columns of these files; `inner` is passed if it is known already.
+
+    Raise SchemaError for columns that cannot be read, and DataError for a file that is not parquet.
+    """
     folders = {column: node.schema_.get(column, "string") for column in files[0].partitions}
     if inner is None:
         found = _of_footer(files[0], name) if node.format == "parquet" else _declared(node, folders, name)
@@ -87,7 +90,7 @@ def _declared(node: FileSourceConfig, folders: dict[str, str], name: str) -> pa.
 
 
 def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) -> None:
-    """Raises SchemaError where `schema`, which parquet does not need, says something else than the files."""
+    """Raise SchemaError if `schema`, which is optional for parquet, contradicts the files."""
     for column, kind in node.schema_.items():
         wanted, found = plain(parse_type(kind)), shape.payload.field(column).type if column in shape.payload.names else None
         if found != wanted:
@@ -97,7 +100,7 @@ def _agrees(node: FileSourceConfig, shape: FileSchema, file: File, name: str) ->
 
 
 def check_file(file: File, schema: pa.Schema, wanted: pa.Schema, name: str) -> None:
-    """Raises SchemaError for a parquet file that lacks a column, or holds one in a type that does not fit the first file's."""
+    """Raise SchemaError if a parquet file lacks a column or has it in a type unlike the first file's."""
     for field in wanted:
         at = schema.get_field_index(field.name)
         found = plain(schema.field(at).type) if at >= 0 else None
@@ -118,7 +121,7 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type as Spark gives it back: unsigned ones are wider, times and oversized decimals are text."""
+    """Return the type that Spark returns: unsigned types are wider, times and big decimals are strings."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 

@@ -51,7 +51,10 @@ class Files(BoundedSource):
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
 
     def __init__(self, node: FileSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
-        """`name` is how errors call the node; the path if not given."""
+        """Create the source without listing files.
+
+        `name` is the node's name in errors. It defaults to the path.
+        """
         del settings
         self.node = node
         self.ordinal = ordinal
@@ -59,7 +62,7 @@ class Files(BoundedSource):
         self.listed: dict[str, tuple[list[File], FileSchema]] = {}
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload of the files that are there now."""
+        """Return the payload's schema of the current files."""
         return self._narrow(spark, shape_of(self.node, listing.list_files(self.node.path, self.name), self.name))
 
     def _narrow(self, spark: SparkSession, shape: FileSchema, columns: Sequence[str] | None = None) -> pa.Schema:
@@ -68,9 +71,9 @@ class Files(BoundedSource):
         return pa.schema([shape.payload.field(name) for name in names])
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """The files that are there now, with size and time of change, and for parquet the rows of each row group.
+        """Return the current files with size and time of change, and the rows of parquet row groups.
 
-        Nothing is made, so `token` is not needed: which files they are counts from when the ledger holds the handle.
+        Nothing is created, so `token` is not used. The choice is fixed when the ledger stores the handle.
         """
         del token
         files, shape = self._found(spark)
@@ -79,11 +82,11 @@ class Files(BoundedSource):
         return Snapshot(handle, is_stable=True)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """The same files: to pin them makes nothing."""
+        """Return the same snapshot as `create_snapshot`, which creates nothing."""
         return self.create_snapshot(spark, "")
 
     def check(self, spark: SparkSession, columns: Sequence[str]) -> None:
-        """Filter and columns, by the schema of the files that are there now."""
+        """Check filter and columns against the schema of the current files."""
         shape = shape_of(self.node, listing.list_files(self.node.path, self.name), self.name)
         self._narrow(spark, shape, columns)
         apply_filter(_empty(spark, shape.payload), self.node.filter, self.name)
@@ -106,7 +109,10 @@ class Files(BoundedSource):
         return self.listed[key]
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """Whole text files, or row groups, with exact counts of the rows inside filter, window and cut."""
+        """Return whole text files, or row groups, with exact row counts inside all filters.
+
+        The counts are taken after filter, partition and handoff filter.
+        """
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(window, cut)
         near = {at: file for at, file in enumerate(files) if _may_hold(file, shape, scope)}
@@ -124,7 +130,10 @@ class Files(BoundedSource):
         return found
 
     def _counts(self, spark: SparkSession, files: Mapping[int, File], shape: FileSchema, scope: Json) -> dict[tuple[int, int], int]:
-        """Rows by file and row group, where there are any: from the footers if they say it, else by reading what the scope needs."""
+        """Return non-zero row counts by file and row group.
+
+        They come from the footers if these are exact, else from reading the columns of the scope.
+        """
         if self.node.format == "parquet" and not self.node.filter and scope == EVERYTHING:
             return {(at, group): rows for at, file in files.items() for group, rows in enumerate(file.groups or ()) if rows}
         pieces = [FileRange(at, file, 0, 1 if file.groups is None else len(file.groups)) for at, file in files.items()]
@@ -133,7 +142,7 @@ class Files(BoundedSource):
         return {(row[0], row[1]): int(row[2]) for row in frame.groupBy(PART, GROUP).count().collect()}
 
     def _needed(self, shape: FileSchema, scope: Json, wanted: Sequence[str]) -> list[str]:
-        """The columns to read for these; a filter needs every column whose name stands in it."""
+        """Return the columns to read; a filter needs every column whose name appears in it."""
         names = shape.payload.names
         asked = {**(scope["window"] or {}), **(scope["cut"] or {})}
         used = {*wanted, *(asked.get(key) for key in ("column", "partition_column", "offset_column", "topic_column"))}
@@ -141,13 +150,14 @@ class Files(BoundedSource):
         return [name for name in names if name in used or (said and name.replace("`", "``").lower() in said)]
 
     def _scoped(self, frame: DataFrame, scope: Json) -> DataFrame:
-        """The rows inside filter, window and cut."""
+        """Return the rows inside filter, partition and handoff filter."""
         return apply_scope(apply_filter(frame, self.node.filter, self.name), scope, self.node.path, self.name)
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """The rows of these splits; `columns` narrows what is read, in that order.
+        """Return the rows of these splits; `columns` selects and orders the columns that are read.
 
-        Raises PipelineStateError at once for a file that is not what was pinned; one that changes later fails the task that reads it.
+        Raise PipelineStateError at once for a file that changed since the snapshot. A file that changes later
+        fails the task that reads it.
         """
         from pyspark.sql import functions as F  # noqa: N812
 
@@ -169,14 +179,14 @@ class Files(BoundedSource):
         return FileRange(ordinal, files[ordinal], first, end)
 
     def _rows(self, spark: SparkSession, shape: FileSchema, tasks: Sequence[Sequence[FileRange]], needed: Sequence[str]) -> DataFrame:
-        """The needed columns in their types, with PART, GROUP and OFF."""
+        """Return the needed columns in their types, with PART, GROUP and OFF."""
         from pyspark.sql import functions as F  # noqa: N812
 
         folders = tuple(name for name in shape.folders if name in needed)
         kind = self.node.format
         inner = [field for field in shape.inner if field.name in needed]
         if not inner and kind == "csv":
-            inner = [shape.inner.field(0)]  # Arrow reads all columns where it is asked for none
+            inner = [shape.inner.field(0)]  # Arrow reads all columns if none is requested
         as_text = [pa.field(field.name, pa.string()) for field in inner]
         scan = FileScan(
             node=self.name,
@@ -204,7 +214,10 @@ class Files(BoundedSource):
     def _objects(
         self, frame: DataFrame, shape: FileSchema, hidden: Sequence[str], where: Mapping[str, Column]
     ) -> tuple[DataFrame, list[Column]]:
-        """The objects of JSON lines, each checked as a whole; blank lines are none. See `kafka.rows`, whose rules are the same."""
+        """Return the objects of JSON lines, each checked as a whole. Blank lines are skipped.
+
+        The rules are those of `kafka.json_decoder`.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         declared = {name: self.node.schema_[name] for name in shape.inner.names}
@@ -229,7 +242,7 @@ class Files(BoundedSource):
     def count_unpartitioned_rows(
         self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition, cut: HandoffFilter | None
     ) -> UnpartitionedRows:
-        """See `BoundedSource.outside`."""
+        """See `BoundedSource.count_unpartitioned_rows`."""
         files, shape = self._pinned(snapshot.handle)
         scope = scope_of(None, cut)
         pieces = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
@@ -237,25 +250,27 @@ class Files(BoundedSource):
         return offsets.count_unpartitioned_rows(self._scoped(rows, scope), window)
 
     def _all(self, spark: SparkSession, snapshot: Snapshot, columns: Sequence[str]) -> DataFrame:
-        """Some columns of all rows of the pinned files."""
+        """Return some columns of all rows of the snapshot's files."""
         files, shape = self._pinned(snapshot.handle)
         select_columns(_empty(spark, shape.payload), columns, self.node.path, self.name)
         tasks = [[FileRange(at, file, 0, 1 if file.groups is None else len(file.groups))] for at, file in enumerate(files)]
         return self._rows(spark, shape, tasks, columns)
 
     def describe(self) -> Json:
-        """Kind, asset key and path, from the file alone."""
+        """Return the type, asset key and path, from the file alone."""
         place = self.node.path.removeprefix("file://")
         parts = [re.sub(r"[^\w.=-]+", "_", part) for part in place.split("/") if part not in ("", ".", "..")]
         return {"kind": "file", "asset_key": ["file", *parts], "location": self.node.path}
 
     def close(self) -> None:
-        """Lets go of what was listed."""
+        """Clear the cached file lists."""
         self.listed.clear()
 
 
 def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> None:
-    """Adds a row group to a split's pieces [ordinal, path, first group, end], to the last one if it continues that."""
+    """Add a row group to a split's ranges [ordinal, path, first group, end], extending the last if adjacent.
+
+    """
     if pieces and pieces[-1][0] == ordinal and pieces[-1][3] == group:
         pieces[-1][3] = group + 1
     else:
@@ -263,7 +278,7 @@ def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> 
 
 
 def _may_hold(file: File, shape: FileSchema, scope: Json) -> bool:
-    """Whether the folders of a file leave room for rows inside the window."""
+    """Return whether the folders of a file allow rows inside the partition."""
     window = scope["window"]
     if window is None or window["column"] not in shape.folders:
         return True
@@ -284,7 +299,7 @@ def _typed(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 
 
 def _path_of(tasks: Sequence[Sequence[FileRange]]) -> Column:
-    """The path of a row's file by its place in the order: looked up only where a row is refused."""
+    """Return the path of a row's file by its ordinal. It is evaluated only for a refused row."""
     from pyspark.sql import functions as F  # noqa: N812
 
     paths = {str(piece.ordinal): piece.file.path for task in tasks for piece in task}

@@ -21,7 +21,10 @@ _UNSIGNED = {pa.uint8(): 2**8, pa.uint16(): 2**16, pa.uint32(): 2**32}
 
 
 def value(node: str, column: str, name: str, declared: str, where: Mapping[str, Column]) -> Column:
-    """The text in `column` as `name`, in the type that the pipeline file declares; null stays null. `where` tells errors of which row."""
+    """Return the string in `column` as `name`, in the type that the pipeline file declares.
+
+    Null stays null. Errors show `where`.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     raw = F.col(quote_identifier(column))
@@ -35,7 +38,7 @@ def value(node: str, column: str, name: str, declared: str, where: Mapping[str, 
 
 
 def _parsed(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:
-    """The value, null where the text is none, and whether it is exactly what the text says."""
+    """Return the value (null if the string is invalid), and whether it equals the string exactly."""
     from pyspark.sql import functions as F  # noqa: N812
 
     final = raw.try_cast(spark_type(kind))
@@ -47,7 +50,7 @@ def _parsed(raw: Column, kind: pa.DataType) -> tuple[Column, Column]:
     if kinds.is_decimal(kind):
         return final, final == raw.try_cast(f"decimal({_DIGITS},{_DIGITS - (kind.precision - kind.scale)})")
     if kinds.is_date(kind) or kinds.is_timestamp(kind):
-        # Spark would also take `12:30` (today) and `2024`; and a date with a time behind it, dropping the time.
+        # Spark would also accept `12:30` (today), `2024`, and a date with a time after it, dropping the time.
         length = F.length(raw) == _ISO_DATE if kinds.is_date(kind) else F.length(raw) >= _ISO_DATE
         return final, length & (F.substring(raw, 5, 1) == "-") & (F.substring(raw, 8, 1) == "-")
     if kinds.is_binary(kind):

@@ -40,7 +40,7 @@ class IcebergSinkState:
     """Whether the sink lets others write the table too."""
 
     def text(self) -> str:
-        """The property's value."""
+        """Return the property's value."""
         found = self.record.to_json() if self.record is not None else None
         data = {"headrace": _FORMAT, "generation": self.generation, "snapshot": self.snapshot, "sequence": self.sequence, "record": found}
         return json.dumps(data | ({"share": True} if self.share else {}))

@@ -71,7 +71,10 @@ def _literal(value: Any) -> str:
 
 
 def counted(staged: Any, begun: int | None, *, keyed: bool) -> WriteCounts:
-    """What the branch's snapshot did, by its own summary. What task retries may have counted twice is checked against its files."""
+    """Return the row counts of the branch's snapshot from its summary.
+
+    Task retries may count rows twice, so the counts are compared with those of its files.
+    """
     if int(staged.snapshotId()) == begun:
         return WriteCounts()
     found = {str(entry.getKey()): str(entry.getValue()) for entry in staged.summary().entrySet()}

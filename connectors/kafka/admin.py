@@ -196,7 +196,10 @@ class TopicCluster:
         return int(entry.value if entry is not None else default) / 1000
 
     def commit(self, group: str, offsets: Mapping[int, int]) -> None:
-        """Sets a group's offsets for lag tools. What goes wrong is logged, not raised: nobody reads them back."""
+        """Set a group's offsets for lag tools.
+
+        Errors are only logged, because Headrace never reads these offsets back.
+        """
         from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(self.topic, part, offset) for part, offset in offsets.items()])

@@ -83,7 +83,10 @@ class KafkaStream(UnboundedSource):
         return payload_schema(self._name, self._node.schema_, metadata=self._node.include_metadata)
 
     def initial_offsets(self) -> Json:
-        """By `starting_offsets`: earliest, latest, or the first rows at or after epoch milliseconds."""
+        """Return the position of `starting_offsets`.
+
+        It is earliest, latest, or the first rows at or after epoch milliseconds.
+        """
         asked = self._node.starting_offsets.strip().lower()
         if asked == "earliest":
             return self._growth.founded(self.earliest_offsets())
@@ -164,7 +167,10 @@ class KafkaStream(UnboundedSource):
         return self._position(topic, self._cluster.high_watermark(topic.partitions))
 
     def lags(self, at: Json) -> dict[str, int]:
-        """Offsets between `at` and the high watermark, transaction markers and compacted gaps included."""
+        """Return the offsets between `at` and the high watermark.
+
+        They include transaction markers and compacted gaps.
+        """
         offsets = at["offsets"]
         return {part: max(0, end - offsets.get(part, 0)) for part, end in self.high_watermarks()["offsets"].items()}
 

@@ -28,7 +28,7 @@ def _is(*kinds: type) -> Check:
 
 
 def _position(found: Any) -> str:
-    """An unbounded position: JSON, with offsets by partition."""
+    """Check an unbounded position: JSON with offsets by partition. Return the problem, or ""."""
     offsets = found.get("offsets") if isinstance(found, Mapping) else None
     good = isinstance(offsets, Mapping) and all(isinstance(key, str) and isinstance(at, int) for key, at in offsets.items())
     return (
@@ -112,7 +112,10 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
 def create_checked(
     make: Callable[[], Made], contract: type[Made], found: InstalledPlugin, node: str, checks: Mapping[str, Check] | None = None
 ) -> Made:
-    """The object that a plugin makes, watched. Raises PluginError where it cannot be made, or is of another kind."""
+    """Create a plugin's object and check its calls.
+
+    Raise PluginError if it cannot be created or has another type.
+    """
     with_blame = attribute_errors(make, found, node, "being made")
     made = with_blame()
     if not isinstance(made, contract):
@@ -128,12 +131,16 @@ def create_checked(
 
 
 def _described(describe: Callable[[], Json], found: InstalledPlugin, node: str) -> Callable[[], Json]:
-    """What a plugin says of its node, over what there is to say of any."""
+    """Wrap a plugin's description so that it is merged over the default one."""
     return lambda: {"kind": found.id, "asset_key": [*found.id.split("."), node]} | describe()
 
 
 def attribute_errors(work: Callable[..., Any], found: InstalledPlugin, node: str, doing: str) -> Callable[..., Any]:
-    """The same, with errors that name the plugin, save those that it raised as Headrace's own and those of rows that failed in Spark."""
+    """Wrap a function so that its errors name the plugin.
+
+    Errors that the plugin raised as Headrace's own, and errors of rows that failed in Spark, stay as they
+    are.
+    """
 
     @wraps(work)
     def run(*args: Any, **more: Any) -> Any:
@@ -156,7 +163,7 @@ def attribute_errors(work: Callable[..., Any], found: InstalledPlugin, node: str
 
 
 def _of_spark(error: Exception) -> bool:
-    """Whether Spark failed at its work, which may pass, and not at understanding what it was told."""
+    """Return whether Spark failed while executing, which may pass, not while analyzing a query."""
     module, name = type(error).__module__, type(error).__name__
     return module.startswith(("py4j", "pyspark")) and name not in ("AnalysisException", "ParseException") and not name.startswith("PySpark")
 

@@ -40,7 +40,7 @@ class PickledPlugin:
         self.node = node
 
     def open(self) -> Any:
-        """The object, in a worker; the same one as long as the task lasts."""
+        """Return the object in a worker; the same one as long as the task lasts."""
         if hasattr(self, "_opened"):
             return self._opened
         sys.path.extend(path for path in self._paths if path not in sys.path)
@@ -54,11 +54,11 @@ class PickledPlugin:
         return {key: value for key, value in self.__dict__.items() if key != "_opened"}
 
     def refuse(self, what: str, hint: str = "") -> NoReturn:
-        """Fails the task, since the plugin broke its contract."""
+        """Fail the task because the plugin broke its contract."""
         raise task_error(contract_error(self.found, what, self.node, hint))
 
     def checked_batches(self, doing: str, batches: Callable[[], Iterable[Any]]) -> Iterator[pa.RecordBatch]:
-        """The batches that a plugin gives; its own failures name it."""
+        """Yield the batches of a plugin; errors of the plugin name it."""
         try:
             made = batches()
             if made is None or isinstance(made, pa.Table):
@@ -76,7 +76,10 @@ class PickledPlugin:
             raise task_error(plugin_error(error, self.found, doing=doing, node=self.node)) from error
 
     def fitted(self, doing: str, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """The batch with the columns of `schema` in its order; other columns or types break the contract."""
+        """Return the batch with the columns of `schema` in its order.
+
+        Other columns or types break the contract.
+        """
         if batch.schema.names != schema.names:
             if missing := [name for name in schema.names if name not in batch.schema.names]:
                 self.refuse(f"{doing} gave rows without {', '.join(f'`{name}`' for name in missing)}", _columns(schema))
@@ -91,7 +94,7 @@ class PickledPlugin:
 
 
 def contract_error(found: InstalledPlugin, what: str, node: str, hint: str = "") -> PluginError:
-    """A broken contract: which plugin of which package, and what it did."""
+    """Return the error for a broken contract, with plugin, package and violation."""
     msg = f"the plugin `{found.id}` ({found.origin}) broke its contract: {what}"
     return PluginError(msg, hint=hint, node=node)
 

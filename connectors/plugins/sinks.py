@@ -25,7 +25,7 @@ class _DriverSink(Sink):
     """What both bases share."""
 
     def __init__(self, context: SinkContext) -> None:
-        """Keeps the context; opens nothing."""
+        """Store the context without opening a connection."""
         super().__init__(context)
         self.context: PluginContext = context.plugin
         self.options: Any = self.context.options
@@ -42,21 +42,23 @@ class ArrowSink(_DriverSink):
 
     @abstractmethod
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
-        """Takes rows of an epoch, in order: the payload, and `_gs_op`. When it returns, they are where they belong."""
+        """Write rows of an epoch, in order: the payload and `_gs_op`. On return, the rows are in the target.
+
+        """
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Proves the connection; nothing to prove if not overridden."""
+        """Check the connection. The default does nothing."""
 
     def record(self) -> CommitRecord | None:
-        """None is kept."""
+        """Return None: the target stores no record."""
         return None
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Nothing is kept of it."""
+        """Return the record without storing it."""
         return replace(record, baseline=None)
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Sends the epoch's rows in order, also if they were sent before."""
+        """Send the epoch's rows in order, even if they were sent before."""
         table = canonical(in_order(frame), frame.key)
         for batch in table.to_batches(max_chunksize=BATCH_ROWS):
             self.send(batch, plan.number)
@@ -82,32 +84,35 @@ class TransactionalSink(_DriverSink):
 
     @abstractmethod
     def load_note(self) -> Json | None:
-        """The note that the target holds under `self.note_key`, None if it holds none. Asked from the outside system itself."""
+        """Read the note under `self.note_key` from the target system; return None if there is none."""
 
     @abstractmethod
     def compare_and_swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> bool:
-        """Writes rows and note in one atomic act, if the target's note is `expected`; else does nothing, and returns False.
+        """Write rows and note in one atomic step if the target's note is `expected`, else return False.
 
-        `rows` are payload and `_gs_op`, in order. With a key there is one row for each: upsert i and u, delete d. Without one all are
-        to be appended. None: only the note changes.
+        `rows` are payload and `_gs_op`, in order. With a primary key there is one row per key: upsert i and
+        u, delete d. Without one all rows are appended. With None only the note changes.
         """
 
     def count_rows(self) -> int | None:
-        """The number of rows in the target, None where that is not known: what checks hold the counts against."""
+        """Return the target's row count, or None if unknown. Checks compare the counts with it."""
         return None
 
     @property
     def note_key(self) -> str:
-        """Under which name the note is kept: that of one sink, or that of the claims to one target."""
+        """The name under which the note is stored: that of one sink, or of the claims to one target."""
         return self._note_of
 
     @property
     def target_id(self) -> str | None:
-        """What tells the target from the others that the same store keeps notes for; None: two pipelines on one target are not noticed."""
+        """The target's id among the targets whose notes are in the same store.
+
+        With None, two pipelines that write to one target are not detected.
+        """
         return None
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Fences older generations by a note of the new one."""
+        """Fence older generations with a note of the new one."""
         del schema
         held = self.load_note()
         self._refuse_newer(held, generation)
@@ -121,7 +126,7 @@ class TransactionalSink(_DriverSink):
         return CommitRecord.from_json(held["record"]) if held and held["record"] else None
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """See `Sink.join`."""
+        """See `Sink.register`."""
         held = self.load_note()
         self._refuse_newer(held, record.generation)
         self._claim()
@@ -130,11 +135,11 @@ class TransactionalSink(_DriverSink):
         return joined
 
     def claims(self) -> Sequence[Claim]:
-        """The note of the target's claims, where `target_id` names one."""
+        """Return the claims in the target's note, if `target_id` is set."""
         return self._claims()[1]
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Fences each sink by a note of the generation after its own, then removes its claim."""
+        """Fence each sink with a note of the generation after its own, then remove its claim."""
         for claim in claims:
             with self._noting(claim.key.text):
                 if held := self.load_note():
@@ -153,7 +158,7 @@ class TransactionalSink(_DriverSink):
             self._put_claims(note, wanted)
 
     def _claims(self) -> tuple[Json | None, list[Claim]]:
-        """The note of the claims as it is, and what it means."""
+        """Return the note of the claims and the claims in it."""
         if not self._claim_key:
             return None, []
         with self._noting(self._claim_key):
@@ -161,7 +166,7 @@ class TransactionalSink(_DriverSink):
         return note, [Claim(SinkKey(**claim["key"]), claim["share"]) for claim in (note or {}).get("claims", [])]
 
     def _put_claims(self, expected: Json | None, claims: Sequence[Claim]) -> None:
-        """Replaces the note of the claims if it is still `expected`."""
+        """Replace the note of the claims if it is still `expected`."""
         note = {"generation": 0, "claims": [{"key": asdict(claim.key), "share": claim.share} for claim in claims]}
         with self._noting(self._claim_key):
             swapped = self.compare_and_swap(expected, note, None)
@@ -175,7 +180,7 @@ class TransactionalSink(_DriverSink):
 
     @contextmanager
     def _noting(self, key: str) -> Iterator[None]:
-        """`load` and `swap` mean the note of this name inside."""
+        """Make `load_note` and `compare_and_swap` use the note of this name inside the block."""
         self._note_of = key
         try:
             yield
@@ -214,7 +219,7 @@ class TransactionalSink(_DriverSink):
 
 
 def in_order(frame: EpochFrame) -> pa.Table:
-    """The epoch's rows in the order of their positions, as payload and `_gs_op`."""
+    """Return the epoch's rows in the order of their positions, as payload and `_gs_op`."""
     table = frame.rows.toArrow()
     place = table.column(POS).combine_chunks()
     names = [field.name for field in place.type]
@@ -224,7 +229,10 @@ def in_order(frame: EpochFrame) -> pa.Table:
 
 
 def changes(frame: EpochFrame) -> pa.Table:
-    """The rows in order; with a key the last of each alone. Raises DataError for a null in the key, GuaranteeError for a delete without one."""
+    """Return the rows in order, or only the last row per key with a primary key.
+
+    Raise DataError for a null in the key, and GuaranteeError for a delete without a primary key.
+    """
     table = canonical(in_order(frame), frame.key)
     if not frame.key:
         if "d" in table.column(OP).unique().to_pylist():

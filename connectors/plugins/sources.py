@@ -44,21 +44,27 @@ class ArrowSource(BoundedSource):
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, without_spark=True)
 
     def __init__(self, context: PluginContext) -> None:
-        """Keeps the context; opens nothing."""
+        """Store the context without opening a connection."""
         self.context = context
         self.options = context.options
 
     @abstractmethod
     def columns(self) -> pa.Schema:
-        """The payload's columns."""
+        """Return the payload's columns."""
 
     @abstractmethod
     def list_splits(self) -> Sequence[Json]:
-        """What there is to read, in a stable order. `rows` in a piece says about how many rows it has. Asked once, at the first start."""
+        """Return the splits to read, in a stable order. Called once, at the first start.
+
+        `rows` in a split is its approximate number of rows.
+        """
 
     @abstractmethod
     def batches(self, split: Json) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece. With a column `_gs_op` rows are inserts (i), updates (u) and deletes (d), else all are inserts."""
+        """Return the rows of a split.
+
+        With a column `_gs_op` rows are inserts (i), updates (u) and deletes (d), else all are inserts.
+        """
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """See `BoundedSource.schema`."""
@@ -66,7 +72,7 @@ class ArrowSource(BoundedSource):
         return self.columns()
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """The pieces of now. They go to the ledger, so that they are asked for once."""
+        """Return the current splits. The ledger stores them, so they are listed only once."""
         del spark, token
         pieces = list(self.list_splits())
         if not all(isinstance(piece, dict) for piece in pieces):
@@ -74,11 +80,11 @@ class ArrowSource(BoundedSource):
         return Snapshot({"pinned": self.capabilities.stable_snapshot, "pieces": pieces}, is_stable=self.capabilities.stable_snapshot)
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
-        """The same: to pin makes nothing."""
+        """Return the same snapshot as `create_snapshot`, which creates nothing."""
         return self.create_snapshot(spark, "")
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """A split per piece."""
+        """Return one split per item of `list_splits`."""
         del spark
         return [
             {"id": f"{'' if window is None else window.key + '/'}{at:05d}", "at": at, "rows": piece.get("rows", GUESSED_ROWS)}
@@ -87,7 +93,7 @@ class ArrowSource(BoundedSource):
         ]
 
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """The rows, each with its piece's place and its number there as the position."""
+        """Return the rows. The position of a row is the index of its split and its number there."""
         from pyspark.sql import functions as F  # noqa: N812
 
         pieces = snapshot.handle["pieces"]
@@ -110,24 +116,30 @@ class ArrowStream(UnboundedSource):
     capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False)
 
     def __init__(self, context: PluginContext) -> None:
-        """Keeps the context; opens nothing."""
+        """Store the context without opening a connection."""
         self.context = context
         self.options = context.options
 
     @abstractmethod
     def columns(self) -> pa.Schema:
-        """The payload's columns."""
+        """Return the payload's columns."""
 
     @abstractmethod
     def partition_ends(self) -> Mapping[str, int]:
-        """Per partition the offset behind the last row that there is now."""
+        """Return the offset after the current last row per partition."""
 
     @abstractmethod
     def batches(self, partition: str, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """The rows of [start, end) in their order. With a column `_gs_op` they are inserts, updates and deletes, else all inserts."""
+        """Return the rows of [start, end) in their order.
+
+        With a column `_gs_op` they are inserts (i), updates (u) and deletes (d), else all are inserts.
+        """
 
     def partition_starts(self) -> Mapping[str, int]:
-        """Per partition the offset of the first row that is still there; 0 where it is not named. A stream without history begins there."""
+        """Return the offset of the first available row per partition; 0 for missing partitions.
+
+        A stream without history starts there.
+        """
         return {}
 
     def schema(self) -> pa.Schema:
@@ -135,16 +147,16 @@ class ArrowStream(UnboundedSource):
         return self.columns()
 
     def initial_offsets(self) -> Json:
-        """The first rows that there are."""
+        """Return the first available rows' position."""
         return self.earliest_offsets()
 
     def earliest_offsets(self) -> Json:
-        """See `UnboundedSource.earliest`."""
+        """See `UnboundedSource.earliest_offsets`."""
         starts = self.partition_starts()
         return {"offsets": {part: starts.get(part, 0) for part in self._ends()}}
 
     def end_offsets(self) -> Json:
-        """See `UnboundedSource.end`."""
+        """See `UnboundedSource.end_offsets`."""
         return {"offsets": self._ends()}
 
     def _ends(self) -> dict[str, int]:
@@ -155,7 +167,7 @@ class ArrowStream(UnboundedSource):
         return found
 
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
-        """As far as `limits` let it; partitions share them."""
+        """Return the furthest end that `limits` allow; partitions share them."""
         offsets, ends = positions.offsets(after), self._ends()
         waiting = {part: end - offsets.get(part, 0) for part, end in ends.items() if end > offsets.get(part, 0)}
         share = max(1, limits.rows // max(1, len(waiting)))
@@ -167,7 +179,10 @@ class ArrowStream(UnboundedSource):
         return positions.offset_lag(at, self.end_offsets())
 
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """The rows, each with its partition and offset as the position; rows fewer than offsets have the first of them."""
+        """Return the rows, each with its partition and offset as the position.
+
+        If there are fewer rows than offsets, the rows get the first offsets.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         first, last = positions.offsets(start), positions.offsets(end)
@@ -184,7 +199,7 @@ _Task = tuple[int, int, str, Json]
 
 
 def _read(spark: SparkSession, shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:
-    """The payload with `_gs_op`, part and offset of every row."""
+    """Return the payload with `_gs_op`, part and offset of every row."""
     hidden = pa.schema([pa.field(OP, pa.string()), pa.field(_PART, pa.int32()), pa.field(_OFF, pa.int64())])
     wanted = spark_schema(pa.schema([*schema, *hidden]))
     return spark.range(0, len(tasks), 1, max(len(tasks), 1)).mapInArrow(_work(shipped, schema, tuple(tasks)), wanted)
@@ -210,7 +225,7 @@ def _work(
 
 
 def _placed(shipped: PickledPlugin, batch: pa.RecordBatch, schema: pa.Schema, part: int, first: int) -> pa.RecordBatch:
-    """A batch in the announced columns, with operation and place."""
+    """Return a batch in the announced columns, with operation and position."""
     rows = batch.num_rows
     if OP in batch.schema.names:
         operations = batch.column(OP)

@@ -38,7 +38,7 @@ class ConflictPolicy:
         return not self.nothing and not self.where and self.version is None
 
     def preference(self) -> sql.Composable:
-        """The ORDER BY that puts the preferred row of a key first."""
+        """Return the ORDER BY that puts the preferred row of a key first."""
         if self.nothing:
             return _order("ASC")
         if self.version is not None:
@@ -58,7 +58,7 @@ class StagingTable:
     attempts: Sequence[int] | None = None
 
     def values(self) -> tuple[object, ...]:
-        """The values that are bound as `$1`."""
+        """Return the values that are bound as `$1`."""
         return () if self.attempts is None else (list(self.attempts),)
 
 
