@@ -121,7 +121,7 @@ def _kind(value: object) -> str:
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """Yield every text of the exception and its causes, in Python and in the JVM."""
+    """Yield every message of the exception and its causes, in Python and in the JVM."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -152,7 +152,7 @@ class DeltaTableSink(Sink):
         return self._read_back(txn, plan.number).counts
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """Return the record of the same pipeline name, lane and sink under another UUID."""
+        """Return the record of the same pipeline name, `lane` and sink under another UUID."""
         mine = self._context.key
         _, table = self._open()
         snapshot = table.snapshot()

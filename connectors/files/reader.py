@@ -163,7 +163,10 @@ def footer(file: File, node: str) -> Iterator[Any]:
 
 
 def fitted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Cast the column to a type that stores all its values; only time digits below a microsecond are cut."""
+    """Cast the column to a type that stores all its values.
+
+    Only the digits of a time below a microsecond are truncated.
+    """
     from pyarrow import compute as pc
 
     if isinstance(column, pa.ExtensionArray):

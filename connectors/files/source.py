@@ -109,7 +109,7 @@ class Files(BoundedSource):
         return self.listed[key]
 
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
-        """Return whole text files, or row groups, with exact row counts inside all filters.
+        """Return whole text files, or row groups, with exact row counts.
 
         The counts are taken after filter, partition and handoff filter.
         """

@@ -137,7 +137,7 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """Return the record of the same pipeline name, lane and sink under another UUID."""
+        """Return the record of the same pipeline name, `lane` and sink under another UUID."""
         mine = self._context.key
         for app, held in self._state().properties():
             if app.endswith(f"/{mine.lane}/{mine.sink}") and app != mine.text and held.record and held.record.key.name == mine.name:
@@ -191,7 +191,7 @@ class IcebergTableSink(Sink):
         """Release planned scans. The Spark context belongs to the pipeline run."""
         self._table.close()
 
-    # --- looking
+    # --- reading
 
     @property
     def _spark(self) -> SparkSession:

@@ -143,8 +143,9 @@ class KafkaStream(UnboundedSource):
         return self._no_later(found, back) if by_broker else found
 
     def _no_later(self, fence: Json, back: int) -> Json:
-        """Return the position, moved back to the rows of the last `back` ms before a partition's newest row.
+        """Return the position, moved back in partitions where it is later than their recent rows.
 
+        A partition's recent rows start with the first one appended at most `back` ms before its newest row.
         """
         newest = self._cluster.newest_ms(map(int, fence["offsets"]))
         recent = self._cluster.at_times({part: moment - back for part, moment in newest.items()})

@@ -119,7 +119,7 @@ class RecordStore:
         return CommitRecord.from_json(json.loads(body))
 
     def find_conflicting_record(self, session: Session) -> CommitRecord | None:
-        """Return the newest record of the same pipeline name, lane, sink and target under another UUID."""
+        """Return the newest record of the same pipeline name, `lane`, sink and target under another UUID."""
         if not self._there(session):
             return None
         query = (

@@ -161,7 +161,9 @@ class DirectLoad:
         return self._finish(plan, planned)
 
     def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
-        """Run one task per split. Raise the tasks' errors, with errors that cannot be retried first."""
+        """Run one task per split in a plain collect. Raise a task's error, preferring non-retriable errors.
+
+        """
         if not splits:
             return
         straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)

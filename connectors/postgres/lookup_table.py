@@ -242,7 +242,7 @@ class PostgresLookup:
     def _to_worker_error(self, error: HeadraceError) -> HeadraceError:
         """Return the error in a form that survives a worker, which keeps only its class and message."""
         plain = Failure.of(error).error()
-        if isinstance(plain, TargetError | TransientError):  # in front: of a text with several lines only the first arrives
+        if isinstance(plain, TargetError | TransientError):  # at the front: only the first line of a message arrives
             plain.message = f"table {self.where.name}, column {self.where.column}: {plain.message}"
         plain.node = self.node
         return plain

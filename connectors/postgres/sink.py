@@ -81,7 +81,7 @@ class PostgresSink(DirectSink):
         return self._open.has_partial_epoch(plan)
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """Return the newest record of the same pipeline name, lane, sink and table under another UUID."""
+        """Return the newest record of the same pipeline name, `lane`, sink and table under another UUID."""
         return self._open.find_conflicting_record()
 
     def claims(self) -> Sequence[Claim]:

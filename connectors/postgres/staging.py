@@ -122,7 +122,7 @@ def write_staged(
 def copy_to_staging(rows: DataFrame, task: StagingCopyTask) -> list[StagedAttempt]:
     """Run the tasks and return what each winning attempt staged.
 
-    This is a plain collect: no exchange follows the write, so every task that runs counts.
+    This is a plain collect: no exchange follows the write, so no task runs for less than its full result.
     """
     names = rows.columns
 
