@@ -174,9 +174,7 @@ class Sink(Claimable, ABC):
         return None
 
     def describe(self) -> Json:
-        """Return the type, asset key parts, table name and location for users and Dagster, without secrets.
-
-        """
+        """Return type, asset key parts, table name and location for users and Dagster, without secrets."""
         return {}
 
     def close(self) -> None:
@@ -241,9 +239,7 @@ class BoundedSource(ABC):
 
     @abstractmethod
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload columns.
-
-        """
+        """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload."""
 
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
@@ -381,9 +377,7 @@ class UnboundedSource(ABC):
         return dict.fromkeys(gaps, 0)
 
     def ordered_start(self, position: Json) -> Json:
-        """Return the start position with the data that the source needs to order keys that moved before it.
-
-        """
+        """Return the start position with the data that the source needs to order keys moved before it."""
         return position
 
     def end_offsets(self) -> Json:
@@ -398,9 +392,7 @@ class UnboundedSource(ABC):
         return self.end_offsets()
 
     def stalls(self, at: Json) -> Sequence[Stall]:
-        """Return the partitions that `at` has read to the end of the readable rows although more rows follow.
-
-        """
+        """Return the partitions where `at` is at the end of the readable rows although more rows follow."""
         del at
         return ()
 
@@ -427,9 +419,7 @@ class UnboundedSource(ABC):
         """
 
     def commit(self, position: Json) -> None:
-        """Report the pipeline's position to the source's own tools (Kafka: group offsets). Never read back.
-
-        """
+        """Report the position to the source's own tools (Kafka: group offsets). Never read back."""
 
     def describe(self) -> Json:
         """Return the type, asset key parts and topic for users and Dagster, without secrets."""

@@ -1,4 +1,4 @@
-# ruff: noqa: S608  SQL is put together from names that the driver quotes and from the server's own texts; values are bound
+# ruff: noqa: S608  SQL is built from names that the driver quotes and from the server's own strings; values are bound
 """Reading splits in tasks: Arrow over HTTP, one query per split, in bounded memory."""
 
 from __future__ import annotations
@@ -238,9 +238,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def read(spark: SparkSession, fetch: ClickHouseSplitReader) -> DataFrame:
-    """Return all splits of `fetch` with the columns `PART` and `OFF` after the payload; one task per split.
-
-    """
+    """Return all splits of `fetch` with the columns `PART` and `OFF` after the payload; a task per split."""
     splits = tuple(fetch.splits)
     wanted = arrow_schema(fetch.scan.columns).append(pa.field(PART, pa.int32())).append(pa.field(OFF, pa.int64()))
     tasks = max(len(splits), 1)

@@ -1,4 +1,4 @@
-# ruff: noqa: S608  SQL is put together from names that the driver quotes and from the server's own texts; values are bound
+# ruff: noqa: S608  SQL is built from names that the driver quotes and from the server's own strings; values are bound
 """A ClickHouse table as a bounded source."""
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class ClickHouseTable(BoundedSource):
         return [(row[0], row[1], row[2]) for row in rows]
 
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
-        """Create a stable copy by hard links (`snapshot: clone`), or use the table itself (`snapshot: none`).
-
-        """
+        """Create a stable copy by hard links (`snapshot: clone`), or use the table (`snapshot: none`)."""
         del spark
         source = self._source()
         self._check_filter(source)

@@ -113,9 +113,7 @@ def convert(kind: ClickHouseType) -> tuple[str, pa.DataType]:
 
 
 def _inside(kind: ClickHouseType) -> tuple[str, pa.DataType]:
-    """Return `convert` of a member. Nested values become JSON, where a 256-bit integer would lose its type.
-
-    """
+    """Return `convert` of a member. Nested values become JSON, where wide integers would lose their type."""
     target, arrow = convert(kind)
     if is_wide(arrow):
         raise UnsupportedTypeError(kind.name)

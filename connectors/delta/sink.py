@@ -135,9 +135,7 @@ class DeltaTableSink(Sink):
         self._commit_empty(held.txn + 1, held.record, mode="overwrite")
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Commit rows and record from epoch N-1 to N. An epoch that is already in the table is not rewritten.
-
-        """
+        """Commit rows and record from epoch N-1 to N. An epoch that the table has is not rewritten."""
         held = self._mine()
         if found := find_committed_record(held.record, plan, what=f"the Delta table `{self._path}`", sink=self._context.key.sink):
             log.info("sink=%s epoch=%d already=held version=%d", self._context.key.sink, plan.number, held.version)

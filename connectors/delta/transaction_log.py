@@ -85,7 +85,7 @@ class TableLog:
     """Opened with a session; reads on every question unless it says otherwise."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        self._jvm: Any = session._jvm  # noqa: SLF001  pyspark has no other door to the log
+        self._jvm: Any = session._jvm  # noqa: SLF001  pyspark has no other access to the log
         self._session: Any = session._jsparkSession  # noqa: SLF001
         self.path = path
 

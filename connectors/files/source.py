@@ -268,9 +268,7 @@ class Files(BoundedSource):
 
 
 def _append(pieces: list[list[object]], ordinal: int, path: str, group: int) -> None:
-    """Add a row group to a split's ranges [ordinal, path, first group, end], extending the last if adjacent.
-
-    """
+    """Add a row group to a split's ranges [ordinal, path, first group, end]; extend the last if adjacent."""
     if pieces and pieces[-1][0] == ordinal and pieces[-1][3] == group:
         pieces[-1][3] = group + 1
     else:

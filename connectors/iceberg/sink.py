@@ -121,9 +121,7 @@ class IcebergTableSink(Sink):
         raise self._busy()
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Commit rows and record from epoch N-1 to N. An epoch that is already in the table is not rewritten.
-
-        """
+        """Commit rows and record from epoch N-1 to N. An epoch that the table has is not rewritten."""
         for _ in range(_ATTEMPTS):
             state = self._state()
             self._mine(state)
@@ -290,7 +288,7 @@ class IcebergTableSink(Sink):
                 state = self._state()
                 if state.branch(branch) is None or state.commit_if_unchanged(drop=(branch,)):
                     return
-        except Exception as error:  # noqa: BLE001  the error that led here says more
+        except Exception as error:  # noqa: BLE001  the error that led here is more useful
             log.debug("sink=%s branch=%s left=%s", self._name, branch, error)
 
     def _holding(self, snapshot: Any, record: CommitRecord) -> IcebergSinkState:

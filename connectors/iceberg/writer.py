@@ -1,4 +1,4 @@
-# ruff: noqa: S608  MERGE is put together from quoted names, whole numbers and days
+# ruff: noqa: S608  MERGE is built from quoted names, integers and dates
 """From a frame to a snapshot on a branch, and what that snapshot did."""
 
 from __future__ import annotations

@@ -102,9 +102,7 @@ class TopicCluster:
         return self._offsets(partitions, "earliest", committed=True)
 
     def stable_end(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the last stable offset: the one after the last row that no open transaction can still abort.
-
-        """
+        """Return the last stable offset: after the last row that no open transaction can still abort."""
         return self._offsets(partitions, "latest", committed=True)
 
     def high_watermark(self, partitions: Iterable[int]) -> dict[int, int]:

@@ -91,9 +91,7 @@ class TopicGrowth:
         self._peeker = peeker
 
     def founded(self, position: Json) -> Json:
-        """Return a stream's first position, with barriers if first rows show that the topic has grown before.
-
-        """
+        """Return a stream's first position, with barriers if first rows show that the topic grew before."""
         offsets = position["offsets"]
         if len(offsets) == 1:
             return position

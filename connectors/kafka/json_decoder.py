@@ -144,7 +144,8 @@ def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
 
     fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
     text = value.cast("string")
-    # The wrapping makes whatever follows the object a syntax error; alone, Spark reads the first value and ignores the rest.
+    # The wrapping makes everything after the object a syntax error. Without it, Spark reads the first value and
+    # ignores the rest.
     wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     return [text.alias("text"), F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json")]
@@ -225,9 +226,7 @@ def _wide(node: str, name: str, kind: pa.DataType, declared: str, where: Mapping
 
 
 def _read_as(kind: pa.DataType) -> str:
-    """Return the type for from_json: wider where Spark would overflow or round, string where it would guess.
-
-    """
+    """Return the type for from_json: wider if Spark would overflow or round, string if it would guess."""
     if is_wide(kind):
         return "string"
     if kinds.is_decimal(kind):

@@ -42,9 +42,7 @@ class ArrowSink(_DriverSink):
 
     @abstractmethod
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
-        """Write rows of an epoch, in order: the payload and `_gs_op`. On return, the rows are in the target.
-
-        """
+        """Write rows of an epoch, in order: the payload and `_gs_op`. Return when they are in the target."""
 
     def prepare(self, schema: pa.Schema, generation: int) -> None:
         """Check the connection. The default does nothing."""

@@ -130,9 +130,7 @@ class RowChecks:
     def of(
         cls, node: str, schema: pa.Schema, key: Sequence[str], lengths: Mapping[str, int] | None = None, version: str | None = None
     ) -> RowChecks:
-        """Return the checks for rows of `schema`. `lengths` are the target's limits for string key columns.
-
-        """
+        """Return the checks for rows of `schema`. `lengths` are the target's limits of string keys."""
         texts = tuple(field.name for field in schema if postgres_type(field.type) == "TEXT")
         wides = tuple((field.name, str(field.type), pattern(field.type)) for field in schema if is_wide(field.type))
         nested = tuple(field.name for field in schema if is_nested(field.type))

@@ -161,9 +161,7 @@ class DirectLoad:
         return self._finish(plan, planned)
 
     def _run(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession, splits: Sequence[Json]) -> None:
-        """Run one task per split in a plain collect. Raise a task's error, preferring non-retriable errors.
-
-        """
+        """Run one task per split in a plain collect. Raise a task's error, non-retriable errors first."""
         if not splits:
             return
         straight = self.load.target.supports_direct_copy and not (self.load.target.key and self.conflicts)

@@ -79,7 +79,7 @@ class PostgresSinkHandle:
         )
 
     def validate_target(self, schema: pa.Schema) -> None:
-        """See PostgresSink."""
+        """See `PostgresSink.validate_target`."""
         self._check_policy(schema)
         control = ControlConnection(self._address, patient=False)
         try:
@@ -90,12 +90,12 @@ class PostgresSinkHandle:
             control.close()
 
     def record(self) -> CommitRecord | None:
-        """See PostgresSink."""
+        """See `PostgresSink.record`."""
         with self._control.transaction() as session:
             return self._store.read(session)
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """See PostgresSink."""
+        """See `PostgresSink.register`."""
         if record.generation != self._required_generation():
             msg = f"a record of generation {record.generation} is written under generation {self._generation}"
             raise InternalError(msg, node=self._name)
@@ -103,7 +103,7 @@ class PostgresSinkHandle:
             return self._store.register(session, record, self._rows(session))
 
     def truncate(self) -> None:
-        """See PostgresSink."""
+        """See `PostgresSink.truncate`."""
         with self._control.transaction() as session:
             if self._store.shared(session):
                 msg = f"other sinks write to {self._table.as_string(None)} too"
@@ -114,17 +114,17 @@ class PostgresSinkHandle:
             session.run(sql.SQL("DELETE FROM {}").format(self._table))
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """See PostgresSink."""
+        """See `PostgresSink.find_conflicting_record`."""
         with self._control.transaction() as session:
             return self._store.find_conflicting_record(session)
 
     def claims(self) -> list[Claim]:
-        """See PostgresSink."""
+        """See `PostgresSink.claims`."""
         with self._control.transaction() as session:
             return self._store.claims(session)
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """See PostgresSink."""
+        """See `PostgresSink.release`."""
         with self._control.transaction() as session:
             self._store.release(session, claims)
 
@@ -136,7 +136,7 @@ class PostgresSinkHandle:
             return bool(markers(session, self._key, plan.number))
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """See PostgresSink."""
+        """See `PostgresSink.read_row_count`."""
         with self._control.transaction(snapshot=True) as session:
             if self._store.shared(session):
                 return None
@@ -159,7 +159,7 @@ class PostgresSinkHandle:
         return write_staged(self._control, self._address, self._store, load, plan, rows)
 
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """See PostgresSink."""
+        """See `PostgresSink.write_direct`."""
         self._direct = self._direct or DirectLoad(self._control, self._address, self._store, self._loading())
         return self._direct.write(plan, fetch, spark)
 

@@ -90,11 +90,11 @@ class PostgresStore:
                 raise TransientError(msg) from error
 
     def write(self) -> Any:
-        """See Store."""
+        """See `Store.write`."""
         return self._transaction(snapshot=False)
 
     def read(self) -> Any:
-        """See Store."""
+        """See `Store.read`."""
         return self._transaction(snapshot=True)
 
     def trim(self) -> None:
@@ -106,12 +106,12 @@ class PostgresStore:
         return _NoPresence()
 
     def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """See Store. Never known: only an expired lease is taken over."""
+        """See `Store.gone`. The result is always False: only an expired lease is taken over."""
         del pipeline, lane, generation
         return False
 
     def close(self) -> None:
-        """See Store."""
+        """See `Store.close`."""
         with self._lock:
             if self._connection is not None:
                 self._connection.close()

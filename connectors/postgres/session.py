@@ -240,9 +240,7 @@ class LoadSession:
             return cursor.fetchall() if cursor.description else []
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatchReader, *, schema: str | None) -> int:
-        """COPY rows into a table by column name and return their number; `schema` None is a temporary table.
-
-        """
+        """COPY rows into a table by column name and return their number; `schema` None: a temporary table."""
         with self._connection.cursor() as cursor:
             return cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=schema is None)
 

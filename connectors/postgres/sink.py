@@ -59,9 +59,7 @@ class PostgresSink(DirectSink):
         self._handle.prepare(schema)
 
     def validate_target(self) -> None:
-        """Check an existing table on the server. A missing table is fine, because `prepare` would create it.
-
-        """
+        """Check an existing table on the server. A missing table is fine: `prepare` would create it."""
         self._open.validate_target(self._context.schema)
 
     def record(self) -> CommitRecord | None:
