@@ -20,9 +20,9 @@ _PROPERTIES = {
     "format-version": "2",
     # Otherwise small epochs would rewrite whole files of a large table.
     "write.merge.mode": "merge-on-read",
-    # An epoch is three versions of the metadata. Old versions are deleted late: a process that paused inside its
-    # commit points readers at the version that it was about to make. They find the newest version from there as
-    # long as none in between is missing.
+    # An epoch is three versions of the metadata. Old versions are deleted late: a process that paused inside
+    # its commit points readers at the version that it was about to make. They find the newest version from
+    # there as long as none in between is missing.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "500",
 }

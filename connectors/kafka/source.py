@@ -42,9 +42,9 @@ _MESSAGES = (
     "value binary, topic string, partition int, offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>"
 )
 _FETCHING = {
-    # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after every
-    # poll. That discards rows fetched early, and blocks on a fetch that waits at the log's end (by default for half
-    # a second).
+    # Ranges only contain existing rows, so waiting gains nothing. Spark seeks to both ends of the log after
+    # every poll. That discards rows fetched early, and blocks on a fetch that waits at the log's end (by
+    # default for half a second).
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "100000",
     "kafka.max.partition.fetch.bytes": str(8 * 2**20),
