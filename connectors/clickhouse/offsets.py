@@ -1,4 +1,4 @@
-# ruff: noqa: S608  SQL is built from names that the driver quotes and from the server's own strings; values are bound
+# ruff: noqa: S608  SQL is built from driver-quoted names and the server's own strings; values are bound
 """Which topic offsets the rows of a table have: one aggregate over two columns, a bit per offset in the server's memory."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# ruff: noqa: S608  SQL is built from names that the driver quotes and from the server's own strings; values are bound
+# ruff: noqa: S608  SQL is built from driver-quoted names and the server's own strings; values are bound
 """Reading splits in tasks: Arrow over HTTP, one query per split, in bounded memory."""
 
 from __future__ import annotations

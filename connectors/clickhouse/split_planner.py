@@ -1,4 +1,4 @@
-# ruff: noqa: S608  SQL is built from names that the driver quotes and from the server's own strings; values are bound
+# ruff: noqa: S608  SQL is built from driver-quoted names and the server's own strings; values are bound
 """Finds the splits of a table: one ordered pass over its key gives every border and every count."""
 
 from __future__ import annotations

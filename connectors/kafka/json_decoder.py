@@ -144,8 +144,8 @@ def parsed(value: Column, declared: Mapping[str, str]) -> list[Column]:
 
     fields = ", ".join(f"{_quoted(name)}: {_read_as(parse_type(kind))}" for name, kind in declared.items())
     text = value.cast("string")
-    # The wrapping makes everything after the object a syntax error. Without it, Spark reads the first value and
-    # ignores the rest.
+    # The wrapping makes everything after the object a syntax error. Without it, Spark reads the first value
+    # and ignores the rest.
     wrapped = F.concat(F.lit('{"v":'), text, F.lit(',"e":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     return [text.alias("text"), F.from_json(wrapped, f"v struct<{fields}>, e int, bad string", options).alias("json")]
