@@ -53,9 +53,10 @@ class EpochWriter:
         self.steps: dict[str, float] = {}
 
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> StoredResults | None:
-        """What keeps the rows of impure nodes for this epoch; None where there are none.
+        """Return the store of this epoch's non-deterministic rows, or None if it has none.
 
-        Raises SinkStateError where sinks or dynamic tables hold rows of the epoch that could only be computed anew.
+        Raises SinkStateError if those rows would have to be recomputed although sinks or dynamic tables hold
+        the epoch.
         """
         model = self._planner.file.model
         impure = nondeterministic_nodes(model)
@@ -77,10 +78,11 @@ class EpochWriter:
         return found
 
     def write(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> dict[str, WriteCounts]:
-        """Writes the epoch to the pending sinks, side by side, and returns what each acknowledged.
+        """Write the epoch to the pending sinks in parallel and return the counts that each one acknowledged.
 
-        `replayed` says that the epoch is committed and written again. Raises the first error as a HeadraceError that names the
-        node; what other sinks wrote by then stays, and their records say so.
+        `replayed` means that the epoch is already committed and is written again. Raises the first error as a
+        HeadraceError that names the node. Rows that other sinks wrote by then stay, and their commit records
+        show them.
         """
         started = time.monotonic()
         try:
@@ -130,7 +132,10 @@ class EpochWriter:
             return {name: future.result() for name, future in waiting.items()}
 
     def _direct(self, plan: EpochPlan, name: str) -> bool:
-        """Whether tasks load this epoch by themselves. A key that its splits share needs one order: then Spark's rows bring it."""
+        """Return whether tasks bulk-copy this epoch.
+
+        Rows of a key that several splits share need one order, so they are loaded through Spark.
+        """
         route = self._routes.get(name)
         if plan.phase is not Phase.HISTORY or route is None or not route.is_bulk_copy or not isinstance(self._sinks[name], DirectSink):
             return False
@@ -142,7 +147,7 @@ class EpochWriter:
         )
 
     def _fetch(self, plan: EpochPlan, name: str) -> tuple[DirectSink, SplitReader] | None:
-        """What tasks load this sink with, where history takes the direct route to it."""
+        """Return the sink and the split reader of a bulk copy, or None if history is loaded through Spark."""
         route, sink = self._routes.get(name), self._sinks[name]
         if route is None or not isinstance(sink, DirectSink) or not self._direct(plan, name):
             return None
@@ -171,7 +176,7 @@ class EpochWriter:
 
 
 def _in_pool(spark: SparkSession, pool: str, function: Callable[..., WriteCounts]) -> Callable[..., WriteCounts]:
-    """Runs in a scheduler pool of its own, so that sinks share the cores instead of queueing."""
+    """Run the function in its own scheduler pool, so that sinks share the cores instead of queueing."""
 
     def run(*args: object) -> WriteCounts:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)

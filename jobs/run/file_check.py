@@ -10,7 +10,10 @@ from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 
 
 def check_file(file: PipelineFile, state: PipelineState, ledger: Ledger) -> FileChanges:
-    """Return the changes that take effect. Raise PipelineFileError for changes that the lane cannot follow."""
+    """Return the changes that take effect.
+
+    Raise PipelineFileError for changes that a pipeline cannot follow.
+    """
     changes = file_changes(file, state.position, _former(state, ledger), ledger.content)
     if changes.refused:
         raise PipelineFileError(changes.refused)
@@ -18,7 +21,10 @@ def check_file(file: PipelineFile, state: PipelineState, ledger: Ledger) -> File
 
 
 def _former(state: PipelineState, ledger: Ledger) -> Json | None:
-    """Return the compiled pipeline of the last committed epoch; None before the first, or in a ledger that was rebuilt."""
+    """Return the compiled pipeline of the last committed epoch.
+
+    Returns None before the first epoch, or if the ledger was rebuilt.
+    """
     if state.pipeline_hash is None:
         return None
     try:

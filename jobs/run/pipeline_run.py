@@ -144,7 +144,10 @@ class PipelineRun:
 
     @contextmanager
     def open_target_sinks(self, ledger: Ledger, uuid: str) -> Iterator[Mapping[str, PipelineSink]]:
-        """The sinks of the file, to ask what their targets have before the lane is taken. What raises inside ends Spark too."""
+        """Open the sinks of the file to check their targets before the first epoch.
+
+        Stops Spark if the block raises.
+        """
         self._ledger = ledger
         with ExitStack() as stack:
             stack.callback(self._stop_spark)
@@ -161,18 +164,21 @@ class PipelineRun:
 
     @property
     def spark(self) -> SparkSession:
-        """The session, started when it is first needed: a lane that is held refuses before that."""
+        """The session.
+
+        It starts on first use, so that a pipeline with a lease is refused without starting Spark.
+        """
         if self._spark is None:
             self._spark = start_session(self.settings, node_types(self.file))
         return self._spark
 
     @property
     def assembly(self) -> CompiledPipeline:
-        """The file as it is now."""
+        """The compiled pipeline of the current file."""
         return self.assembly_of(self.file)
 
     def assembly_of(self, file: PipelineFile) -> CompiledPipeline:
-        """A version of the file, put together once."""
+        """Return the compiled pipeline of a version of the file. Each version is compiled once."""
         if file.hash not in self._assemblies:
             made = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.spark)
             for source in made.sources.values():
@@ -220,27 +226,27 @@ class PipelineRun:
 
     @property
     def stopping(self) -> bool:
-        """Whether no further epoch is to be begun."""
+        """Whether no further epoch may begin."""
         return self._stop.is_set() or (self._deadline is not None and time.monotonic() >= self._deadline)
 
     def finish_open(self) -> None:
-        """Finishes the epoch that a former run left open, by the plan and the file that it was planned with."""
+        """Finish the epoch that an earlier run left open, with its original plan and file."""
         if self.lane.has_open_epoch:
             self.reporter.publish(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
             self._execute(None)
 
     def run_epoch(self, step: EpochRange, backlog: Callable[[Position], int | None] | None = None) -> None:
-        """Plans the step as the next epoch and carries it into every sink."""
+        """Plan the step as the next epoch and write it to every sink."""
         started = time.monotonic()
         plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self.monitor.record_plan(plan)
         self._execute(backlog, time.monotonic() - started)
 
     def rewrite(self, sink: str, first: int | None) -> None:
-        """Writes committed epochs again into one sink; see `replay`.
+        """Write committed epochs to one sink again; see `replay`.
 
-        Raises PipelineStateError when stopped in between. Before anything is written, raises SinkStateError where staged rows of one of them are
-        gone, RetentionError where the topic no longer has its messages.
+        Raises PipelineStateError if a stop interrupts it. Before it writes anything, raises SinkStateError if
+        stored results of an epoch are missing, and RetentionError if the topic no longer has its messages.
         """
         right = (
             f"If the target is right as it is: headrace accept-target {self.file.path} --sink {sink}. Else: headrace reset {self.file.path}"
@@ -265,7 +271,7 @@ class PipelineRun:
         self.lane.replay(sink, write, first, check)
 
     def _execute(self, backlog: Callable[[Position], int | None] | None, planning: float = 0.0) -> None:
-        """Until the open epoch is committed. Failures that pass by themselves are tried again, with growing pauses."""
+        """Run the open epoch until it is committed. Retry transient failures with growing pauses."""
         with log_context(epoch=self.lane.committed + 1):
             self._until_committed(backlog, planning)
 
@@ -337,23 +343,23 @@ class PipelineRun:
         self.reporter.record_commit(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
 
     def idle(self, backlog: int | None) -> None:
-        """The stream brings nothing just now; raises where the lane is not ours any more."""
+        """Report an idle stream. Raise if this run no longer owns the pipeline."""
         self.reporter.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
         self.lane.check()
 
     def wait(self, seconds: float) -> None:
-        """Pauses, unless a stop is asked for meanwhile."""
+        """Wait for `seconds`, or until a stop is requested."""
         if seconds > 0:
             self._stop.wait(seconds)
 
     def result(self, *, caught_up: bool) -> RunResult:
-        """What this run did."""
+        """Return the result of this run."""
         stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
         return self.reporter.result(self.lane, stop_reason, caught_up=caught_up)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Raise failures of Spark inside as errors for people; where its JVM died, say how."""
+        """Translate Spark failures raised inside this block, and explain why Spark's JVM died if it did."""
         try:
             with translate_spark_errors():
                 yield
@@ -366,7 +372,10 @@ class PipelineRun:
     # --- ending
 
     def _abort_late(self, done: threading.Event) -> None:
-        """Cancels Spark's work when an epoch does not end in time after a stop; a cancelled epoch is as safe as a crashed one."""
+        """Cancel Spark's jobs if an epoch does not end in time after a stop.
+
+        A cancelled epoch is as safe as a crash.
+        """
         while not self._stop.wait(1.0):
             if done.is_set():
                 return

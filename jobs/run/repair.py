@@ -32,15 +32,17 @@ def replay(
     stop: threading.Event | None = None,
     spark: SparkSession | None = None,
 ) -> RunResult:
-    """Writes epochs again into one sink, from `from_epoch` (by default: from what the sink holds) to the last committed one.
+    """Write epochs to one sink again, up to the last committed one.
 
-    Each epoch is read and computed by the plan and the file that it was first written with, so its rows are the same rows; those
-    of impure nodes come from their stage. `recompute` allows to compute them anew where the stage is gone.
-    Stopping in between is safe; the sink then stands at a lower epoch and replay is offered again.
+    `from_epoch` defaults to the sink's own position. Each epoch is read and computed with the plan and the
+    file of its first write, so its rows are the same. Rows of non-deterministic nodes come from their stored
+    results. `recompute` allows recomputing missing ones. Stopping in between is safe: the sink is then at a
+    lower epoch, and replay can be run again.
 
     Raises:
         LeaseHeldError: the pipeline is running.
-        SinkStateError: the ledger has not the epochs, staged rows are gone, or rows would be written twice at a sink without a key.
+        SinkStateError: the ledger lacks the epochs, stored results are missing, or a sink without a key would
+            get rows twice.
     """
     _known(file, sink)
     if recompute:
@@ -51,9 +53,10 @@ def replay(
 
 
 def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
-    """Takes what a sink's target holds now as right for the last committed epoch; its rows become the new baseline.
+    """Accept the rows in a sink's target as the state of the last committed epoch.
 
-    `take_over` first ends the claims of other pipelines to the target, which are fenced. Raises SinkStateError without it where one claims it.
+    They become the new baseline. `take_over` first ends and fences the claims of other pipelines to the
+    target. Without it, such a claim raises SinkStateError.
     """
     _known(file, sink)
     with _lane(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as lane_run:
@@ -62,9 +65,9 @@ def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_ove
 
 
 def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | None = None) -> str:
-    """Rebuilds the lane in an empty ledger from the records in the sinks; returns the pipeline's UUID.
+    """Rebuild the pipeline's state in an empty ledger from the commit records; return the pipeline's UUID.
 
-    Raises SinkStateError where a sink has no record, or records do not lead to one state.
+    Raises SinkStateError if a sink has no commit record, or if the records do not lead to one state.
     """
     session = spark or start_session(settings, node_types(file))
     ledger = open_ledger(settings)

@@ -44,21 +44,21 @@ class RunReporter:
         self._stalled = ""
 
     def publish(self, event: Event) -> None:
-        """Hands an event to the launched_by, and to the log."""
+        """Pass an event to the listener, and write messages to the log."""
         if isinstance(event, RunMessage):
             log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
         if self._listener is not None:
             self._listener(event)
 
     def enter(self, phase: Phase, detail: Json | None = None) -> None:
-        """Notes the phase; says so when it is another one than before."""
+        """Set the phase, and publish a PhaseChanged event if it differs from the previous phase."""
         if phase is not self._phase:
             self._phase = phase
             self._monitor.phase(phase)
             self.publish(PhaseChanged(phase, detail or {}))
 
     def report_stream_start(self, begun: Position) -> None:
-        """Says where the stream stands as it begins: at the handoff, the fence."""
+        """Report the phase and the offsets at which the stream begins, and the handoff position."""
         begun = {name: place for name, place in begun.items() if name in self._file.model.sources}
         streams = {name: positions.offsets(place["stream"]) for name, place in begun.items() if "stream" in place}
         fences = {name: positions.offsets(place.get("fence")) for name, place in begun.items() if place.get("fence")}
@@ -66,7 +66,7 @@ class RunReporter:
         self.enter(phase, {"offsets": streams, "fence": fences})
 
     def idle(self, lane: EpochCoordinator, backlog: int | None, sources: Sequence[str]) -> None:
-        """A stream that brings nothing says so after a while, and keeps its heartbeat's word fresh."""
+        """Update the backlog in the heartbeat, and report once that a stream has been idle for a while."""
         now = time.monotonic()
         if self._said and self._said["backlog"] != backlog:
             self._said = {**self._said, "backlog": backlog}
@@ -81,7 +81,10 @@ class RunReporter:
             )
 
     def collect_pending_calls(self, folder: Path) -> Json:
-        """What tasks wait for outside, for the heartbeat; the log is told once per wait. Called by the heartbeat's thread."""
+        """Return the external calls that tasks wait for, as heartbeat data.
+
+        The heartbeat's thread calls this. Logs each wait once.
+        """
         found = read_pending_calls(folder)
         for node in found.keys() - self._waits:
             log.warning("node=%s %s", node, found[node])
@@ -91,18 +94,18 @@ class RunReporter:
         return {"waiting": self._monitor.waiting} if self._monitor.waiting else {}
 
     def set_stall(self, what: str) -> None:
-        """Note what holds the stream back, for the heartbeat; nothing does if empty."""
+        """Set the reason why the stream is stalled, for the heartbeat. An empty string clears it."""
         self._stalled = what
 
     def record_failure(self, lane: EpochCoordinator, error: HeadraceError) -> None:
-        """An attempt at an epoch that failed, for those who look at the lane from outside."""
+        """Record a failed attempt at an epoch in the monitor and in the heartbeat."""
         self._monitor.record_failure(error)
         lane.progress({**self._said, "error": _first_line(error)})
 
     def record_commit(
         self, lane: EpochCoordinator, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], left: int | None
     ) -> None:
-        """An epoch that all sinks hold; `left` is the backlog behind it, if known."""
+        """Record an epoch that all sinks committed. `left` is the remaining backlog, if known."""
         self._idle_since = None
         self.epochs += 1
         self._first = self._first or plan.number
@@ -140,7 +143,7 @@ class RunReporter:
             self.publish(PartitionCompleted(window, self._window_rows.pop(window)))
 
     def result(self, lane: EpochCoordinator, stop_reason: str, *, caught_up: bool) -> RunResult:
-        """What the run did, and why it ended."""
+        """Return what the run did, and why it ended."""
         return RunResult(
             name=self._file.name,
             pipeline=lane.lease.pipeline,

@@ -25,7 +25,10 @@ class RollingUp:
         self._left = 0
 
     def after_commit(self, lane: EpochCoordinator) -> None:
-        """Rolls up what is due. An epoch is committed: a ledger that cannot be reached now is asked again later."""
+        """Roll up epochs that are due.
+
+        If the ledger is unreachable, log it and retry after a later commit.
+        """
         if self._keep is None or lane.committed <= self._keep:
             return
         if self._left > 0:

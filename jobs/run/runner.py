@@ -44,27 +44,28 @@ def run(
     run_id: str = "",
     spark: SparkSession | None = None,
 ) -> RunResult:
-    """Runs a pipeline from where its ledger says it stands.
+    """Run a pipeline from the position in its ledger.
 
     Args:
         file: the pipeline.
         settings: connections, ledger, Spark.
         until: when to stop. `job_mode` in the file means HISTORY.
-        partitions: keys of the history partitions to load; all by default. If given, the run ends after them.
+        partitions: keys of the history partitions to load. Defaults to all. If given, the run ends after
+            them.
         listener: called with every event, in this thread.
-        stop: set it to stop: the epoch in flight is finished within 25 s or abandoned, which is safe.
-        max_run_time: the run ends at the first epoch's border after this.
-        launched_by: what started the run, for people who meet its lease.
-        run_id: the same, as the caller names it.
-        spark: a session to use; by default one is started and stopped.
+        stop: set it to stop. The epoch in flight is finished within 25 s or abandoned, which is safe.
+        max_run_time: the run ends at the first epoch boundary after this time.
+        launched_by: what started the run. Shown to users whose run is refused by its lease.
+        run_id: the caller's name for the run.
+        spark: the session to use. By default the run starts and stops its own.
 
     Raises:
-        PipelineFileError: a handler's secret is not in the settings; nothing was begun.
-        PluginError: the same for a side output that the settings name and that is not installed.
-        LeaseHeldError: another run holds the lane.
+        PipelineFileError: a handler's secret is not in the settings. Nothing was started.
+        PluginError: a side output in the settings is not installed. Nothing was started.
+        LeaseHeldError: another run owns the pipeline.
         SinkStateError: a sink and the ledger disagree.
         BlockedError: an epoch failed too often in the same way.
-        HeadraceError: anything else that went wrong; rows are safe, and the next run goes on from here.
+        HeadraceError: any other failure. Rows are safe, and the next run resumes here.
     """
     wanted = _wanted(file, partitions)
     if problems := find_endpoint_errors(file, settings):
@@ -117,7 +118,7 @@ def _history(lane_run: PipelineRun, windows: Sequence[str]) -> None:
 
 
 def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) -> str:
-    """Return what windows that are read after later ones mean for the sinks at which the last row of a key wins; empty where nothing."""
+    """Return how out-of-order partitions affect sinks where the last row of a key wins. Empty if fine."""
     model = file.model
     late = [key for key in left if any(other > key for other in done)]
     sinks = [
@@ -135,7 +136,7 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
 
 
 def _stream(lane_run: PipelineRun, until: Until) -> bool:
-    """Streams until stopped, or until caught up; whether it was caught up at the end."""
+    """Stream until stopped or caught up. Return whether the stream was caught up at the end."""
     model, lane = lane_run.file.model, lane_run.lane
     stream = StreamPlanner(lane_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
     if not stream:

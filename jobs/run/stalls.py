@@ -32,7 +32,7 @@ class StallWatch:
         self._looked = -LOOK_EVERY
 
     def clear(self) -> None:
-        """Forget all stalls: rows arrive again."""
+        """Forget all stalls, because rows arrive again."""
         if self._since:
             self._since = {}
             self._note("")
@@ -71,7 +71,7 @@ class StallWatch:
 
 
 def explain_stall(stall: Stall) -> str:
-    """Return what keeps a partition from being read further."""
+    """Return why a partition cannot be read further."""
     since = "" if stall.since_ms is None else f" since {datetime.fromtimestamp(stall.since_ms / 1000, UTC).isoformat(timespec='seconds')}"
     return (
         f"partition {stall.partition} of topic `{stall.topic}` has an open transaction{since}:"

@@ -9,22 +9,22 @@ from headrace.pipeline.protocol.ledger import PipelineState
 
 
 def history_complete(file: PipelineFile, state: PipelineState | None) -> bool:
-    """Whether all history is in every sink; only the ledger decides that."""
+    """Return whether all history is in every sink, according to the ledger."""
     return bool(state and state.position) and positions.history_complete(file.model, state.position if state else {})
 
 
 def completed_partitions(file: PipelineFile, state: PipelineState | None) -> list[str]:
-    """Keys of the windows that are complete, in order."""
+    """Return the keys of the completed partitions, in order."""
     return positions.completed_partitions(file.model, state.position) if state and state.position else []
 
 
 def has_stream_work(file: PipelineFile) -> bool:
-    """Whether the pipeline has something left to do once its history is complete."""
+    """Return whether the pipeline continues with a stream after its history is complete."""
     return not file.model.job_mode and any(positions.is_unbounded(node) for node in file.model.sources.values())
 
 
 def phase(file: PipelineFile, state: PipelineState | None) -> Phase:
-    """The phase that the lane is in now."""
+    """Return the pipeline's current phase."""
     if not history_complete(file, state):
         return Phase.HISTORY
     here = state.position if state else {}

@@ -39,7 +39,7 @@ class SplitCache:
         self._note = note
 
     def splits(self, source: str, window: str, phase: int, of: str, work_out: Callable[[], list[Json]]) -> list[Json]:
-        """The splits of one phase in one window."""
+        """Return the splits of one phase in one partition."""
         key = source, window, phase, of
         if key not in self._pages:
             page = {"source": source, "window": window, "phase": phase, "of": of, "splits": work_out()}
@@ -59,7 +59,10 @@ class BackfillPlanner:
         self._size = size
 
     def next(self, spark: SparkSession, position: Position, windows: Sequence[str]) -> EpochRange | None:
-        """The next step through `windows`, None when all of them are complete. Phases of a source keep their order."""
+        """Return the next step through `windows`, or None if all are complete.
+
+        Phases of a source keep their order.
+        """
         for window in windows:
             for name, source in self._sources.items():
                 if source.bounded and not positions.is_partition_done(self._model, position[name], window):
@@ -91,7 +94,7 @@ class BackfillPlanner:
 
 
 def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:
-    """As many as stay within `rows` and, where their bytes are known, within `size`; at least one."""
+    """Return as many splits as fit in `rows` and, if their bytes are known, in `size`; at least one."""
     taken: list[Json] = []
     total, total_size = 0, 0
     for split in splits:
@@ -104,7 +107,7 @@ def _take(splits: Sequence[Json], rows: int, size: int) -> list[Json]:
 
 
 def splits_by_phase(splits: Sequence[Json], source: str) -> dict[int, list[Any]]:
-    """The splits of a plan that belong to one source, by phase."""
+    """Return the splits of a plan that belong to one source, by phase."""
     found: dict[int, list[Any]] = {}
     for piece in splits:
         if piece["source"] == source:

@@ -33,7 +33,7 @@ class Cast(StrEnum):
 
 
 def cast_of(have: pa.DataType, want: pa.DataType) -> Cast:
-    """Return how values of one type become values of another."""
+    """Return how values of one type are cast to another."""
     if have == want:
         return Cast.SAFE
     if is_wide(have) or is_wide(want):
@@ -42,7 +42,7 @@ def cast_of(have: pa.DataType, want: pa.DataType) -> Cast:
 
 
 def spell_type(kind: pa.DataType) -> str:
-    """A type as the pipeline file writes it."""
+    """Return a type's name in the pipeline file."""
     return _SPELLED.get(str(kind), str(kind))
 
 
@@ -112,7 +112,7 @@ def _inner(pairs: list[tuple[DataType, DataType]]) -> Cast:
 
 
 def cast_column(name: str, have: pa.DataType, want: pa.DataType, node: str) -> Column:
-    """The column of a frame in the type of the stream; a value that would change fails the task."""
+    """Return the column cast to the type of the stream. A value that would change fails the task."""
     from pyspark.sql import functions as F  # noqa: N812
 
     column, kind = F.col(quote_identifier(name)), _spark(want)

@@ -71,13 +71,20 @@ class PipelineSource:
             self.handoff = Handoff(name, node, self.bounded, self.unbounded)
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload. A hybrid source has its stream's columns and types; its history is cast to them."""
+        """Return the payload schema.
+
+        A hybrid source has its stream's columns and types; history is cast to them.
+        """
         found = self.payload([part.schema(spark) for part in self.bounded])
         assert found is not None  # noqa: S101  all of its phases are known
         return found
 
     def payload(self, phases: Sequence[pa.Schema | None]) -> pa.Schema | None:
-        """The same, for what the bounded phases have; None stands for one that could not be asked, or for a payload that it leaves open."""
+        """Return the payload schema for the given schemas of the bounded phases.
+
+        None is the schema of a phase that is unknown. The result is None if the payload depends on such a
+        phase.
+        """
         if self.unbounded is None:
             return phases[0]
         found = self.unbounded.schema()
@@ -87,7 +94,10 @@ class PipelineSource:
         return found
 
     def check_history_columns(self, part: BoundedSource, schema: pa.Schema) -> None:
-        """Raise SchemaError where a bounded phase, which has `schema`, lacks columns of the stream or has them in types that lose values."""
+        """Raise SchemaError if `schema`, that of a bounded phase, does not fit the stream.
+
+        It must have the stream's columns, in types that can be cast without losing values.
+        """
         assert self.unbounded is not None  # noqa: S101
         have, wanted = schema.names, self.unbounded.schema().names
         if missing := [column for column in wanted if column not in have]:
@@ -118,11 +128,11 @@ class PipelineSource:
             raise SchemaError(msg, hint="Name a column that has the same time in both.", node=self.name)
 
     def create_initial_position(self, spark: SparkSession, token: str, appends: Sequence[str] = ()) -> Json:
-        """The position before the first epoch, with history pinned under `token`.
+        """Return the position before the first epoch. Create the history snapshots under `token`.
 
-        The stream starts at the first message that the pinned rows lack, where they have offsets; else at a fence from before the
-        pin, so that history has all that lies below it. `appends` are the sinks that take each row once and have no key. Where
-        this raises, nothing stays pinned.
+        If the rows have offsets, the stream starts at the first message that the snapshot lacks. Otherwise it
+        starts at a handoff position from before the snapshot, so that history has everything below it.
+        `appends` are the sinks without a key that take each row once. If this raises, no snapshot stays.
         """
         if not self.bounded:
             assert self.unbounded is not None  # noqa: S101  a node has one or the other
@@ -143,9 +153,10 @@ class PipelineSource:
             raise
 
     def _overlap(self, spark: SparkSession, pins: Sequence[Snapshot]) -> Json:
-        """Where the stream ends right after the pin: a message beyond it cannot be in the pinned history.
+        """Return the end of the stream right after the snapshot: later messages cannot be in the snapshot.
 
-        And whether history has rows whose cursor is NULL. Nothing where history is not pinned.
+        Also returns whether history has rows whose cursor is NULL. Empty if a snapshot of history is not
+        stable.
         """
         assert self.unbounded is not None  # noqa: S101
         if not all(pin.is_stable for pin in pins):
@@ -154,16 +165,19 @@ class PipelineSource:
         return {"overlap": {"end": self.unbounded.end_offsets(), "nulls": nulls}}
 
     def handoff_filter(self, position: Json) -> HandoffFilter | None:
-        """How history ends where the stream begins, if it carries its offsets."""
+        """Return the handoff filter, or None if history does not carry the stream's offsets."""
         return self.handoff.handoff_filter(position.get("fence")) if self.handoff else None
 
     def splits(self, spark: SparkSession, position: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
-        """The pieces of one phase inside one window."""
+        """Return the splits of one phase in one partition."""
         cut = self.handoff_filter(position) if phase == len(self.bounded) - 1 else None
         return list(self.bounded[phase].splits(spark, self._snapshot(position, phase), window, cut))
 
     def preview_splits(self, spark: SparkSession) -> Callable[[int, HistoryPartition | None], list[Json]]:
-        """What tells the pieces that history would be cut into if it were opened now, by phase and window. Pins nothing."""
+        """Return a function that lists the current splits of history by phase and partition.
+
+        Creates no snapshot.
+        """
         seen = [part.describe_snapshot(spark) for part in self.bounded]
         exact = self.handoff is not None and self.handoff.exact is not None
         cut = self.handoff.handoff_filter(self.handoff.position_from_snapshot(spark, seen[-1])) if exact and self.handoff else None
@@ -176,12 +190,18 @@ class PipelineSource:
     def fetch(
         self, position: Json, phase: int, splits: Sequence[Json], query: str | None, key: Sequence[str] = (), *, last: bool = False
     ) -> SplitReader | None:
-        """What tasks read these splits with on the direct path. Rows that agree in `key` come in their order, or the `last` one alone."""
+        """Return the reader with which tasks bulk-copy these splits, or None.
+
+        Rows with the same `key` keep their order. With `last`, only the last row of each key is read.
+        """
         found: Any = self.bounded[phase].create_split_reader(self._snapshot(position, phase), splits, query, key)
         return replace(found, last_by=tuple(key)) if last and found is not None else found
 
     def snapshot_handles(self, position: Json) -> list[Json]:
-        """Return the handles of the pinned history. Raise SinkStateError where the ledger no longer has them."""
+        """Return the handles of the history snapshots.
+
+        Raise SinkStateError if the ledger no longer has them.
+        """
         have = position.get("pins")
         if isinstance(have, list):
             return have
@@ -199,7 +219,7 @@ class PipelineSource:
         return Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
 
     def read_history(self, spark: SparkSession, position: Json, phase: int, splits: Sequence[Json], schema: pa.Schema) -> SourceBatch:
-        """The rows of these splits, cast to the source's columns."""
+        """Return the rows of these splits, cast to the source's columns."""
         frame = self.bounded[phase].read(spark, self._snapshot(position, phase), splits, schema.names)
         if cursor := position.get("cursor"):
             frame = frame.where(history_by_cursor(self.node.cursor.column, cursor))
@@ -211,7 +231,10 @@ class PipelineSource:
         return frame.select(*[cast_column(field.name, have.field(field.name).type, field.type, self.name) for field in schema], OP, POS)
 
     def read_stream(self, spark: SparkSession, start: Json, end: Json, appends: Sequence[str] = (), most: int = 256 << 20) -> SourceBatch:
-        """The stream's rows between two positions of this source, without what history has already. `most`: see `UnboundedSource.size`."""
+        """Return the stream's rows between two positions, without those that history has already.
+
+        `most` limits the size estimate; see `UnboundedSource.estimate_bytes`.
+        """
         assert self.unbounded is not None  # noqa: S101
         frame = self.unbounded.read(spark, start["stream"], end["stream"])
         overlap = start.get("overlap") or {"end": end.get("catch_up"), "nulls": True}
@@ -240,7 +263,10 @@ class PipelineSource:
         return frame.where(F.when(inside, ~drops).otherwise(F.lit(True)))
 
     def stream_start(self, position: Json) -> Json:
-        """The position with its stream begun: at the fence, with the end of now as what `catching up` is measured against."""
+        """Return the position with its stream started at the handoff position.
+
+        `catch_up` in it is the stream's current end, which `catching up` is measured against.
+        """
         if "stream" in position:
             return dict(position)
         assert self.unbounded is not None  # noqa: S101
@@ -248,7 +274,7 @@ class PipelineSource:
         return dict(position) | {"stream": stream, "began": position["fence"], "catch_up": self.unbounded.end_offsets()}
 
     def next_end_offsets(self, position: Json, limits: ReadLimits) -> Json:
-        """The position that one stream epoch after `position` may reach."""
+        """Return the position that one stream epoch after `position` may reach."""
         assert self.unbounded is not None  # noqa: S101
         start = position["stream"]
         end = dict(position) | {"stream": self.unbounded.next_end_offsets(start, limits)}
@@ -257,7 +283,7 @@ class PipelineSource:
         return end if within else positions.without_overlap(end)
 
     def check_retention(self, position: Json) -> None:
-        """Raises RetentionError when the topic has already lost rows behind the fence."""
+        """Raise RetentionError if the topic has already dropped rows after the handoff position."""
         fence = position.get("fence")
         if fence is None or self.unbounded is None:
             return
@@ -270,29 +296,35 @@ class PipelineSource:
             raise RetentionError(msg, hint=hint, node=self.name)
 
     def drop_stale_snapshots(self, owner: str, generation: int, keep: Sequence[Json]) -> None:
-        """Drop what openings of this pipeline pinned and no position refers to; see `BoundedSource.drop_stale_snapshots`."""
+        """Drop snapshots of this pipeline that no position refers to.
+
+        See `BoundedSource.drop_stale_snapshots`.
+        """
         for part in self.bounded:
             part.drop_stale_snapshots(owner, generation, keep)
 
     def release_snapshot(self, position: Json) -> None:
-        """Drop what `opening` pinned. History cannot be read or replayed afterwards."""
+        """Drop the snapshots that `position` refers to. History cannot be read or replayed afterwards."""
         for phase, part in enumerate(self.bounded):
             part.release_snapshot(self._snapshot(position, phase))
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close the connections."""
         for part in (*self.bounded, *([self.unbounded] if self.unbounded else [])):
             part.close()
 
 
 def history_by_cursor(column: str, cursor: str) -> str:
-    """SQL for the rows that history keeps under a cursor. Rows without a time are history's."""
+    """Return SQL for the rows that history keeps under a cursor. Rows without a time belong to history."""
     name = quote_identifier(column)
     return f"{name} IS NULL OR {name} <= timestamp'{cursor}'"
 
 
 def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
-    """What the file itself says of the sources' columns: Spark SQL types, empty ones where it lists names only; nothing where neither."""
+    """Return the sources' columns and Spark SQL types as far as the file declares them.
+
+    Types are empty if the file lists only names. A source without either has no columns here.
+    """
     found: dict[str, dict[str, str]] = {}
     for name, source in sources.items():
         payload = source.payload([None] * len(source.bounded))
@@ -302,5 +334,5 @@ def declared_columns(sources: Mapping[str, PipelineSource]) -> dict[str, dict[st
 
 
 def create_pipeline_sources(sources: Mapping[str, Any], settings: Settings) -> dict[str, PipelineSource]:
-    """The sources of a pipeline file, in its order."""
+    """Return the sources of a pipeline file, in its order."""
     return {name: PipelineSource(name, node, settings, index) for index, (name, node) in enumerate(sources.items())}

@@ -25,23 +25,24 @@ class SideOutput(ABC):
     """One instance per source. At least once: an epoch that is done again, after a crash or by a replay, comes again with its number."""
 
     def __init__(self, context: PluginContext) -> None:
-        """Keeps the context, whose name is the source's; opens nothing."""
+        """Store the context, whose name is the source's. Open nothing."""
         self.context = context
         self.options = context.options
 
     @abstractmethod
     def epoch(self, plan: EpochPlan, rows: DataFrame) -> None:
-        """Sees the rows that an epoch reads of the source, payload and hidden columns, before any transform and any sink does.
+        """Process the rows that an epoch reads of the source, before any transform or sink.
 
-        It must be done when it returns, and give the same for the same `plan.number`. An error keeps the epoch from being written.
+        `rows` has the payload and the system columns. The work must be complete when this returns, and must
+        give the same result for the same `plan.number`. An error keeps the epoch from being written.
         """
 
     def close(self) -> None:  # noqa: B027  nothing to do if not overridden
-        """Lets go of what was opened."""
+        """Close the resources that were opened."""
 
 
 def check_side_outputs(settings: Settings) -> None:
-    """Raises PluginError for a side output of the settings that is not installed, or does not take its options. Makes none."""
+    """Raise PluginError if a configured side output is not installed or rejects its options. Creates none."""
     for plugin_id in settings.plugin.side_output_ids:
         _named(plugin_id, settings)
 
@@ -60,7 +61,7 @@ class SideOutputs:
         self._made: dict[str, list[SideOutput]] = {}
 
     def see(self, plan: EpochPlan, readings: Mapping[str, SourceBatch]) -> None:
-        """Shows an epoch to them, before anything is written."""
+        """Pass an epoch to the side outputs before anything is written."""
         if not self._settings.plugin.side_output_ids:
             return
         for source, reading in readings.items():
@@ -76,7 +77,7 @@ class SideOutputs:
         return create_checked(lambda: plugin.make(context), SideOutput, found, source, checks)
 
     def close(self) -> None:
-        """Closes them."""
+        """Close the side outputs."""
         for output in [output for outputs in self._made.values() for output in outputs]:
             output.close()
         self._made.clear()

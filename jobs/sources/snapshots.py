@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def snapshot_owner(pipeline: str) -> str:
-    """What the names of a pipeline's pins start with, made of its UUID."""
+    """Return the prefix of a pipeline's snapshot names, made of its UUID."""
     return pipeline.replace("-", "")[:12]
 
 
@@ -55,7 +55,7 @@ def keep_opening(ledger: Ledger, node: Any, opened: Json) -> Json:
 
 
 def drop_stale_snapshots(sources: Mapping[str, PipelineSource], lease: Lease, position: Position) -> None:
-    """Drop pins of this pipeline that `position` does not refer to, made under this lease or an earlier one."""
+    """Drop snapshots that `position` does not refer to, made under this lease or an earlier one."""
     keep = [
         handle
         for name, place in position.items()

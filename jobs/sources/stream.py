@@ -25,11 +25,11 @@ class StreamPlanner:
         return bool(self._sources)
 
     def begin(self, position: Position) -> Position:
-        """The position with every stream begun at its fence; the handoff happens here."""
+        """Return the position with every stream started at its handoff position."""
         return {**position, **{name: source.stream_start(position[name]) for name, source in self._sources.items()}}
 
     def next(self, position: Position) -> EpochRange | None:
-        """The next step after a position whose streams have begun, None when nothing has arrived."""
+        """Return the next step after a position whose streams have started, or None without new rows."""
         share, size = (max(1, most // max(1, len(self._sources))) for most in (self._rows, self._size))
         end = dict(position)
         for name, source in self._sources.items():
@@ -41,7 +41,7 @@ class StreamPlanner:
         return EpochRange(Phase.CATCHING_UP if positions.is_catching_up(mine) else Phase.LIVE, end)
 
     def backlog(self, position: Position) -> int | None:
-        """Offsets that lie between the position and the sources' ends; None where one cannot tell."""
+        """Return the number of offsets between the position and the sources' ends, or None if unknown."""
         total = 0
         for name, source in self._sources.items():
             assert source.unbounded is not None  # noqa: S101  by construction
@@ -53,7 +53,7 @@ class StreamPlanner:
         return total
 
     def end_position(self, position: Position) -> Position:
-        """The position with every stream after the last row that its source has now, readable or not."""
+        """Return the position with every stream after its source's current last row, readable or not."""
         return {
             **position,
             **{
@@ -64,11 +64,14 @@ class StreamPlanner:
         }
 
     def has_reached(self, position: Position, target: Position) -> bool:
-        """Whether every stream has reached `target`."""
+        """Return whether every stream has reached `target`."""
         return not any(positions.is_before(position[name].get("stream"), target[name]["stream"]) for name in self._sources)
 
     def has_more(self, step: EpochRange) -> bool:
-        """Whether more can be read after a step. Rows that wait for an open transaction cannot."""
+        """Return whether more rows can be read after a step.
+
+        Rows that wait for an open transaction cannot.
+        """
         return any(
             positions.is_before(step.end[name]["stream"], source.unbounded.end_offsets())
             for name, source in self._sources.items()
@@ -76,7 +79,7 @@ class StreamPlanner:
         )
 
     def commit(self, position: Position) -> None:
-        """Tells the sources' own tools how far the lane is."""
+        """Commit the position to the sources' own tools."""
         for name, source in self._sources.items():
             if source.unbounded is not None and "stream" in position[name]:
                 source.unbounded.commit(position[name]["stream"])

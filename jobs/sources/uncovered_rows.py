@@ -51,7 +51,10 @@ def check_windows(source: PipelineSource, spark: SparkSession, position: Json, p
 
 
 def _stream_time(source: PipelineSource) -> date | None:
-    """The day before which a row is taken to be older than the stream; None where the cut at the fence says it of each row."""
+    """Return the date before which a row counts as older than the stream.
+
+    Returns None if the handoff filter decides this for each row.
+    """
     node = source.node
     if source.handoff is None or node.offset_table is not None:
         return None
