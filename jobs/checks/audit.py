@@ -57,10 +57,11 @@ def audit(
     all_epochs: bool = False,
     content: ContentAuditOptions | None = None,
 ) -> list[CheckResult]:
-    """Runs every check of the named sinks (all if None) against the real systems; `content_matches` if `content` says how.
+    """Run every check of the named sinks (all if None) against the real systems.
 
-    Takes no lease, so it may run beside a stream. All it writes is how far it has verified the ledger's epochs: the next audit
-    reads those after that point. `all_epochs` reads every epoch that has a row. Raises PipelineStateError for a pipeline that never ran.
+    `content` adds `content_matches`. Takes no lease, so it may run during a stream. It writes only how far it
+    has verified the ledger's epochs: the next audit reads those after that point. `all_epochs` reads every
+    epoch that has a row. Raises PipelineStateError for a pipeline that never ran.
     """
     ledger = open_ledger(settings)
     state = ledger.state(file.name, LANE)
@@ -128,7 +129,7 @@ def _sink_checks(
 
 
 def _restarts(ledger: Ledger, state: PipelineState) -> set[int]:
-    """Epochs that may start elsewhere than the one before ended, because the lane was taken there."""
+    """Return the epochs that may start elsewhere than the previous one ended, after a rewind or a reset."""
     return {event["data"].get("epoch") for event in ledger.events(state.name, state.lane) if event["kind"] in ("rewound", "reset")}
 
 
@@ -159,9 +160,11 @@ def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, w
 
 
 def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before: int) -> dict[int, Json]:
-    """Where epochs end that the sink may hold: the last one, the open one, and those that a running lane committed meanwhile.
+    """Return the end positions that the sink may contain, by epoch.
 
-    `before` was the last one before the record was read, `state` is from after it: no sink is touched before its plan is here.
+    These are the last epoch, the open one, and those that a running pipeline committed meanwhile. `before`
+    was the last epoch before the commit record was read. `state` is from after it: no sink is written before
+    its plan is in the ledger.
     """
     allowed = {state.committed: dict(state.ended)}
     if state.open_plan is not None:

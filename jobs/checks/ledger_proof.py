@@ -40,7 +40,7 @@ class _NeedsAll(Exception):  # noqa: N818  no error
 
 
 def verify_epochs(ledger: Ledger, state: PipelineState, restarts: Collection[int], *, all_epochs: bool = False) -> LedgerProof:
-    """Checks the epochs from the verified point on, or from the first with `all_epochs`, and moves the point.
+    """Check the epochs after the verified point, or all of them with `all_epochs`, and move the point.
 
     `restarts` are epochs that may start at another position than the one before ended at.
     """
@@ -86,13 +86,16 @@ def _walked(
 
 
 def _rebuilt_at(ledger: Ledger, state: PipelineState) -> int:
-    """The epoch up to which a rebuilt ledger knows the lane from the sinks' records only; 0 for one that was not rebuilt."""
+    """Return the epoch up to which a rebuilt ledger only has the sinks' commit records; 0 if not rebuilt."""
     rebuilt = [event["data"].get("committed", 0) for event in ledger.events(state.name, state.lane) if event["kind"] == "rebuilt"]
     return rebuilt[-1] if rebuilt else 0
 
 
 def _rows(ledger: Ledger, state: PipelineState, seen: LedgerProof, point: AuditProgress | None) -> Iterator[StoredEpoch]:
-    """The rows to check: all, or those after the verified point. Raises _NeedsAll where the point or rows before it have changed."""
+    """Yield the rows to check: all, or those after the verified point.
+
+    Raises _NeedsAll if the point or rows before it have changed.
+    """
     if point is None:
         yield from ledger.stored_epochs(state.name, state.lane, seen.last, seen.link)
         return
@@ -134,7 +137,7 @@ def _joins(seen: LedgerProof, number: int, start: Position, restarts: Collection
 
 
 def _skipped(end: Position, start: Position) -> str:
-    """Which offsets lie between two epochs that do not join."""
+    """Return the offsets that are between two epochs that do not join."""
     found = []
     for source, position in start.items():
         had, has = (positions.offsets(one.get("stream")) for one in (end.get(source, {}), position))

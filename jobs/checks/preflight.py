@@ -52,7 +52,10 @@ class PreflightResult:
 
 
 def needs_spark(file: PipelineFile) -> bool:
-    """Whether something in a file can only be checked by Spark: transforms, filters, or what a connector has no other means for."""
+    """Return whether a file needs Spark for its checks.
+
+    It does for transforms, filters, and connectors that have no other means to check.
+    """
     filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
     plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSourceConfig | PluginSinkConfig)]
     lone = all(node.plugin.make.capabilities.without_spark for node in plugins)  # pyright: ignore[reportFunctionMemberAccess]
@@ -64,9 +67,9 @@ def _stream(source: Any) -> Any:
 
 
 def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> PreflightResult:
-    """Looks at everything that can be reached; what cannot is in `unchecked`. `session` is called if `needs_spark`.
+    """Check everything that can be reached. The rest is in `unchecked`. `session` is called if `needs_spark`.
 
-    Raises InternalError for a fault of Headrace itself; whatever the user can mend is in the findings.
+    Raises InternalError for a fault of Headrace itself. Errors that the user can fix are in the result.
     """
     findings = PreflightResult(warnings=list(file.warnings))
     if settings.enforce_primary_keys:
@@ -209,7 +212,7 @@ def _target(file: PipelineFile, settings: Settings, name: str, node: Any, schema
 
 
 def _check_lane(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
-    """Whether a pipeline that has begun can follow the file. A ledger that is not there yet is not made."""
+    """Check that a pipeline that has begun can follow the file. Does not create a missing ledger."""
     backend = settings.state_backend
     if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():
         return
@@ -231,7 +234,7 @@ def _check_lane(file: PipelineFile, settings: Settings, findings: PreflightResul
 
 
 def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findings: PreflightResult) -> Any:
-    """What `ask` returns; its error goes to the findings, with the node's place."""
+    """Return the result of `ask`. Add its error to `findings`, with the node's location."""
     try:
         return ask()
     except Exception as error:
@@ -249,7 +252,7 @@ def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findin
 
 
 def _run_concurrently(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
-    """The answers, as functions that return or raise them. Who does not answer in time is a TransientError."""
+    """Return the answers, as functions that return or raise them. A late answer is a TransientError."""
     answers: dict[tuple[str, int], Callable[[], Any]] = {}
     everybody = threading.Event()
 
@@ -279,5 +282,5 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
 
 
 def all_node_types(files: Iterable[PipelineFile]) -> frozenset[str]:
-    """The node types of several files, for one session that serves them all."""
+    """Return the node types of several files, for one session that serves them all."""
     return frozenset(kind for file in files for kind in node_types(file))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def node_types(file: PipelineFile) -> frozenset[str]:
-    """All connector types that a file uses, phases of hybrid sources included."""
+    """Return all connector types that a file uses, including the phases of hybrid sources."""
     model = file.model
     phases = {
         part.source_type
@@ -40,7 +40,7 @@ def node_types(file: PipelineFile) -> frozenset[str]:
 
 
 def target_text(described: Mapping[str, Any]) -> str:
-    """A target as messages name it, by what `Sink.describe` returns."""
+    """Return a target's name for messages, from the result of `Sink.describe`."""
     named = described.get("location") if described.get("kind") == "delta" else described.get("table_name") or described.get("location")
     return f"the {described.get('kind', '')} table `{named}`" if named else "the target"
 
@@ -154,11 +154,11 @@ class CompiledPipeline:
 
     @cached_property
     def load_paths(self) -> Mapping[str, LoadPath]:
-        """The way that history takes to each sink."""
+        """The load path of history to each sink."""
         return plan_load_paths(self.file, self.planner, self.sources)
 
     def open_sinks(self, uuid: str, lane: str, ledger: Ledger) -> Mapping[str, PipelineSink]:
-        """Fresh sinks of this file for one lane; they connect when they are prepared."""
+        """Return new sinks of this file for one pipeline. They connect when they are prepared."""
         found: dict[str, PipelineSink] = {}
         for name, node in self.file.model.sinks.items():
             key, schema, columns = SinkKey(uuid, self.file.name, lane, name), self.planner.schemas[name], self.planner.keys[name]
@@ -168,9 +168,10 @@ class CompiledPipeline:
         return found
 
     def open_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None], *, former: bool = False) -> None:
-        """Opens the dynamic tables for one lane, anew if they were open. `note` tells the ledger of a table in memory's first epoch.
+        """Open the dynamic tables for one pipeline; reopen them if they were open.
 
-        `former`: see `Known`. Raises UserError or TransientError, naming the node, before any epoch is planned with them.
+        `note` records in the ledger the first epoch of a table in memory. `former`: see `CommittedTables`.
+        Raises UserError or TransientError, naming the node, before any epoch is planned with them.
         """
         state = ledger.state(self.file.name, lane)
         events = ledger.events(self.file.name, lane) if graph.dynamic_tables(self.file.model) else []
@@ -181,12 +182,15 @@ class CompiledPipeline:
         self.planner.tables = open_tables(self.file.model, self.settings, self.planner.spark, pipeline=uuid, lane=lane, known=known)
 
     def open_former_tables(self, uuid: str, lane: str, ledger: Ledger, note: Callable[[str, int], None]) -> None:
-        """The same for an earlier version of the file, whose epochs are only written again; nothing where they are open."""
+        """Open the dynamic tables for an earlier version of the file, whose epochs are only written again.
+
+        Does nothing if they are open.
+        """
         if not self.planner.tables and graph.dynamic_tables(self.file.model):
             self.open_tables(uuid, lane, ledger, note, former=True)
 
     def close(self) -> None:
-        """Lets go of the connections of sources and dynamic tables; sinks belong to the lane."""
+        """Close the connections of sources, side outputs and dynamic tables. Sinks stay open."""
         self._close_tables()
         self.side_outputs.close()
         for source in self.sources.values():

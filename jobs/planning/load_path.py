@@ -41,7 +41,7 @@ class LoadPath:
 
     @property
     def is_bulk_copy(self) -> bool:
-        """Whether tasks load by themselves."""
+        """Whether history is loaded by bulk copy."""
         return self.path == "direct"
 
 
@@ -60,13 +60,16 @@ class Columns:
 
 
 def plan_load_paths(file: PipelineFile, planner: PipelinePlanner, sources: Mapping[str, PipelineSource]) -> dict[str, LoadPath]:
-    """The route of history to every sink. Deterministic: an epoch must be finished by the route that it was begun with."""
+    """Return the load path of history to every sink.
+
+    It is deterministic: an epoch must be finished with the load path that it began with.
+    """
     columns = Columns(planner.source_schemas, planner.schemas, lambda source: source.bounded[0].schema(planner.spark))
     return {name: plan_load_path(file, columns, sources, name) for name in file.model.sinks}
 
 
 def plan_load_path(file: PipelineFile, columns: Columns, sources: Mapping[str, PipelineSource], sink: str) -> LoadPath:
-    """The route to one sink; its path is `unchecked` where columns that decide are not known."""
+    """Return the load path to one sink. Its path is `unchecked` if columns that decide are not known."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if reason := _obstacle(file, sources, sink):
@@ -93,7 +96,10 @@ def plan_load_path(file: PipelineFile, columns: Columns, sources: Mapping[str, P
 
 
 def carried_key(model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str, source: str) -> tuple[str, ...]:
-    """Return the columns of a source that the key of the sink has unchanged. `nodes` are the columns of nodes, where known."""
+    """Return the source columns that the sink's primary key contains unchanged.
+
+    `nodes` are the columns of nodes, as far as they are known.
+    """
     known = {name: dict.fromkeys(schema.names, "") for name, schema in nodes.items()}
     derived = lineage(model, known)[sink].columns
     found = [derived[name] for name in graph.key_of(model, sink) if name in derived]
@@ -106,7 +112,7 @@ class _UnknownError(Exception):
 
 
 def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:
-    """Why history must go through Spark's rows whatever the SQL and the columns are; empty if it need not."""
+    """Return why history must go through Spark regardless of SQL and columns, or an empty string."""
     names = graph.upstream_sources(file.model, sink)
     source = sources[names[0]]
     if not registry.sink_class(file.model.sinks[sink]).capabilities.direct:
@@ -121,17 +127,20 @@ def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: s
 
 
 def _filter(file: PipelineFile, sink: str) -> str:
-    """The first transform whose filter makes deletes at this sink. History may hold several rows of a key, of which the last decides."""
+    """Return the first transform whose filter makes deletes at this sink, or an empty string.
+
+    History may have several rows of a key, of which the last decides.
+    """
     found = retractions_of(file.model)
     nodes = found.marking_nodes(file.model, sink) if sink in found.sinks else []
     return next((name for name in nodes if name in file.model.transforms), "")
 
 
 def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Columns, have: pa.Schema | None) -> str | None:
-    """The transforms between source and sink as one query in the source's SQL; None where rows go through as they are.
+    """Return the transforms between source and sink as one query in the source's SQL.
 
-    `have` are the columns that the history has itself. Raises UserError where the source's SQL cannot say the same, or where
-    its columns are not what Spark makes of them.
+    Returns None if rows pass unchanged. `have` are the columns of the history itself. Raises UserError if the
+    source's SQL has no equivalent, or if Spark reads its columns with other types.
     """
     arriving = _known(columns.nodes, file.model.sinks[sink].from_)
     if nested := [field.name for field in arriving if is_nested(field.type)]:
@@ -163,7 +172,10 @@ def _known(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
 
 
 def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
-    """The transforms from a source to a sink, in order. Raises UserError where one of them reads several nodes."""
+    """Return the transforms from a source to a sink, in order.
+
+    Raises UserError if one of them reads several nodes.
+    """
     found: list[str] = []
     at = file.model.sinks[sink].from_
     while at != source:

@@ -13,21 +13,22 @@ from headrace.pipeline.sql import statements
 
 
 def nondeterministic_nodes(model: PipelineModel) -> dict[str, str]:
-    """The transforms whose rows must be staged, in the order of computation, each with the reason, for people."""
+    """Return the transforms whose rows must be stored, in the order of computation, each with the reason."""
     found = {name: nondeterminism_reason(model, name) for name in graph.in_order(model)}
     return {name: why for name, why in found.items() if why}
 
 
 def nondeterministic_upstream(model: PipelineModel, name: str) -> list[str]:
-    """The impure nodes that the rows of a node come through, itself among them."""
+    """Return the non-deterministic nodes upstream of a node, including itself."""
     wanted = _upstream(model, name)
     return [node for node in nondeterministic_nodes(model) if node in wanted]
 
 
 def nondeterminism_reason(model: PipelineModel, name: str) -> str:
-    """Why a transform is impure; empty where it is not. By type names: what a type means is decided where it is made.
+    """Return why a transform is non-deterministic, or an empty string if it is deterministic.
 
-    A dynamic table in memory is no reason: its values are kept by epoch, and an epoch gets the same answers whenever it is computed.
+    The check uses type names only. A dynamic table in memory is no reason: its values are kept by epoch, so
+    an epoch always gets the same values.
     """
     node: Any = model.transforms[name]
     marked = getattr(node, "deterministic", None)
@@ -51,7 +52,7 @@ def nondeterminism_reason(model: PipelineModel, name: str) -> str:
 
 
 def _of_plugins(text: str) -> list[str]:
-    """Functions of plugins in a statement that say that they are not deterministic."""
+    """Return the calls in a statement to plugin functions that are declared non-deterministic."""
     return [f"{name}()" for name, found in called([text]).items() if not load(found).deterministic]
 
 

@@ -10,11 +10,11 @@ from headrace.pipeline.config.settings import Settings
 
 
 def staging_root(settings: Settings) -> Path:
-    """The folder of all pipelines."""
+    """Return the folder of all pipelines."""
     return (settings.staging.path or settings.home / "staging").absolute()
 
 
 def safe_filename(name: str) -> str:
-    """A name as a folder's or a file's: readable, and told apart from any other by a digest where letters had to go."""
+    """Return a readable folder or file name. A digest keeps names unique if characters were replaced."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80]
     return plain if plain == name else f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -22,7 +22,7 @@ _FOLDER = ".waits"
 
 
 def waits_folder(settings: Settings, pipeline: str) -> Path:
-    """Where the notes of a pipeline's tasks are."""
+    """Return the folder with the notes of a pipeline's tasks."""
     return staging_root(settings) / pipeline / _FOLDER
 
 
@@ -38,7 +38,10 @@ class PendingCall:
         return self.folder / f"{safe_filename(self.node)}-{os.uname().nodename}-{os.getpid()}.json"
 
     def note(self, message: str, good_for: float) -> None:
-        """Says what is waited for; to be said again within so many seconds."""
+        """Write what the task waits for.
+
+        The note expires after `good_for` seconds unless it is written again.
+        """
         beside = self._path.with_suffix(".new")
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -46,13 +49,13 @@ class PendingCall:
             beside.replace(self._path)
 
     def over(self) -> None:
-        """Takes the note away."""
+        """Remove the note."""
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
 
 def read_pending_calls(folder: Path) -> dict[str, str]:
-    """What the tasks of each node wait for now, by the notes there; those past their time are removed."""
+    """Return the current wait of each node's tasks, from the notes in the folder. Remove expired notes."""
     found: dict[str, str] = {}
     try:
         paths = sorted(folder.glob("*.json"))

@@ -61,12 +61,12 @@ class ResultManifest:
     files: tuple[tuple[str, int], ...]
 
     def to_json(self) -> Json:
-        """As plain JSON values, with the format's number."""
+        """Return plain JSON values, with the format's number."""
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Json) -> ResultManifest:
-        """The inverse. Raises ValueError for a format that this version does not know."""
+        """Return the manifest for such JSON values. Raises ValueError for an unknown format."""
         known: Json = dict(data)
         if (found := known.pop("format", None)) != FORMAT:
             msg = f"it has format {found}, this Headrace knows {FORMAT}"
@@ -88,12 +88,18 @@ class ResultStore:
         self._folder = self.path / pipeline / safe_filename(lane)
 
     def for_epoch(self, plan: EpochPlan, pipeline_hash: str) -> EpochResultStore:
-        """The stages of one epoch, computed by the compiled pipeline of this hash (a sink that joined later is replayed by today's)."""
+        """Return the stored results of one epoch, as computed by the compiled pipeline of this hash.
+
+        A sink that was added later is replayed with the current pipeline.
+        """
         digest = hashlib.sha256(json.dumps([plan.to_json(), pipeline_hash], sort_keys=True).encode()).hexdigest()[:16]
         return EpochResultStore(self, plan, digest, self._folder / f"{plan.number:012}-{digest}")
 
     def sweep(self, committed: int) -> None:
-        """Removes the stages of epochs before the last `staging.keep_epochs` committed ones. What cannot be removed is logged, and left."""
+        """Remove results of epochs before the last `staging.keep_epochs` committed ones.
+
+        Files that cannot be removed are logged and left.
+        """
         try:
             past = [folder for folder, number in self._epochs() if number <= committed - self._keep] if self._folder.is_dir() else []
         except OSError as error:
@@ -118,7 +124,10 @@ class EpochResultStore:
         self._digest = digest
 
     def load_manifest(self, node: str) -> ResultManifest | None:
-        """The manifest of a node that is staged, None where there is none. Raises PipelineStateError for one that cannot be taken at its word."""
+        """Return the manifest of a node's stored results, or None if there are none.
+
+        Raises PipelineStateError if the manifest or its files are damaged.
+        """
         path = self._of(node) / _MANIFEST
         try:
             text = path.read_text(encoding="utf-8")
@@ -137,7 +146,10 @@ class EpochResultStore:
         return found
 
     def read(self, node: str, like: DataFrame) -> SourceBatch:
-        """The staged rows, with the columns of `like`, which is what they were made from. The node must be held."""
+        """Return the stored rows of a node, with the columns of `like`, from which they were computed.
+
+        The node must have a manifest.
+        """
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.types import StructField, StructType
 
@@ -153,9 +165,10 @@ class EpochResultStore:
         return SourceBatch(frame.select(*columns), held.rows)
 
     def make(self, node: str, rows: DataFrame) -> ResultManifest:
-        """Computes a node's rows into a stage of its own; the manifest that counts, which is another's where that one was first.
+        """Compute a node's rows and store them. Return the valid manifest.
 
-        Raises UserError where the place cannot take the rows, and what computing them raises.
+        It is another process's manifest if that process was first. Raises UserError if the folder cannot
+        store the rows, and any error of computing them.
         """
         folder = self._of(node)
         attempt = f"g{self._lane.generation}-{secrets.token_hex(4)}"
@@ -183,7 +196,10 @@ class EpochResultStore:
         return found
 
     def _complete(self, node: str, attempt: str, parts: Sequence[tuple[str, int, int]]) -> ResultManifest:
-        """Makes an attempt the one that counts, unless another was first. `parts` are file, rows and bytes, as the winning tasks say."""
+        """Make an attempt the valid one, unless another was first.
+
+        `parts` are the file, rows and bytes that each winning task returned.
+        """
         folder, lane = self._of(node), self._lane
         if (first := self.load_manifest(node)) is not None:  # which has swept this attempt, perhaps
             _remove(folder / attempt)
@@ -215,14 +231,17 @@ class EpochResultStore:
         return held
 
     def sync_manifest(self, node: str) -> None:
-        """Makes the manifest's name durable, whoever made it: a sink must not hold rows of a stage that a power cut takes back."""
+        """Make the manifest's name durable, even if another process created it.
+
+        A sink must not contain rows of stored results that a power failure can undo.
+        """
         folder = self._of(node)
         for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
             with suppress(PermissionError):  # a folder above may be somebody else's
                 sync_to_disk(path)
 
     def _sweep_beside(self, held: ResultManifest) -> None:
-        """Removes the attempts that lost: with the manifest there, none of them can ever count."""
+        """Remove the attempts that lost. They can never become valid once a manifest exists."""
         for path in self._of(held.node).iterdir():
             if path.is_dir() and path.name != held.attempt:
                 _remove(path)
@@ -252,7 +271,7 @@ class NodeGraph:
 
     @classmethod
     def of(cls, model: PipelineModel) -> NodeGraph:
-        """That of a pipeline."""
+        """Return the graph of a pipeline."""
         return cls(partial(graph.inputs_of, model), partial(graph.looked_up_tables, model))
 
 
@@ -272,7 +291,10 @@ class StoredResults:
         self.seconds: dict[str, float] = {}
 
     def required_nodes(self, sinks: Sequence[str]) -> set[str]:
-        """The impure nodes whose rows these sinks take from a stage. What lies behind a complete stage is not needed again."""
+        """Return the non-deterministic nodes whose stored results these sinks read.
+
+        Nodes upstream of complete results are not needed again.
+        """
         found: set[str] = set()
         seen: set[str] = set()
 
@@ -292,7 +314,7 @@ class StoredResults:
         return found
 
     def check(self, sinks: Sequence[str], *, replayed: bool, recompute: bool) -> None:
-        """Raises SinkStateError where rows would have to be computed anew that somebody holds from an earlier time."""
+        """Raise SinkStateError if rows would be recomputed that a sink or table already contains."""
         missing = [] if recompute else [name for name in sorted(self.required_nodes(sinks)) if self._stages.load_manifest(name) is None]
         if not missing:
             return
@@ -303,7 +325,7 @@ class StoredResults:
                 raise self._missing_results_error(min(told), said, "the setting `staging.recompute: true` for one run")
 
     def _behind(self, name: str) -> set[str]:
-        """All impure nodes that a node's rows come through, or that filled the tables which they were asked about."""
+        """Return the non-deterministic nodes upstream of a node, also through the tables that it looks up."""
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
         return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
 
@@ -317,7 +339,7 @@ class StoredResults:
         return SinkStateError(msg, hint=hint, node=node)
 
     def load_or_compute(self, name: str, frame: DataFrame) -> SourceBatch:
-        """A node's rows from its stage, which is made first where there is none."""
+        """Return a node's stored rows. Compute and store them first if there are none."""
         if self._stages.load_manifest(name) is None:
             started = time.monotonic()
             self._stages.make(name, frame)
@@ -330,7 +352,10 @@ class StoredResults:
 
 
 def _pattern(path: Path) -> str:
-    """A path for Spark to read, which takes what has no scheme for its default file system, and some characters for patterns."""
+    """Return a path for Spark to read, as a file URL with glob characters escaped.
+
+    Spark takes paths without a scheme for its default file system, and some characters for patterns.
+    """
     return "file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", str(path))
 
 

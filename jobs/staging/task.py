@@ -29,7 +29,10 @@ class StoreResultsTask:
     root: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row: file, rows, bytes. Of tasks that are run twice only the winner's answer arrives, so only its file counts."""
+        """Write the rows and yield one row: file, rows, bytes.
+
+        If a task runs twice, only the winner's row arrives, so only its file counts.
+        """
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -76,14 +79,14 @@ def _exact_names(schema: pa.Schema) -> list[str]:
 
 
 def storage_error(node: str, root: Path, error: OSError) -> UserError:
-    """The error of a place that cannot take rows."""
+    """Return the error for a folder that cannot store rows."""
     msg = f"rows cannot be staged in {root}: {error.strerror or error}"
     hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
     return UserError(msg, hint=hint, node=node)
 
 
 def sync_to_disk(path: Path) -> None:
-    """What was written there survives a power cut."""
+    """Flush a file or folder to disk, so that it survives a power failure."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

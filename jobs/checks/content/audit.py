@@ -71,7 +71,7 @@ class ContentAudit:
         self._assemblies: dict[str, CompiledPipeline] = {}
 
     def check(self, name: str) -> CheckResult:
-        """The check of one sink. What cannot be read or computed again is "not applicable", never green."""
+        """Check one sink. Rows that cannot be read or recomputed give "not applicable", never a pass."""
         if why := refusal(self._file.model, name):
             return _unknown(name, why)
         folder = Path(tempfile.mkdtemp(prefix="headrace-audit-"))
@@ -92,7 +92,10 @@ class ContentAudit:
         return found
 
     def check_within(self, name: str, seconds: float) -> CheckResult:
-        """The check of one sink by samples of growing size, for about so long. The largest sample that says something counts."""
+        """Check one sink with samples of growing size, for about the given time.
+
+        The largest conclusive sample decides.
+        """
         started, best, before = time.monotonic(), None, ""
         for rows in _GROWING:
             began, self._budget = time.monotonic(), rows
@@ -107,7 +110,7 @@ class ContentAudit:
         return best
 
     def close(self) -> None:
-        """Lets go of what was opened."""
+        """Close the resources that were opened."""
         for assembly in self._assemblies.values():
             assembly.close()
 
@@ -133,7 +136,7 @@ class ContentAudit:
             sink.close()
 
     def _unreadable(self, name: str, sink: Sink, content: TargetContent) -> str:
-        """Why the target's rows cannot be compared; empty where they can."""
+        """Return why the target's rows cannot be compared, or an empty string."""
         if lost := [column for column in graph.key_of(self._file.model, name) if column not in content.columns]:
             return f"the key column `{lost[0]}` cannot be read back from the target"
         mine = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
@@ -169,7 +172,7 @@ class ContentAudit:
                 source.close()
 
     def _is_small(self, inputs: list[SourceRows], content: TargetContent) -> bool:
-        """Whether both sides fit into the driver."""
+        """Return whether both sides fit into the driver."""
         if sum(one.rows for one in inputs) > DRIVER_ROWS or sum(one.size for one in inputs) > DRIVER_BYTES:
             return False
         return content.rows is None or (self._budget is not None and self._budget <= DRIVER_ROWS)
@@ -227,7 +230,7 @@ class _Work:
     key: tuple[str, ...]
 
     def result(self, found: ContentDifference, expected: ExpectedRows | ExpectedSample) -> CheckResult:
-        """The check of a difference."""
+        """Return the check result for a difference."""
         return _result(self.name, found, expected, self.content, self.scope, self.inputs)
 
 

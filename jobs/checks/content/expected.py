@@ -77,7 +77,7 @@ def expected_by_key(planner: PipelinePlanner, sink: str, source: str, found: Sou
 
 
 def expected_at_sink(planner: PipelinePlanner, sink: str, inputs: list[SourceRows], plan: EpochPlan) -> ExpectedRows:
-    """The last row of each key after the SQL, or all rows at a sink without a key."""
+    """Return the last row of each key after the SQL, or all rows for a sink without a key."""
     from pyspark.sql import functions as F  # noqa: N812
 
     model = planner.file.model

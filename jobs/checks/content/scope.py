@@ -29,7 +29,7 @@ class AuditScope:
 
 
 def refusal(model: PipelineModel, sink: str) -> str:
-    """Why the rows of a sink cannot be computed again; empty where they can."""
+    """Return why the rows of a sink cannot be recomputed, or an empty string."""
     node: Any = model.sinks[sink]
     if node.delivery == "at_least_once":
         return "the sink is at-least-once by its file"
@@ -51,7 +51,7 @@ def refusal(model: PipelineModel, sink: str) -> str:
 
 
 def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRecord, joined: int) -> AuditScope | str:
-    """The epochs up to the record's that the same file carried, or why there are none to compare."""
+    """Return the epochs up to the commit record that the same file loaded, or why there are none."""
     first: EpochPlan | None = None
     last: EpochPlan | None = None
     plans: list[EpochPlan] = []
@@ -78,11 +78,11 @@ def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRe
 
 
 def sink_reads(model: PipelineModel, name: str, node: str) -> bool:
-    """Whether rows of `node` reach the node `name`."""
+    """Return whether rows of `node` reach the node `name`."""
     return name == node or any(sink_reads(model, upstream, node) for upstream in graph.inputs_of(model, name))
 
 
 def _rows_by(body: Json, sink: str) -> str:
-    """The parts of a compiled file that decide which rows come to a sink."""
+    """Return the parts of a compiled file that decide which rows come to a sink."""
     wanted = {name: body[name] for name in ("sources", "transforms") if name in body}
     return json.dumps([wanted, body.get("sinks", {}).get(sink)], sort_keys=True)
