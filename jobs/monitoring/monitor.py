@@ -43,11 +43,14 @@ class FrameObserver(Protocol):
     """Sees the frames of one epoch as they are made."""
 
     def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
-        """Is handed every transform's frame, and every source's that has rows; gives the one to use. `staged` rows were kept on disk."""
+        """Return the frame to use for a transform, or for a source that has rows.
+
+        `staged` rows were stored on disk.
+        """
         ...
 
     def share(self, frame: DataFrame) -> None:
-        """A frame was persisted, for several sinks."""
+        """Record that a frame was persisted for several sinks."""
         ...
 
 
@@ -68,33 +71,36 @@ class NullMonitor:
         return {}
 
     def create_observer(self, model: PipelineModel, sinks: Sequence[str]) -> FrameObserver | None:
-        """What sees the frames of the next epoch. `model` is what it is computed by, `sinks` are those that will read Spark's rows."""
+        """Return the observer of the next epoch's frames, or None.
+
+        `model` is the pipeline that computes the epoch. `sinks` are those that will read Spark's rows.
+        """
         del model, sinks
 
     def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
-        """An epoch is in the ledger, or is tried `again`: in this run, or since another one."""
+        """Record that an epoch is in the ledger, or is tried `again`, in this run or after an earlier one."""
 
     def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
-        """It is in all sinks."""
+        """Record that all sinks committed the epoch."""
 
     def record_failure(self, error: BaseException) -> None:
-        """An attempt at it went wrong, or the whole run."""
+        """Record that an attempt at an epoch, or the whole run, failed."""
 
     def phase(self, phase: Phase) -> None:
-        """The lane enters a phase."""
+        """Record that the pipeline enters a phase."""
 
     def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
-        """What streams have beyond the lane, by source and partition."""
+        """Record how far streams are ahead of the pipeline, by source and partition."""
 
     def close(self) -> None:
-        """Says what is left to say, within seconds."""
+        """Send the last data and close, within seconds."""
 
 
 P = ParamSpec("P")
 
 
 def _calmly(function: Callable[P, None]) -> Callable[P, None]:
-    """A look that fails is logged, and is nobody's problem."""
+    """Log exceptions of the function instead of failing the run."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

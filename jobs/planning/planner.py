@@ -52,7 +52,7 @@ class HasSchema(Protocol):
     """What the planner asks a source for."""
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload's schema."""
+        """The schema of the payload."""
         ...
 
 
@@ -161,12 +161,13 @@ class PipelinePlanner:
         staged: Mapping[str, Callable[[str, DataFrame], SourceBatch]] | None = None,
         each: FrameObserver | None = None,
     ) -> dict[str, DataFrame]:
-        """The frame of every source and transform, lazily; transforms see their inputs as temporary views.
+        """Return the lazy frame of every source and transform.
 
-        Dynamic tables are filled with what an epoch brings before those transforms that ask them are planned. With `problems`,
-        mistakes are put there, and what reads a node without a frame gets none itself. `staged` nodes are computed here and now, and
-        stand for what was kept of them. `each` is handed every frame of a transform, and of a source that has rows, and gives the
-        one to use.
+        Transforms see their inputs as temporary views. Dynamic tables are filled with this epoch's rows
+        before the transforms that look them up are planned. With `problems`, user errors are added to it, and
+        nodes that read a node without a frame get none. `staged` nodes are computed immediately and replaced
+        by their stored rows. `each` receives every frame of a transform, and of a source that has rows, and
+        returns the one to use.
         """
         found = {name: each(name, reading.frame) if each and reading.rows != 0 else reading.frame for name, reading in readings.items()}
         names = {name: "hr_" + re.sub(r"\W", "_", name) + f"_{index}" for index, name in enumerate([*found, *self._order])}
@@ -193,7 +194,7 @@ class PipelinePlanner:
         return found
 
     def _frame(self, name: str, found: Mapping[str, DataFrame], views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
-        """A transform's rows over those of its inputs."""
+        """Return a transform's rows, computed from the frames of its inputs."""
         node: Any = self.file.model.transforms[name]
         if node.type == "sql":
             return self._select(name, views, plan)
@@ -203,7 +204,10 @@ class PipelinePlanner:
         return bypass_marked_rows(self._transforms[name], name, upstream, found[upstream], plan, self.retractions)
 
     def _statement(self, name: str, node: Any, views: Mapping[str, str]) -> exp.Query:
-        """What a sql node says in Spark's words, by the types of what it reads; found out once."""
+        """Return a sql node's query in Spark SQL, adapted to the types of its inputs.
+
+        The result is cached.
+        """
         if name not in self._statements:
             frames = {upstream: self.spark.table(views[upstream]) for upstream in node.inputs(name)}
             self._check_double_quotes(name, node, frames)
@@ -218,7 +222,10 @@ class PipelinePlanner:
         return self._statements[name][0]
 
     def _check_double_quotes(self, name: str, node: Any, frames: Mapping[str, DataFrame]) -> None:
-        """Raises SchemaError where a name of a column stands in double quotes, which to Spark is a text: a file of another system."""
+        """Raise SchemaError if a column name is in double quotes, which Spark reads as a string.
+
+        Such a file comes from another system.
+        """
         quoted = double_quoted(node.sql) if node.dialect == "spark" else ()
         for upstream, frame in frames.items() if quoted else ():
             names = {column.lower(): column for column in frame.columns}
@@ -229,7 +236,10 @@ class PipelinePlanner:
                 raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
 
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
-        """Puts what an epoch brings into a dynamic table, and what is in it then before the SQL that asks it. Without a plan: checks."""
+        """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
+
+        Without a plan, only validate.
+        """
         node: Any = self.file.model.transforms[name]
         if node.inputs(name) and (plan is None or self.tables[name].needs_values(plan)):
             frame = self._select(name, views, plan)
@@ -245,7 +255,7 @@ class PipelinePlanner:
             register(self.spark, self._lookups)
 
     def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
-        """What a node's SQL gives, with the hidden columns."""
+        """Return the result of a node's SQL, with the system columns."""
         node: Any = self.file.model.transforms[name]
         try:
             query = self._statement(name, node, views)
@@ -275,14 +285,17 @@ class PipelinePlanner:
         return frame
 
     def _marking(self, name: str) -> Marking | None:
-        """What a node's SQL keeps of rows that it leaves out. A dynamic table is filled by rows that pass."""
+        """Return how a node's SQL keeps rows that its filter rejects, or None.
+
+        A dynamic table is filled only by rows that pass.
+        """
         marked = not self.retractions.marked.isdisjoint(graph.inputs_of(self.file.model, name))
         if name in self._lookups:
             return Marking(frozenset(), marked=marked) if marked else None
         return self.retractions.marking(name, marked=marked)
 
     def _open_transform(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
-        """A transform that is no SQL. Its mistakes get their place in the file."""
+        """Open a transform that is not SQL. Its errors get their location in the file."""
         context = TransformContext(
             name,
             node,
@@ -317,13 +330,16 @@ class PipelinePlanner:
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
     def plan_text(self) -> str:
-        """Spark's own plans of the transforms, over sources without rows."""
+        """Return Spark's plans of the transforms, over sources without rows."""
         views = self._views({name: SourceBatch(self._empty(name), 0) for name in self.source_schemas}, None, [])
         texts = [(name, cast("Any", views[name])._jdf.queryExecution().toString()) for name in self._order if name in views]  # noqa: SLF001  explain() only prints
         return "\n".join(f"== {name} ==\n{text}" for name, text in texts)
 
     def nodes(self, readings: Mapping[str, SourceBatch], plan: EpochPlan) -> dict[str, DataFrame]:
-        """The frame of every source and transform over these readings, lazily, with the hidden columns. It holds until the next call."""
+        """Return the lazy frame of every source and transform for these readings, with the system columns.
+
+        The frames are valid until the next call.
+        """
         return self._views(self._every(readings), plan)
 
     def _every(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
@@ -338,10 +354,11 @@ class PipelinePlanner:
         staging: StoredResults | None = None,
         each: FrameObserver | None = None,
     ) -> Iterator[dict[str, EpochFrame]]:
-        """One frame per sink for this epoch. Sources without a reading have no rows in it. `each` sees nodes' frames as they are made.
+        """Yield one frame per sink for this epoch. `each` receives the frames of nodes when they are made.
 
-        With `staging`, impure nodes that these sinks need are computed before anything is handed out, and read from their stage. A
-        node that several of these sinks read is persisted at the latest shared point and given back afterwards.
+        Sources without a reading have no rows. With `staging`, non-deterministic nodes that these sinks need
+        are computed first, and read from their stored results. A node that several of these sinks read is
+        persisted at the latest shared point and unpersisted afterwards.
         """
         every = self._every(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
@@ -376,7 +393,7 @@ class PipelinePlanner:
 
 
 def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterator[SchemaError]:
-    """What is wrong where a node's key, its own or an inherited one, is not among its columns."""
+    """Yield an error if the key of a node, its own or an inherited one, is not among its columns."""
     if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
         shown = ", ".join(f'"{column}"' for column in missing)
         available = ", ".join(f'"{column}"' for column in [*columns, OP])

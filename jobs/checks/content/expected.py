@@ -65,7 +65,7 @@ def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
 
 
 def expected_by_key(planner: PipelinePlanner, sink: str, source: str, found: SourceRows, plan: EpochPlan) -> ExpectedRows:
-    """The last row of each key of the source, and what the pipeline's SQL makes of it."""
+    """Return the last row of each key of the source, and the result of the pipeline's SQL for these rows."""
     from pyspark.sql import functions as F  # noqa: N812
 
     key = graph.key_of(planner.file.model, sink)
