@@ -65,15 +65,15 @@ class Meters:
         return meter.create_histogram(name, description=about, explicit_bucket_boundaries_advisory=[float(bound) for bound in bounds])
 
     def add(self, name: str, value: float, labels: Labels | None = None) -> None:
-        """Counts up; by zero only where that makes the series known."""
+        """Increment a counter. An increment by zero only makes the series known."""
         self._at(name, MetricType.COUNTER, value, labels)
 
     def set(self, name: str, value: float, labels: Labels | None = None) -> None:
-        """Sets a gauge."""
+        """Set a gauge."""
         self._at(name, MetricType.GAUGE, value, labels)
 
     def record(self, name: str, milliseconds: float, labels: Labels | None = None) -> None:
-        """Puts a duration into a histogram."""
+        """Record a duration in a histogram."""
         self._at(name, MetricType.HISTOGRAM, max(0.0, milliseconds), labels)
 
     def _at(self, name: str, kind: MetricType, value: float, labels: Labels | None) -> None:
@@ -84,7 +84,10 @@ class Meters:
             getattr(instrument, _VERBS[kind])(value, {**self._own, **(labels or {})})
 
     def put_own(self, kind: MetricType, name: str, value: float, labels: Labels) -> None:
-        """The same for a metric that is in no list, made when it is first heard of. Raises ValueError where it is of another kind."""
+        """Record a metric that is not in the catalog. The first call creates it.
+
+        Raises ValueError if it has another type.
+        """
         with self._lock:
             if (known := self._kinds.setdefault(name, kind)) is not kind:
                 msg = f"the metric `{name}` is a {known}, and cannot be a {kind} as well"
@@ -95,11 +98,11 @@ class Meters:
             getattr(instrument, _VERBS[kind])(value, {**self._own, **labels})
 
     def text(self) -> tuple[bytes, str]:
-        """All of it in Prometheus' words, and their content type."""
+        """Return all metrics in Prometheus text format, and their content type."""
         return exposition(self._scraped.get_metrics_data())
 
     def close(self) -> None:
-        """Sends what was not sent yet, within seconds."""
+        """Send the remaining metrics, within seconds."""
         ending = threading.Thread(target=self._shut_down, name="headrace-metrics-end", daemon=True)
         ending.start()
         ending.join(_CLOSE_SECONDS)

@@ -226,7 +226,10 @@ class RunMonitor(NullMonitor):
             self._meters.add(f"checkpoint_{name}_total", 0)
 
     def create_observer(self, model: PipelineModel, sinks: Sequence[str]) -> FrameObserver | None:
-        """Observes what sinks read through Spark; keeps frames to look at where rows are to be looked at."""
+        """Return an observer of the frames that sinks read through Spark.
+
+        If live data is inspected, it also keeps frames to sample.
+        """
         self._seen = seen = EpochObservation()
         # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
         kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
@@ -234,7 +237,7 @@ class RunMonitor(NullMonitor):
 
     @_calmly
     def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
-        """See NoEyes."""
+        """See `NullMonitor`."""
         if not again:
             self._meters.add("checkpoint_markers_sent_total", 1)
         self._meters.set("checkpoint_epochs_in_flight", 1)
@@ -296,7 +299,7 @@ class RunMonitor(NullMonitor):
 
     @_calmly
     def record_failure(self, error: BaseException) -> None:
-        """See NoEyes; /admin/error shows it until an epoch is committed."""
+        """Record the failure, as in `NullMonitor`. /admin/error shows it until an epoch is committed."""
         known = isinstance(error, HeadraceError)
         self._stand.error = {
             "node": error.node if isinstance(error, HeadraceError) else None,
@@ -310,14 +313,14 @@ class RunMonitor(NullMonitor):
 
     @_calmly
     def phase(self, phase: Phase) -> None:
-        """See NoEyes."""
+        """See `NullMonitor`."""
         self._stand.phase = str(phase)
         for one in Phase:
             self._meters.set("phase", int(one is phase), {"phase": str(one)})
 
     @_calmly
     def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
-        """See NoEyes."""
+        """See `NullMonitor`."""
         for source, parts in lags.items():
             for part, lag in parts.items():
                 self._meters.set("kafka_consumer_messages_lag", lag, {**self._labels.get(source, {"id": source}), "partition": part})
@@ -368,7 +371,7 @@ class RunMonitor(NullMonitor):
             self._meters.record("event_time_lag_milliseconds", at_millis - latest, labels)
 
     def close(self) -> None:
-        """Ends the endpoint, and sends a last batch."""
+        """Stop the endpoint, and send a last batch."""
         if self._sampler is not None:
             self._sampler.stop()
         self._left.put(None)
@@ -380,7 +383,10 @@ class RunMonitor(NullMonitor):
 
 
 def _split_rows(plan: EpochPlan) -> dict[str, int]:
-    """Rows of history by source, as its splits tell: the direct route has no rows in Spark that could be counted."""
+    """Return the rows of history by source, from its splits.
+
+    A bulk copy has no rows in Spark that could be counted.
+    """
     found: dict[str, int] = {}
     for piece in plan.splits:
         found[piece["source"]] = found.get(piece["source"], 0) + int(piece["split"].get("rows", 0))
@@ -388,7 +394,10 @@ def _split_rows(plan: EpochPlan) -> dict[str, int]:
 
 
 def open_monitor(file: PipelineFile, settings: Settings, run_id: str) -> NullMonitor:
-    """What watches a run, by the settings. Raises UserError where they ask for what is not installed."""
+    """Return the monitor that the settings ask for.
+
+    Raises UserError if a package that they need is not installed.
+    """
     wanted = settings.admin_api_port is not None or settings.live_data_inspect_enabled
     if not wanted and not is_url(settings.open_telemetry_metrics.ingestion_endpoint):
         return NullMonitor()

@@ -23,18 +23,18 @@ class PluginMeters:
         self._labels = labels
 
     def counter(self, name: str, value: float = 1, **labels: str) -> None:
-        """Adds to a sum that only grows. Raises ValueError for less than nothing, or a name that Prometheus does not take."""
+        """Increase a counter. Raises ValueError for a negative value or an invalid Prometheus name."""
         if value < 0:
             msg = f"the counter `{name}` cannot go down, and was given {value}"
             raise ValueError(msg)
         self._put(MetricType.COUNTER, f"{name.removesuffix('_total')}_total", value, labels)
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """Sets what something is now. Raises ValueError for a name that Prometheus does not take."""
+        """Set a gauge. Raises ValueError for an invalid Prometheus name."""
         self._put(MetricType.GAUGE, name, value, labels)
 
     def histogram(self, name: str, value: float, **labels: str) -> None:
-        """Puts one of many values among the others. Raises ValueError for a name that Prometheus does not take."""
+        """Record a value in a histogram. Raises ValueError for an invalid Prometheus name."""
         self._put(MetricType.HISTOGRAM, name, value, labels)
 
     def _put(self, kind: MetricType, name: str, value: float, labels: Labels) -> None:
@@ -45,7 +45,10 @@ class PluginMeters:
 
 
 def offer(meters: Meters, nodes: Mapping[str, Labels]) -> Callable[[], None]:
-    """Takes figures of plugins from now on, `nodes` being the labels by node; call what is returned to take no more."""
+    """Accept metrics of plugins from now on. Call the returned function to stop.
+
+    `nodes` has the labels by node.
+    """
 
     def make(node: str, plugin: str, labels: Mapping[str, str]) -> Metrics:
         return PluginMeters(meters, nodes.get(node) or {**labels, "plugin": plugin})

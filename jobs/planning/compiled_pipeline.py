@@ -89,7 +89,10 @@ class PipelineSink:
         return self.sink.find_conflicting_record() if self._exact else None
 
     def refuse_rivals(self) -> None:
-        """Raise SinkStateError where another pipeline claims the target. A sink that keeps no record claims nothing."""
+        """Raise SinkStateError if another pipeline claims the target.
+
+        A sink without commit records has no claims.
+        """
         if self._exact:
             self._owner.refuse(self.sink.claims(), target_text(self.sink.describe()), file=self._file)
 
@@ -101,22 +104,22 @@ class PipelineSink:
         return rivals
 
     def others(self) -> Sequence[Claim]:
-        """The claims of other sinks to the target, whether shared or not."""
+        """Return the claims of other sinks to the target, whether shared or not."""
         claims = list(self.sink.claims()) if self._exact else []
         former = self._owner.former(claims)
         return [claim for claim in claims if claim.key != self._key and claim not in former]
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """See `Sink.join`."""
+        """See `Sink.register`."""
         return self.sink.register(record) if self._exact else record
 
     def truncate(self) -> None:
-        """See `Sink.empty`."""
+        """See `Sink.truncate`."""
         if self._exact:
             self.sink.truncate()
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """See `Sink.count`."""
+        """See `Sink.read_row_count`."""
         return self.sink.read_row_count() if self._exact else None
 
     def close(self) -> None:

@@ -48,15 +48,15 @@ class InputTable(DynamicTableBackend):
         self.values: dict[str, None] = dict.fromkeys(values)
 
     def prepare(self) -> None:
-        """See `Table`."""
+        """See `DynamicTableBackend`."""
 
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
-        """See `Table`."""
+        """See `DynamicTableBackend`."""
         del plan
         self.values |= dict.fromkeys(values.to_pylist())
 
     def lookup(self, plan: EpochPlan) -> ValueLookup:
-        """See `Table`."""
+        """See `DynamicTableBackend`."""
         del plan
         return BroadcastLookup((), ValueSegment(texts(list(self.values))))
 

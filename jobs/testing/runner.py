@@ -52,7 +52,7 @@ class CaseOutcome:
 
     @property
     def passed(self) -> bool:
-        """Whether everything came as expected."""
+        """Whether the results are as expected."""
         return not self.differences and self.error is None and self.unraised is None
 
 
@@ -77,18 +77,21 @@ class PipelineTestRunner:
         return SubgraphPlanners(self._started, self._settings)
 
     def start(self) -> None:
-        """Starts Spark now, which else the first test does. Raises ServiceError without Java or jars."""
+        """Start Spark now instead of at the first test. Raises ServiceError without Java or jars."""
         _ = self._stages
 
     def close(self) -> None:
-        """Stops the session that was started here."""
+        """Stop the session if this object started it."""
         if self._started is not None:
             stop_session(self._started)
             self._started = None
             del self._stages
 
     def run(self, case: Case) -> CaseOutcome:
-        """One test. What is wrong with it or with the pipeline is in the outcome; raises only where Spark cannot be had."""
+        """Run one test.
+
+        Errors of the test or the pipeline are in the outcome. Raises only if Spark is unavailable.
+        """
         self.start()
         started = time.monotonic()
         wanted = case.node.expect_error
@@ -203,5 +206,5 @@ def _ordinal(case: Case, name: str) -> int:
 
 
 def _fed_by(case: Case, name: str) -> bool:
-    """Whether rows of a given node reach a node."""
+    """Return whether rows of a given node reach a node."""
     return name in case.node.given or any(_fed_by(case, upstream) for upstream in graph.inputs_of(case.file.model, name))
