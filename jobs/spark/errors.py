@@ -62,7 +62,7 @@ def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, 
 
 
 def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceError | None:
-    """The error of a JVM, a task or a connection that ended; None for every other one."""
+    """Return the error of a JVM, a task or a connection that ended, or None for any other error."""
     first, crashed = text.split("\n", maxsplit=1)[0][:500], [word in text for word in _CRASHED]
     found: HeadraceError | None = None
     if any(word in text for word in _OUT_OF_MEMORY):

@@ -74,9 +74,10 @@ def _defaults(settings: Settings, kinds: frozenset[str]) -> dict[str, str]:
 
 
 def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
-    """The session's configuration. `kinds` are the node types of the pipeline: only their extensions are loaded.
+    """Return the session's configuration.
 
-    Raises SettingsError where `spark.conf` would take away what the guarantees rest on.
+    `kinds` are the node types of the pipeline: only their extensions are loaded. Raises SettingsError if
+    `spark.conf` overrides a setting that the guarantees depend on.
     """
     for key, value in _FIXED.items():
         if settings.spark.conf.get(key, value) != value:
@@ -92,7 +93,7 @@ def spark_conf(settings: Settings, kinds: Iterable[str]) -> Mapping[str, str]:
 
 
 def start_session(settings: Settings, kinds: Iterable[str]) -> SparkSession:
-    """Starts Spark, or hands out the session that this process has already.
+    """Start Spark, or return the session that this process already has.
 
     Raises ServiceError without Java or jars, SettingsError for a forbidden `spark.conf`.
     """
