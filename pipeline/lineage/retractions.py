@@ -50,7 +50,7 @@ class Retractions:
         return Marking(self.needs[name], marked, self.keys[name], self.plain[name])
 
     def marking_nodes(self, model: PipelineModel, sink: str) -> list[str]:
-        """The nodes that mark rows on the way to a sink, in the file's order."""
+        """Return the nodes that mark rows upstream of a sink, in the file's order."""
         found: set[str] = set()
         waiting = [model.sinks[sink].from_]
         while waiting:
@@ -62,7 +62,7 @@ class Retractions:
 
 
 def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retractions:
-    """What filters mean in a pipeline. `upserts` says of a sink whether it takes deletes by a key."""
+    """Return the effects of filters. `upserts` returns whether a sink deletes by a key."""
     needs: dict[str, set[str]] = {}
     keys: dict[str, set[str]] = {}
     plain: dict[str, set[str]] = {}
@@ -93,7 +93,7 @@ def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retract
 
 
 def kept_columns(sink: Any) -> tuple[str, ...]:
-    """Columns beside the key that a delete carries to a sink."""
+    """Return the columns other than the key that a delete needs at a sink."""
     version = getattr(sink, "version_column", None)
     return (version,) if version else ()
 

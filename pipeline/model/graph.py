@@ -11,14 +11,14 @@ from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The nodes that a transform or a sink reads; none for a source. Raises UserError where its SQL cannot be parsed."""
+    """Return the nodes that a transform or sink reads, none for a source. Raises UserError for invalid SQL."""
     if name in model.transforms:
         return model.transforms[name].inputs(name)
     return (model.sinks[name].from_,) if name in model.sinks else ()
 
 
 def dynamic_tables(model: nodes.PipelineModel) -> dict[str, DynamicTableConfig]:
-    """The dynamic tables. They stand among the transforms, and no rows leave them."""
+    """Return the dynamic tables. They are among the transforms, and they output no rows."""
     return {name: node for name, node in model.transforms.items() if isinstance(node, DynamicTableConfig)}
 
 
@@ -30,13 +30,13 @@ def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
 
 
 def in_order(model: nodes.PipelineModel) -> list[str]:
-    """Transforms with rows so that each comes after what it reads. Raises UserError for a cycle."""
+    """Return transforms with rows, each after its inputs. Raises UserError for a cycle."""
     there = dynamic_tables(model)
     return [name for name in steps(model) if name not in there]
 
 
 def steps(model: nodes.PipelineModel) -> list[str]:
-    """All transforms: each after what it reads, dynamic tables after what fills them and before who asks them.
+    """Return all transforms, each after its inputs. Dynamic tables come after what fills them, before lookups.
 
     Raises UserError for a cycle.
     """
@@ -61,7 +61,7 @@ def steps(model: nodes.PipelineModel) -> list[str]:
 
 
 def is_shared(sink: Any) -> bool:
-    """Return whether a sink's node says that other pipelines write its target too. Nodes of plugins have no such option."""
+    """Return whether a sink's node sets `share`. Nodes of plugins have no such option."""
     return bool(getattr(sink, "share", False))
 
 
@@ -85,7 +85,7 @@ def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
 
 
 def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The sources whose rows reach a node, in the file's order."""
+    """Return the sources whose rows reach a node, in the file's order."""
     if name in model.sources:
         return (name,)
     found = {source for upstream in inputs_of(model, name) for source in upstream_sources(model, upstream)}
@@ -93,7 +93,7 @@ def upstream_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
 
 
 def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
-    """The sinks that take each row of a source exactly once and have no key to tell a row that comes again."""
+    """Return the exactly-once sinks of a source that have no key to detect repeated rows."""
     return tuple(
         name
         for name, sink in model.sinks.items()
@@ -103,11 +103,11 @@ def appending_sinks(model: nodes.PipelineModel, source: str) -> tuple[str, ...]:
 
 
 def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The dynamic tables that the rows of a node were asked about on their way, in the file's order."""
+    """Return the dynamic tables that were looked up for the rows of a node, in the file's order."""
     found = {*looked_up_tables(model, name)}.union(*(upstream_looked_up_tables(model, upstream) for upstream in inputs_of(model, name)))
     return tuple(table for table in dynamic_tables(model) if table in found)
 
 
 def lacks_commit_record(sink: Any) -> bool:
-    """Whether a sink keeps no record of its epochs, so that rows may arrive there twice."""
+    """Return whether a sink stores no commit record, so that rows can be duplicated there."""
     return sink.type in ("print", "blackhole") or getattr(sink, "lacks_commit_record", False)

@@ -27,14 +27,14 @@ class TargetClaimant:
     siblings: frozenset[str] = frozenset()
 
     def former(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Claims that this sink replaces when it joins.
+        """Return the claims that this sink replaces when it registers.
 
         They are those of the same pipeline name under a lost ledger's UUID, and of a sink that the file calls by another name now.
         """
         return [claim for claim in claims if claim.key != self.key and self._is_former(claim.key)]
 
     def rivals(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Claims that keep this sink from the target."""
+        """Return the claims that keep this sink from the target."""
         others = (claim for claim in claims if claim.key != self.key and not self._is_former(claim.key))
         return [claim for claim in others if not (self.share and claim.share)]
 
@@ -50,7 +50,7 @@ class TargetClaimant:
 
 
 def claim_error(owner: TargetClaimant, claim: Claim, target: str, file: str) -> SinkStateError:
-    """The refusal of a target that another sink claims."""
+    """Return the error for a target that another sink claims."""
     sink, key = owner.key.sink, claim.key
     if key.pipeline == owner.key.pipeline:
         msg = f"{target} is already the target of sink '{key.sink}' of this pipeline"
@@ -67,5 +67,5 @@ def claim_error(owner: TargetClaimant, claim: Claim, target: str, file: str) -> 
 
 
 def claim_names(claims: Collection[Claim]) -> list[str]:
-    """The claims' keys as text, for the ledger and log lines."""
+    """Return the claims' keys as strings, for the ledger and log lines."""
     return sorted(f"{claim.key.name}:{claim.key.text}" for claim in claims)

@@ -32,7 +32,7 @@ def content_ref(value: Any) -> str:
 
 
 def digest(position: Position) -> str:
-    """32 hex digits that two positions share only if they are equal."""
+    """Return 32 hex digits that two positions share only if they are equal."""
     text = json.dumps(dict(position), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -78,12 +78,12 @@ class EpochPlan:
     splits: tuple[Json, ...] = ()
 
     def to_json(self) -> Json:
-        """The plan as plain JSON values."""
+        """Return the plan as plain JSON values."""
         return asdict(self) | {"phase": str(self.phase), "planned_at": self.planned_at.isoformat(), "splits": list(self.splits)}
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """The inverse of `to_json`."""
+        """Create a plan from the output of `to_json`."""
         return cls(
             **data
             | {"phase": Phase(data["phase"]), "planned_at": datetime.fromisoformat(data["planned_at"]), "splits": tuple(data["splits"])}
@@ -141,16 +141,16 @@ class CommitRecord:
 
     @property
     def is_registration(self) -> bool:
-        """Whether the sink joined with this record and has written no epoch since."""
+        """True if the sink registered with this record and has written no epoch since."""
         return self.planned_at is None
 
     def is_of(self, plan: EpochPlan) -> bool:
-        """Whether this is the record of that very epoch."""
+        """Return whether this is the record of the epoch that `plan` describes."""
         mine = (self.start_digest, self.end_digest, self.pipeline_hash)
         return mine == (digest(plan.start), digest(plan.end), plan.pipeline_hash)
 
     def plan_from(self, start: Position) -> EpochPlan | None:
-        """The plan that this record was written by. None if it does not begin at `start`, or if the record does not hold all of it."""
+        """Return the plan of this record, or None if it does not begin at `start` or the record lacks a part of it."""
         if self.planned_at is None or self.end is None or self.splits is None or digest(start) != self.start_digest:
             return None
         return EpochPlan(
@@ -161,7 +161,7 @@ class CommitRecord:
     def for_registration(
         cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None
     ) -> Self:
-        """The first record of a sink that joins after `epoch`: it holds no row of this pipeline yet."""
+        """Create the record of a sink that registers after `epoch`. The sink has no row of this pipeline yet."""
         at = digest(position)
         return cls(
             key,
@@ -179,7 +179,7 @@ class CommitRecord:
         )
 
     def after_epoch(self, plan: EpochPlan, generation: int, counts: WriteCounts) -> Self:
-        """The record that follows this one once `plan` is written."""
+        """Return the record that follows this one after `plan` is written."""
         found = replace(
             self,
             epoch=plan.number,
@@ -201,7 +201,7 @@ class CommitRecord:
         return found if fits else replace(found, splits=None)
 
     def to_json(self) -> Json:
-        """The record as plain JSON values, with its format number."""
+        """Return the record as plain JSON values, with its format number."""
         found = {
             "format": RECORD_FORMAT,
             "key": asdict(self.key),
@@ -224,7 +224,7 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """The inverse of `to_json`. Raises InternalError for a format that this version does not know."""
+        """Create a record from the output of `to_json`. Raises InternalError for an unknown format."""
         if (found := data.get("format")) != RECORD_FORMAT:
             msg = f"a sink's record has format {found}, this Headrace knows {RECORD_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")
@@ -257,6 +257,6 @@ def _size(value: Any) -> int:
 
 
 def _fitting(position: Position) -> Position | None:
-    """The position, or None where it is too large for a record."""
+    """Return the position, or None if it is too large for a record."""
     streams = any(isinstance(one, Mapping) and "stream" in one for one in position.values())
     return position if _size(dict(position)) <= (_STREAM_END_BYTES if streams else _END_BYTES) else None

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @contextmanager
 def log_context(**fields: Any) -> Iterator[None]:
-    """Lines of the work inside carry these fields beside those of the work around it; empty ones are left out."""
+    """Add these fields to all log lines of the block, except empty ones. Fields of outer blocks also apply."""
     token = _where.set({**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}})
     try:
         yield
@@ -35,7 +35,7 @@ def log_context(**fields: Any) -> Iterator[None]:
 
 
 def with_log_context(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, for another thread: what it logs belongs where this thread's lines belong now."""
+    """Return the function for use in another thread. It logs with the current log context of this thread."""
     context = contextvars.copy_context()
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -45,7 +45,7 @@ def with_log_context(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def current_log_context() -> Mapping[str, Any]:
-    """The fields of the work that is under way in this thread."""
+    """Return the log fields of this thread's current work."""
     return _where.get({})
 
 
@@ -53,7 +53,7 @@ class LogContextFilter(logging.Filter):
     """Lets every record pass, with the fields of its thread's work; what a line was given as `extra` goes before them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True, always."""
+        """Add the context fields to the record and return True."""
         found = current_log_context()
         for key in FIELDS:
             if key in found and not hasattr(record, key):

@@ -27,12 +27,12 @@ def _next(day: date, every: str) -> date:
 
 
 def history_end(partitions: PartitionsConfig) -> date:
-    """Return the day after the last window that history fills."""
+    """Return the day after the last partition that history fills."""
     return partitions.history_end or partitions.end
 
 
 def list_partitions(partitions: PartitionsConfig, *, history_only: bool = True) -> list[TimePartition]:
-    """All windows in order; with `history_only` those that history fills, else also those of the stream."""
+    """Return all partitions in order, or only those that history fills if `history_only` is set."""
     last = history_end(partitions) if history_only else partitions.end
     found: list[TimePartition] = []
     day = partitions.start
@@ -44,13 +44,13 @@ def list_partitions(partitions: PartitionsConfig, *, history_only: bool = True) 
 
 
 def window_at(partitions: PartitionsConfig, key: str) -> TimePartition:
-    """Return the window of history whose first day is `key`."""
+    """Return the partition of history whose first day is `key`."""
     start = date.fromisoformat(key)
     return TimePartition(key, start, min(_next(start, partitions.every), history_end(partitions)))
 
 
 def window_keys(partitions: PartitionsConfig | None) -> list[str]:
-    """Keys of the history's windows; the one empty key where history has no partitions."""
+    """Return the keys of the history's partitions, or one empty key if history has no partitions."""
     return [window.key for window in list_partitions(partitions)] if partitions else [WHOLE]
 
 

@@ -41,24 +41,24 @@ FIXED = ("column", "every", "start")
 
 
 def fingerprint(value: Any) -> str:
-    """Eight hex digits that change when a JSON value does, such as a list of splits."""
+    """Return eight hex digits that change when a JSON value changes, for example a list of splits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def bounded_phases(node: Any) -> int:
-    """How many bounded phases a source node has."""
+    """Return the number of bounded phases of a source node."""
     if node.type == "hybrid":
         return len(node.bounded_sources)
     return 0 if is_unbounded(node) else 1
 
 
 def is_unbounded(node: Any) -> bool:
-    """Whether a source node never ends."""
+    """Return whether a source node never ends."""
     return node.type in ("hybrid", "kafka") or getattr(node, "is_unbounded", False)
 
 
 def windows_of(model: PipelineModel) -> list[str]:
-    """Keys of the windows of this pipeline's history."""
+    """Return the keys of the partitions of this pipeline's history."""
     return window_keys(model.partitions)
 
 
@@ -76,7 +76,7 @@ def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:
-    """Whether two values of `partitions` cut the same days into the same windows, wherever they end."""
+    """Return whether two values of `partitions` split the same days into the same partitions. Ends are ignored."""
     if former is None or now is None:
         return former is now
     return all(former[key] == now[key] for key in FIXED)
@@ -114,12 +114,12 @@ def without_overlap(position: Json) -> Json:
 
 
 def with_overlap(position: Json, earlier: Json) -> Json:
-    """Return a position with what an earlier one of the same source knew of the overlap, to read rows from there again."""
+    """Add the overlap keys of an earlier position of the same source, to read rows from there again."""
     return {key: earlier[key] for key in _OVERLAP if key in earlier} | dict(position)
 
 
 def has_begun(position: Json) -> bool:
-    """Whether some window of a source's history is in a sink, or partly."""
+    """Return whether a partition of a source's history is in a sink, completely or partly."""
     history = position.get("history", {})
     return bool(history.get("done") or history.get("open"))
 
@@ -136,13 +136,13 @@ def _span(model: PipelineModel, key: str) -> tuple[str, str]:
 
 
 def is_partition_done(model: PipelineModel, position: Json, key: str) -> bool:
-    """Whether a window of a source's history is in every sink. False where the file cuts history in another way."""
+    """Return whether every sink has a partition. False if the file partitions history in another way."""
     first, last = _span(model, key)
     return any(start <= first and last <= end for start, end in _done_spans(model, position))
 
 
 def window_progress(position: Json, key: str) -> tuple[int, int, str]:
-    """Return the phase that a window is in, how many of its splits are done, and the fingerprint of its splits."""
+    """Return the phase of a partition, the number of its finished splits, and the fingerprint of its splits."""
     phase, done, mark = position["history"].get("open", {}).get(key, (0, 0, ""))
     return phase, done, mark
 
@@ -175,7 +175,7 @@ def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
 
 
 def completed_partitions(model: PipelineModel, position: Position) -> list[str]:
-    """The windows that all sources with history have completed."""
+    """Return the partitions that all sources with history have completed."""
     spans = [_done_spans(model, position.get(name, {})) for name, node in model.sources.items() if bounded_phases(node)]
 
     def is_done(first: str, last: str) -> bool:
@@ -187,7 +187,7 @@ def completed_partitions(model: PipelineModel, position: Position) -> list[str]:
 
 
 def history_complete(model: PipelineModel, position: Position) -> bool:
-    """Whether all history is in every sink. True as well where there is none."""
+    """Return whether all history is in every sink. True if there is no history."""
     return len(completed_partitions(model, position)) == len(windows_of(model))
 
 
@@ -200,22 +200,22 @@ def stream_begun(position: Position) -> bool:
 
 
 def offsets(position: Json | None) -> dict[str, int]:
-    """The offsets of an unbounded position, by partition."""
+    """Return the offsets of an unbounded position, by partition."""
     return dict((position or {}).get("offsets", {}))
 
 
 def is_before(here: Json | None, there: Json | None) -> bool:
-    """Whether `here` has not yet reached `there` in some partition."""
+    """Return whether `here` has not yet reached `there` in some partition."""
     mine = offsets(here)
     return any(mine.get(partition, 0) < offset for partition, offset in offsets(there).items())
 
 
 def offset_lag(here: Json, there: Json) -> int:
-    """Offsets between two unbounded positions, never negative."""
+    """Return the number of offsets between two unbounded positions. It is never negative."""
     mine = offsets(here)
     return sum(max(0, offset - mine.get(partition, 0)) for partition, offset in offsets(there).items())
 
 
 def is_catching_up(positions: Iterable[Json]) -> bool:
-    """Whether some source has not yet passed the end that its stream had at the handoff."""
+    """Return whether some source has not yet passed the end that its stream had at the handoff."""
     return any(is_before(position.get("stream"), position.get("catch_up")) for position in positions)

@@ -37,7 +37,7 @@ def source_identity(node: Any) -> Json:
 
 
 def _fixed(node: Any) -> set[str]:
-    """Names of the model's fields behind the fixed keys."""
+    """Return the names of the model's fields for the fixed keys."""
     fields = type(node).model_fields
     return {name for name, field in fields.items() if (field.alias or name) in FIXED[node.type]}
 

@@ -136,14 +136,14 @@ class HandoffFilter:
     topic: str = ""
 
     def keeps(self, row: Mapping[str, Any]) -> bool:
-        """Whether history keeps a row; the SQL of the connectors says the same."""
+        """Return whether history keeps a row. The SQL of the connectors applies the same rule."""
         if self.topic_column is not None and row[self.topic_column] != self.topic:
             return True
         partition, offset = row[self.partition_column], row[self.offset_column]
         return partition is None or offset is None or offset < self.fence.get(str(partition), 0)
 
     def to_json(self) -> Json:
-        """The cut as splits carry it."""
+        """Return the handoff filter as JSON, as splits store it."""
         found: Json = {
             "partition_column": self.partition_column,
             "offset_column": self.offset_column,

@@ -13,7 +13,7 @@ from headrace.pipeline.validation.fields import PlaceOf
 
 
 def check_tables(model: PipelineModel, place: PlaceOf) -> list[UserError]:
-    """Every mistake: calls of tables that are not there or have another source, values held twice, circles."""
+    """Return all mistakes: unknown tables, tables of another source, values stored twice, cycles."""
     problems = [*_calls(model, place), *_shared(model, place), *_names(model, place)]
     if not problems:
         problems += _circles(model, place)
@@ -55,7 +55,7 @@ def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Names in Postgres are a table, or a schema and a table; a schema that is said twice is the same one."""
+    """Yield invalid Postgres names. A name is `table` or `schema.table`. A repeated schema must be the same."""
     for name, node in graph.dynamic_tables(model).items():
         schema, _, _ = node.backend_entity_name.rpartition(".")
         where = place("transforms", name, "backend_entity_name")
@@ -68,7 +68,7 @@ def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """A table must be filled before it is asked, so rows that hang on its answers cannot fill it."""
+    """Yield cycles. A table must be filled before it is looked up, so rows that depend on it cannot fill it."""
     try:
         graph.steps(model)
     except UserError as error:
@@ -77,7 +77,7 @@ def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def table_warnings(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """What is no mistake: keys that do nothing here, tables that nobody fills or asks."""
+    """Yield warnings: keys without effect, and tables that no node fills or looks up."""
     called = {table for name in model.transforms for table in graph.looked_up_tables(model, name)}
     for name, node in graph.dynamic_tables(model).items():
         outside = {"schema_": "schema", "column": "", "time_column": "", "cache": "", "cache_refresh_debounce_ms": ""}

@@ -29,7 +29,7 @@ _LATER = ("s3", "s3a", "gs")
 
 
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Every such mistake of a file."""
+    """Yield all invalid values of a file."""
     yield from _labels(model, place)
     for name, source in model.sources.items():
         stream = _stream_of(source)
@@ -58,7 +58,7 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
 
 
 def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Filters that let other rows through when an epoch is read again, for another sink or after a crash."""
+    """Yield filters that can return different rows when an epoch is read again, for another sink or after a crash."""
     parts: list[tuple[tuple[str | int, ...], Any]] = [((), source)]
     if source.type == "hybrid":
         parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
@@ -73,7 +73,7 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Columns and limits of transforms that are programs."""
+    """Check the columns and limits of script and python transforms."""
     if node.type not in ("script", "python"):
         return
     yield from _schema(name, node.schema_ or {}, ("transforms", name, "schema"), place)
@@ -86,7 +86,7 @@ def _programs(name: str, node: Any, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _stream_of(source: Any) -> Any:
-    """The part of a source that says what comes live; None for one that ends."""
+    """Return the unbounded part of a source, or None if the source is bounded."""
     if source.type == "hybrid":
         return source.unbounded_source
     return source if source.type == "kafka" else None
@@ -111,7 +111,7 @@ def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserErr
 
 
 def _phases(name: str, source: nodes.HybridSourceConfig, place: PlaceOf) -> Iterator[UserError]:
-    """Keys that the other kind of phase has: they would do nothing here."""
+    """Yield keys of a bounded phase that only have an effect in another source type."""
     for index, phase in enumerate(source.bounded_sources):
         path = ("sources", name, "bounded_sources", index)
         for key in sorted(phase.model_fields_set):
@@ -129,7 +129,7 @@ def _phases(name: str, source: nodes.HybridSourceConfig, place: PlaceOf) -> Iter
 
 
 def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserError]:
-    """The place and the options of files: a source of that type, or a phase."""
+    """Check the path and the options of a file source or a file phase."""
     scheme = _SCHEME.match(node.path)
     if scheme and scheme[1].lower() in _LATER:
         hint = "Copy the files to a local folder, or load them into an Iceberg table."
@@ -151,7 +151,7 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
 
 
 def _key(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Key columns must be columns, where the file says which those are."""
+    """Check that key columns exist, if the file declares the columns."""
     given: list[tuple[str, ...]] = []
     stream = _stream_of(source)
     if stream and stream.schema_:
