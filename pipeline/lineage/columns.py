@@ -36,7 +36,7 @@ class NodeLineage:
 
 
 def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
-    """The lineage of every node.
+    """Return the lineage of every node.
 
     Args:
         model: the pipeline.
@@ -73,7 +73,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
 
 
 def _filled(node: DynamicTableConfig, name: str, relations: Mapping[str, Relation], reasons: Mapping[str, str]) -> NodeLineage:
-    """The one column of a dynamic table, if SQL fills it."""
+    """Return the one column of a dynamic table, if SQL fills it."""
     if node.sql is None:
         return NodeLineage({VALUE: ColumnLineage(())}, {VALUE: "STRING"})
     if poor := next((upstream for upstream in node.inputs(name) if upstream in reasons), None):

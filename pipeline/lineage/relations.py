@@ -54,11 +54,11 @@ class Relation:
 
     @property
     def complete(self) -> bool:
-        """Whether all columns are listed."""
+        """True if all columns are listed."""
         return self.rest is None and not self.open_source
 
     def listed(self, name: str) -> ColumnLineage | None:
-        """A column by its name, in any case."""
+        """Return a column by its name, case-insensitive."""
         return next((derived for known, derived in self.columns if known.lower() == name.lower()), None)
 
     def unlisted(self, name: str) -> ColumnLineage | None:
@@ -70,14 +70,14 @@ class Relation:
         return self.rest.listed(name) or self.rest.unlisted(name)
 
     def unknown(self) -> str:
-        """The source whose columns are not known; empty where all are listed."""
+        """Return the source whose columns are unknown, or an empty string if all are listed."""
         at = self
         while at.rest is not None:
             at = at.rest
         return at.open_source
 
     def renamed(self, names: Sequence[str]) -> Relation:
-        """With the names of `AS t(a, b)`."""
+        """Return the relation with the names of `AS t(a, b)`."""
         if not names:
             return self
         if not self.complete or len(names) != len(self.columns):
@@ -95,7 +95,7 @@ class _LineageScope:
     aliases: dict[str, ColumnLineage] = field(default_factory=dict)
 
     def find(self, parts: Sequence[str]) -> tuple[ColumnLineage, bool] | None:
-        """What a dotted name means, and whether it is the whole column and not a field of it."""
+        """Resolve a dotted name to a column and whether it is the whole column, not a field of it."""
         for length in range(1, len(parts)):
             if ".".join(parts[:length]).lower() in self.relation.names:
                 name = parts[length]
@@ -116,7 +116,7 @@ class LineageReader:
         self._nodes = nodes
 
     def query(self, query: exp.Expr, around: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
-        """The relation that a statement gives; `around` are the WITH names that it sees. Raises LineageError."""
+        """Return a statement's relation. `around` are the WITH names that it sees. Raises LineageError."""
         ctes = dict(around)
         for cte in getattr(query, "ctes", ()):
             ctes[cte.alias.lower()] = self.query(cte.this, ctes, outer).renamed(cte.alias_column_names)
@@ -187,7 +187,7 @@ class LineageReader:
         return _called(found.renamed(read.alias_column_names), [read.alias] if read.alias else [name, read.name])
 
     def _beside(self, call: GeneratorCall, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Relation:
-        """The relation with the columns of a generator that stands behind FROM; each comes of all its lists."""
+        """Add the columns of a generator that follows FROM. Each depends on all its lists."""
         if not call.names:
             msg = f"what the columns of `{call.call.sql(dialect=statements.DIALECT, comments=False)}` are called is not in the SQL"
             raise LineageError(msg)
@@ -199,7 +199,7 @@ class LineageReader:
         return Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
 
     def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, found: Relation) -> None:
-        """Adds all columns of the relation, or the fields of a struct as one item that stands for several."""
+        """Add all columns of the relation, or the fields of a struct as one item for several columns."""
         inner = star if isinstance(star, exp.Star) else star.this
         if inner.args.get("replace") or inner.args.get("rename"):
             msg = "`*` with REPLACE or RENAME is not looked into"
@@ -220,14 +220,14 @@ class LineageReader:
             found.rest, found.hidden = relation, frozenset(left_out)
 
     def _value(self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]) -> ColumnLineage:
-        """A column as it is, else all columns in the expression and the expression itself."""
+        """Return a plain column unchanged, else all columns in the expression and the expression itself."""
         bare = value.unnest()
         if isinstance(bare, exp.Column) and (plain := scope.find([part.name for part in bare.parts])) and plain[1]:
             return plain[0]
         return self._stepped(name, value.sql(dialect=statements.DIALECT, comments=False), list(self._inputs(value, scope, ctes)))
 
     def _inputs(self, value: exp.Expr, scope: _LineageScope, ctes: Mapping[str, Relation]) -> Iterator[ColumnLineage]:
-        """Everything that an expression takes its value from."""
+        """Yield all columns that an expression depends on."""
         if isinstance(value, exp.Query):
             yield from (derived for _, derived in self.query(value, ctes, scope).columns)
         elif isinstance(value, exp.Star):

@@ -11,7 +11,7 @@ from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the nodes that a transform or sink reads, none for a source. Raises UserError for invalid SQL."""
+    """Return the nodes that a transform or sink reads; a source has none. UserError for invalid SQL."""
     if name in model.transforms:
         return model.transforms[name].inputs(name)
     return (model.sinks[name].from_,) if name in model.sinks else ()
@@ -23,7 +23,7 @@ def dynamic_tables(model: nodes.PipelineModel) -> dict[str, DynamicTableConfig]:
 
 
 def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The dynamic tables that a transform's SQL asks. Raises UserError for a call that says no table."""
+    """Return the dynamic tables that a transform's SQL looks up. UserError for a call without a table."""
     node: Any = model.transforms.get(name)
     text = getattr(node, "sql", None)
     return dynamic.looked_up_tables(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
@@ -36,7 +36,7 @@ def in_order(model: nodes.PipelineModel) -> list[str]:
 
 
 def steps(model: nodes.PipelineModel) -> list[str]:
-    """Return all transforms, each after its inputs. Dynamic tables come after what fills them, before lookups.
+    """Return all transforms, each after its inputs. A dynamic table comes before its lookups.
 
     Raises UserError for a cycle.
     """
@@ -66,7 +66,7 @@ def is_shared(sink: Any) -> bool:
 
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The node's own primary key, else the one that its inputs agree on, else (); a dynamic table has none."""
+    """Return the node's primary key, else the one that its inputs agree on, else (). Tables have none."""
     if isinstance(model.nodes()[name], DynamicTableConfig):
         return ()
     if own := model.nodes()[name].primary_key:
@@ -76,7 +76,7 @@ def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
 
 
 def key_sources(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """The nodes whose `primary_key` is the key of this one: itself, or those that it is inherited from; none without a key."""
+    """Return the nodes that set this node's key: itself, or those it inherits from. Empty without a key."""
     if model.nodes()[name].primary_key:
         return (name,)
     if not key_of(model, name):

@@ -99,7 +99,7 @@ class HandlerTransformConfig(NodeConfig):
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The node that it reads."""
+        """Return the node that it reads."""
         del node
         return (self.from_,)
 
@@ -129,7 +129,7 @@ def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, 
 
 
 def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
-    """What is no mistake and yet worth a word: secrets that stand in the file, and so in the ledger."""
+    """Yield warnings for secrets in the file. The ledger stores them too."""
     hint = "Write it as ${VAR}, or give it by `secret_name`: what stands in the file is in the ledger too."
     if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):
         yield ("url",), UserError("`url` holds a password", hint=hint)
@@ -139,7 +139,7 @@ def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[
 
 
 def redact_url(url: str) -> str:
-    """A URL for messages: without user and password, values of the query, and parts of the path that may be tokens."""
+    """Return a URL for messages, without user, password, query values, and path parts that may be tokens."""
     kept, marks = url, []
     for found in VARIABLE.finditer(url):
         mark = f"hr{len(marks)}var"
@@ -160,14 +160,14 @@ def redact_url(url: str) -> str:
 
 
 def header_problem(value: str) -> str:
-    """What is wrong with a header's value, without showing it."""
+    """Return the problem with a header's value, without the value."""
     if any(ord(char) < 32 or ord(char) == 127 for char in value):
         return "has a control character in it"
     return "" if value.isascii() else "has a letter in it that is not ASCII"
 
 
 def url_problem(url: str) -> str:
-    """What is wrong with a URL, without showing it; variables may stand for any part."""
+    """Return the problem with a URL, without the URL. Variables may replace any part."""
     if VARIABLE.match(url):
         return ""
     if any(char.isspace() or ord(char) < 32 for char in url):
@@ -191,5 +191,5 @@ def _type_problem(kind: str) -> SchemaError | None:
 
 
 def override_types(node: Any) -> dict[str, Any]:
-    """The Arrow types of `schema_override`, None where a column goes."""
+    """Return the Arrow types of `schema_override`, or None for a removed column."""
     return {column: None if kind is None else parse_type(kind) for column, kind in node.schema_override.items()}

@@ -216,7 +216,7 @@ class BoundedPhaseConfig(Strict):
         return value
 
     def node(self) -> ClickHouseSourceConfig | IcebergSourceConfig | FileSourceConfig:
-        """The same phase as a source node of its own."""
+        """Return the same phase as a source node of its own."""
         given = self.model_dump(exclude={"source_type"}) | {"mode": "bounded"}
         kinds: dict[str, Any] = {"clickhouse": ClickHouseSourceConfig, "iceberg": IcebergSourceConfig, "file": FileSourceConfig}
         kind = kinds[self.source_type]
@@ -241,7 +241,7 @@ class UnboundedPhaseConfig(Strict):
     )
 
     def node(self) -> KafkaSourceConfig:
-        """The same phase as a source node of its own."""
+        """Return the same phase as a source node of its own."""
         return KafkaSourceConfig.model_validate(self.model_dump(exclude={"source_type"}, by_alias=True))
 
 
@@ -393,5 +393,5 @@ class PipelineModel(Strict):
         return self
 
     def nodes(self) -> dict[str, Any]:
-        """All nodes by name."""
+        """Return all nodes by name."""
         return {**self.sources, **self.transforms, **self.sinks}

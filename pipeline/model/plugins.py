@@ -80,7 +80,7 @@ class PluginNodeConfig(NodeConfig):
         return self._overridden
 
     def belongs_to(self, pipeline: str) -> None:
-        """Tells the node which pipeline it is in."""
+        """Set the pipeline that the node is in."""
         self._pipeline = pipeline
 
     @model_validator(mode="wrap")
@@ -169,7 +169,7 @@ class PluginTransformConfig(PluginNodeConfig):
     batch_flush_interval: Duration | None = Field(default=None, exclude=True, description=_NO_EFFECT)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The node that it reads."""
+        """Return the node that it reads."""
         del node
         return (self.from_,)
 

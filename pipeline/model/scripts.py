@@ -72,7 +72,7 @@ class ScriptTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The node that it reads."""
+        """Return the node that it reads."""
         del node
         return (self.from_,)
 
@@ -98,6 +98,6 @@ class PythonTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The node that it reads."""
+        """Return the node that it reads."""
         del node
         return (self.from_,)

@@ -55,7 +55,7 @@ class Telemetry(BaseModel):
 
 
 def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
-    """(label, what is wrong with it) for a node of a pipeline file; the label is "" where there are too many."""
+    """Yield (label, problem) for a node of a pipeline file. The label is "" if there are too many."""
     labels = node.telemetry.labels if node.telemetry else {}
     if len(labels) > MOST_LABELS:
         yield "", UserError(f"{len(labels)} labels are too many", hint=f"A node may have {MOST_LABELS}.")
@@ -73,7 +73,7 @@ def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
 
 
 def event_time_problem(event_time: EventTime, columns: Mapping[str, pa.DataType]) -> UserError | None:
-    """What is wrong with an event time over rows of these columns, if something is."""
+    """Return the problem with an event time over rows of these columns, if there is one."""
     kind = next((kind for name, kind in columns.items() if name.lower() == event_time.column.lower()), None)
     if kind is None:
         msg = f"event time: there is no column `{event_time.column}`"

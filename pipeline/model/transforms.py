@@ -28,15 +28,15 @@ class SqlTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The nodes that it reads. Raises UserError, naming `node`, where its SQL cannot be parsed."""
+        """Return the nodes that it reads. Raises UserError, naming `node`, if its SQL cannot be parsed."""
         return sql.input_nodes(self.sql, node=node, dialect=self.dialect)
 
     def query(self, node: str = "") -> exp.Query:
-        """What it means in Spark's SQL, to look at. Raises UserError, naming `node`, for what is not allowed."""
+        """Return the query in Spark's SQL, for inspection. Raises UserError, naming `node`, if not allowed."""
         return sql.parse(self.sql, node=node, dialect=self.dialect)
 
     def spark_sql(self, node: str = "") -> str:
-        """What it means in Spark's SQL, as text."""
+        """Return the query in Spark's SQL, as a string."""
         return sql.spark_text(self.sql, node=node, dialect=self.dialect)
 
 
@@ -91,11 +91,11 @@ class DynamicTableConfig(Strict):
         return self.backend_type == "InMemory"
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """The node whose rows fill it, if one does. Raises UserError where its SQL cannot be parsed."""
+        """Return the node whose rows fill it, if any. Raises UserError if its SQL cannot be parsed."""
         return sql.input_nodes(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
 
     def query(self, node: str = "") -> exp.Query:
-        """What its SQL, which is there, means in Spark's, to look at."""
+        """Return its SQL, which must be set, in Spark's dialect for inspection."""
         return sql.parse(self.sql or "", node=node, dialect=self.dialect)
 
 

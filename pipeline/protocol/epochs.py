@@ -150,7 +150,7 @@ class CommitRecord:
         return mine == (digest(plan.start), digest(plan.end), plan.pipeline_hash)
 
     def plan_from(self, start: Position) -> EpochPlan | None:
-        """Return the plan of this record, or None if it does not begin at `start` or the record lacks a part of it."""
+        """Return this record's plan. None if it does not begin at `start` or the record is incomplete."""
         if self.planned_at is None or self.end is None or self.splits is None or digest(start) != self.start_digest:
             return None
         return EpochPlan(
@@ -161,7 +161,7 @@ class CommitRecord:
     def for_registration(
         cls, key: SinkKey, generation: int, epoch: int, position: Position, pipeline_hash: str, baseline: int | None
     ) -> Self:
-        """Create the record of a sink that registers after `epoch`. The sink has no row of this pipeline yet."""
+        """Create the record of a sink that registers after `epoch` and has no row of this pipeline yet."""
         at = digest(position)
         return cls(
             key,

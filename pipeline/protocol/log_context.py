@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @contextmanager
 def log_context(**fields: Any) -> Iterator[None]:
-    """Add these fields to all log lines of the block, except empty ones. Fields of outer blocks also apply."""
+    """Add these fields, except empty ones, to all log lines of the block. Outer fields also apply."""
     token = _where.set({**_where.get({}), **{key: value for key, value in fields.items() if value not in (None, "")}})
     try:
         yield
@@ -68,7 +68,7 @@ class TextLogFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s%(where)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as a line; an exception follows on lines of its own."""
+        """Return the record as a line. An exception follows on lines of its own."""
         said = " ".join(f"{key}={getattr(record, key)}" for key in FIELDS if hasattr(record, key))
         record.where = f" [{said}]" if said else ""
         return super().format(record)
@@ -78,7 +78,7 @@ class JsonLogFormatter(logging.Formatter):
     """One flat JSON object per line: time, level, logger, message, the fields of the work, and what was given as `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -92,5 +92,5 @@ class JsonLogFormatter(logging.Formatter):
 
 
 def formatter(log_format: str) -> logging.Formatter:
-    """Of the setting `log_format`: text or json."""
+    """Return the formatter for the setting `log_format`: text or json."""
     return JsonLogFormatter() if log_format == "json" else TextLogFormatter()

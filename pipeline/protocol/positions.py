@@ -63,7 +63,7 @@ def windows_of(model: PipelineModel) -> list[str]:
 
 
 def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
-    """First day and the day after the last one of a window; None for the one window of an unpartitioned history."""
+    """Return the first day of a partition and the day after its last. None if history is unpartitioned."""
     if model.partitions is None or key == WHOLE:
         return None
     window = window_at(model.partitions, key)
@@ -76,7 +76,7 @@ def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:
-    """Return whether two values of `partitions` split the same days into the same partitions. Ends are ignored."""
+    """Return whether two values of `partitions` split the same days alike. Their ends are ignored."""
     if former is None or now is None:
         return former is now
     return all(former[key] == now[key] for key in FIXED)
@@ -97,7 +97,7 @@ def placed_pins(handles: list[Json]) -> list[Json] | Json:
 
 
 def pins_ref(position: Json) -> str:
-    """Return the reference to the handles of a source's pinned history, wherever the position has them."""
+    """Return the reference to the snapshot handles of a source's history."""
     pins = position.get("pins")
     if pins is None:
         return position["history"]["pins"]
@@ -108,7 +108,7 @@ _OVERLAP = ("catch_up", "overlap")
 
 
 def without_overlap(position: Json) -> Json:
-    """Return a position past the end that its stream had at the handoff, without what only the overlap needs, or says nothing."""
+    """Return a position after the overlap, without keys that only the overlap needs or without effect."""
     rest = {key: value for key, value in position.items() if key not in _OVERLAP and not (key == "cursor" and value is None)}
     return {key: value for key, value in rest.items() if key != "began" or value != rest.get("fence")}
 
@@ -142,13 +142,13 @@ def is_partition_done(model: PipelineModel, position: Json, key: str) -> bool:
 
 
 def window_progress(position: Json, key: str) -> tuple[int, int, str]:
-    """Return the phase of a partition, the number of its finished splits, and the fingerprint of its splits."""
+    """Return the phase of a partition, the number of its finished splits, and their fingerprint."""
     phase, done, mark = position["history"].get("open", {}).get(key, (0, 0, ""))
     return phase, done, mark
 
 
 def advance_partition(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
-    """Return the position of a source after an epoch that brought a window to `at`: phase, splits done, fingerprint."""
+    """Return a source's position after an epoch moved a partition to `at`: phase, splits done, fingerprint."""
     history = position["history"]
     spans = _done_spans(model, position)
     still_open = {name: value for name, value in history.get("open", {}).items() if name != key}
@@ -192,7 +192,7 @@ def history_complete(model: PipelineModel, position: Position) -> bool:
 
 
 def stream_begun(position: Position) -> bool:
-    """Whether rows of a stream are in the sinks: a handoff has happened, or all history is complete before a plain stream."""
+    """Return whether stream rows are in the sinks: after a handoff, or after history before a plain stream."""
     histories = [here["history"] for here in position.values() if "history" in here]
     if any("stream" in here for here in position.values() if "history" in here):
         return True

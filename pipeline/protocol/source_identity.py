@@ -20,7 +20,7 @@ _DEFAULT_LAG = timedelta(hours=1)
 
 
 def source_identity(node: Any) -> Json:
-    """Return the fixed keys of a source, without those at their defaults. A plugin's options are fixed, all of them."""
+    """Return the fixed keys of a source, without defaults. All options of a plugin are fixed."""
     if node.type == "hybrid":
         found = _fixed(node) - {"bounded_sources", "unbounded_source"}
         if node.handoff_lag == _DEFAULT_LAG:
@@ -43,7 +43,7 @@ def _fixed(node: Any) -> set[str]:
 
 
 def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
-    """Yield path, former value and new value of everything that differs. A list of another length differs as a whole."""
+    """Yield path, old value and new value of each difference. Lists of other lengths differ as a whole."""
     for key in [*former, *(key for key in now if key not in former)]:
         had, has = former.get(key), now.get(key)
         if had == has:

@@ -48,17 +48,17 @@ class Case:
     texts: Mapping[tuple[str | int, ...], str]
 
     def place(self, *path: str | int) -> FileLocation:
-        """Where `path` within the test stands."""
+        """Return the location of `path` within the test."""
         return nearest_location(self.places, ("tests", self.name, *path)) or FileLocation(str(self.path))
 
     def given(self, node: str) -> Rows:
-        """The rows of a given node, as written. Raises PipelineFileError where their file cannot be read."""
+        """Return the rows of an input node, as written. PipelineFileError if their file is unreadable."""
         return self._listed("given", node) or read_rows(
             self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts
         )
 
     def expected(self, node: str) -> Rows:
-        """The same of an expected node."""
+        """Return the rows of an expected node, as written."""
         return self._listed("expect", node) or read_rows(
             self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts
         )
@@ -77,12 +77,12 @@ class Case:
 
 
 def is_test_file(path: Path) -> bool:
-    """Whether a file holds tests and nothing else, by its name."""
+    """Return whether a file contains only tests, by its name."""
     return path.name.endswith(TEST_SUFFIXES)
 
 
 def has_tests(path: Path) -> bool:
-    """Whether a YAML file looks like a pipeline file with tests in it: cheap, since folders are full of other YAML."""
+    """Return whether a YAML file looks like it has tests. Cheap, because folders have much other YAML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -113,7 +113,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def load_cases(path: Path) -> list[Case]:
-    """The tests of one file, in its order: a file of tests, or a pipeline file with some in it.
+    """Return the tests of one file in order: a file of tests, or a pipeline file with tests.
 
     Raises PipelineFileError with every mistake of the file, and of the pipeline file that it names.
     """

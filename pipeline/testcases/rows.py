@@ -32,12 +32,12 @@ class Rows:
 
     @property
     def columns(self) -> list[str]:
-        """Every column that a row names, in order of appearance."""
+        """All columns of the rows, in order of appearance."""
         named = dict.fromkeys(column for record in self.records for column in record)
         return list(named) or (self.schema.names if self.schema else [])
 
     def place(self, row: int, column: str = "") -> FileLocation:
-        """Where a cell stands, or else its row."""
+        """Return the location of a cell, or of its row."""
         return nearest_location(self.places, (row, column) if column else (row,)) or self.start
 
 
@@ -76,7 +76,7 @@ def _from_file(form: str, path: Path, here: FileLocation) -> Rows:
 
 
 def _csv(path: Path) -> Rows:
-    """Every cell is a text; an empty one is null."""
+    """Read a CSV file. Each cell is a string; an empty one is null."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         header = next(reader, [])
@@ -97,7 +97,7 @@ def _csv(path: Path) -> Rows:
 
 
 def _json(path: Path) -> Rows:
-    """One object per line; numbers keep their digits."""
+    """Read one JSON object per line. Numbers keep their digits."""
     records, places = [], {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():

@@ -42,7 +42,7 @@ class Timestamp(str):
 
 
 def as_written(value: Any, text: str | None) -> Any:
-    """A scalar of a YAML file with nothing lost: floats as exact decimals, days and times as their text."""
+    """Return a scalar of a YAML file without loss: floats as exact decimals, dates and times as strings."""
     if text is None or isinstance(value, bool):
         return value
     if isinstance(value, float) and math.isfinite(value):
@@ -51,7 +51,7 @@ def as_written(value: Any, text: str | None) -> Any:
 
 
 def spell_type(kind: pa.DataType) -> str:
-    """A type as a pipeline file would name it."""
+    """Return a type as a pipeline file names it."""
     if kinds.is_decimal(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     if kinds.is_timestamp(kind):
@@ -60,7 +60,7 @@ def spell_type(kind: pa.DataType) -> str:
 
 
 def fit(value: Any, kind: pa.DataType) -> Any:
-    """The value in the type, as Arrow gives it to Python. Raises ValueError with the reason, for people."""
+    """Convert the value to the type, as Arrow returns it to Python. Raises ValueError with the reason."""
     if value is None:
         return None
     try:
@@ -73,14 +73,14 @@ def fit(value: Any, kind: pa.DataType) -> Any:
 
 
 def spell(value: Any) -> str:
-    """A value as a YAML or JSON file would write it, without quotes round a text."""
+    """Return a value as YAML or JSON writes it, without quotes around a string."""
     if isinstance(value, date | time):
         return value.isoformat()
     return str(value) if isinstance(value, str | Decimal | int | float) and not isinstance(value, bool) else _json(value)
 
 
 def infer(values: Iterable[Any]) -> pa.DataType | None:
-    """The narrowest type that all values fit; text where all are null, None where they do not go together."""
+    """Return the narrowest type that fits all values: string if all are null, None if none fits."""
     found = {_inferred(value) for value in values if value is not None}
     if found <= {pa.int64(), pa.float64()} and len(found) == 2:
         return pa.float64()

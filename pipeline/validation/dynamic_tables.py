@@ -55,7 +55,7 @@ def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Yield invalid Postgres names. A name is `table` or `schema.table`. A repeated schema must be the same."""
+    """Check Postgres names: `table` or `schema.table`. A schema that is set twice must be the same."""
     for name, node in graph.dynamic_tables(model).items():
         schema, _, _ = node.backend_entity_name.rpartition(".")
         where = place("transforms", name, "backend_entity_name")
@@ -68,7 +68,7 @@ def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _circles(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Yield cycles. A table must be filled before it is looked up, so rows that depend on it cannot fill it."""
+    """Yield cycles. A table must be filled before it is looked up, so dependent rows cannot fill it."""
     try:
         graph.steps(model)
     except UserError as error:

@@ -58,7 +58,7 @@ def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErr
 
 
 def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Yield filters that can return different rows when an epoch is read again, for another sink or after a crash."""
+    """Yield filters that can return different rows when an epoch is read again, for example after a crash."""
     parts: list[tuple[tuple[str | int, ...], Any]] = [((), source)]
     if source.type == "hybrid":
         parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
@@ -173,7 +173,7 @@ def _labels(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _event_time(name: str, source: Any, stream: Any, place: PlaceOf) -> Iterator[UserError]:
-    """Where the file says which columns a source has; else `headrace validate` asks the source."""
+    """Check event times if the file declares the columns. Otherwise `headrace validate` reads the source."""
     if source.telemetry is None or source.telemetry.event_time is None:
         return
     columns = {column: parse_type(kind) for column, kind in stream.schema_.items()}

@@ -11,7 +11,7 @@ from headrace.pipeline.validation.fields import PlaceOf, check_values
 
 
 def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
-    """What only whole nodes of a sound shape show: keys, values, guarantees, one lane. Opens no connection."""
+    """Check keys, values, guarantees and connectedness of valid nodes. Opens no connection."""
     problems = [*check_values(model, place), *_keys(model, place), *_job_mode(model, place)]
     return [*problems, *_guarantees(model, place), *_one_lane(model, place)]
 
@@ -34,7 +34,7 @@ def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
 
 
 def _endless(source: Any) -> bool:
-    """Whether a source is a stream without history."""
+    """Return whether a source is a stream without history."""
     return source.type == "kafka" or getattr(source, "is_unbounded", False)
 
 
@@ -73,7 +73,7 @@ def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iter
 
 
 def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: PlaceOf) -> Iterator[UserError]:
-    """Whether the handoff of each hybrid source can be exact at this sink (B1, B2, B5, B6 of the design review)."""
+    """Check that each hybrid source's handoff is exact at this sink (B1, B2, B5, B6 of the design review)."""
     for source in sources:
         if source.type != "hybrid" or sink.delivery == "at_least_once" or graph.lacks_commit_record(sink):
             continue

@@ -66,7 +66,7 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
 
 
 def as_written(problem: UserError, tree: YamlDocument) -> UserError:
-    """The same mistake without what a variable brought, which may be a secret: `${NAME}` stands in its place."""
+    """Return the same mistake with `${NAME}` in place of a variable's value, which may be a secret."""
     message, hint = problem.message, problem.hint
     for path, text in tree.written.items():
         if problem.place == tree.place(path) and (value := str(_at(path, tree.value))).strip():
@@ -82,7 +82,7 @@ def dotted(path: Path) -> str:
 
 
 def display_value(path: Path, tree: YamlDocument) -> str:
-    """The value at a path as the file writes it: what a variable brought may be a secret."""
+    """Return the value at a path as the file writes it, because a variable's value may be a secret."""
     if path in tree.written:
         return shorten(tree.written[path])
     found = _at(path, tree.value)
@@ -92,7 +92,7 @@ def display_value(path: Path, tree: YamlDocument) -> str:
 
 
 def types_of(part: str) -> list[str]:
-    """The types of nodes that a part of the file may hold."""
+    """Return the node types that a part of the file can contain."""
     return sorted(name for where, name in _TAGS if where == part)
 
 
@@ -124,7 +124,7 @@ def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
 
 
 def _installed(part: str, name: str, allowed: list[str]) -> str:
-    """What to do about a plugin that is not there."""
+    """Return the hint for a plugin that is not installed."""
     there = [found.id for found in plugins.installed()]
     close = suggest_closest(name, there).removeprefix("; ").capitalize()
     listed = f"Installed plugins: {', '.join(there) or 'none'}."
@@ -186,12 +186,12 @@ def _at(path: Path, plain: Any) -> Any:
 
 
 def _file_path(loc: Path) -> Path:
-    """Pydantic's location without the node's type, which it puts behind the node's name."""
+    """Return pydantic's location without the node's type, which pydantic adds after the node's name."""
     return (*loc[:2], *loc[3:]) if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)) else loc
 
 
 def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of the model that holds the last key of a path, by their names in the file."""
+    """Return the fields of the model that has the last key of a path, by their names in the file."""
     kind: Any = model
     if len(path) > 2 and path[0] in PARTS:
         part, name = str(path[0]), plain[str(path[0])][path[1]]["type"]
@@ -203,7 +203,7 @@ def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldI
 
 
 def _inner(annotation: Any, part: str | int) -> Any:
-    """The type of what stands under a key or an index of a type."""
+    """Return the type of the value under a key or an index of a type."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return next((field.annotation for name, field in annotation.model_fields.items() if part in (name, field.alias)), annotation)
     inside = get_args(annotation)

@@ -28,7 +28,7 @@ class _FileStructure:
 
 
 def check_shape(tree: YamlDocument) -> list[UserError]:
-    """Names given twice, inputs that are not there, circles, orphans. Says nothing about a part that is no map."""
+    """Check for duplicate names, missing inputs, cycles and orphans. Skips parts that are not mappings."""
     parts: dict[str, Any] = {part: tree.value.get(part, {}) for part in PARTS}
     if not all(isinstance(nodes, dict) for nodes in parts.values()) or "sources" not in tree.value:
         return []
@@ -54,7 +54,7 @@ def _twice(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
 
 
 def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> Iterator[UserError]:
-    """Fills `shape.reads`; yields the statements that cannot be read."""
+    """Fill `shape.reads` and yield the statements that cannot be parsed."""
     for part in ("transforms", "sinks"):
         for name, node in parts[part].items():
             by_sql = isinstance(node, dict) and node.get("type") in ("sql", _TABLE)
@@ -107,7 +107,7 @@ def _unknown(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
 
 
 def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
-    """Each circle once."""
+    """Yield each cycle once."""
     done: set[str] = set()
     for start in shape.names["transforms"]:
         way: list[str] = []
@@ -129,7 +129,7 @@ def _circles(shape: _FileStructure, tree: YamlDocument) -> Iterator[UserError]:
 
 
 def _orphans(shape: _FileStructure, tree: YamlDocument) -> list[UserError]:
-    """Sources and transforms that nobody reads; not told where it is not known what is read."""
+    """Yield sources and transforms that no node reads. Skipped if the inputs are unknown."""
     used = {upstream for upstreams in shape.reads.values() for upstream in upstreams}
     places = {name: tree.place((part, name)) for part in PARTS[:2] for name in shape.names[part] if name not in used | shape.tables}
     if not places or not shape.whole:

@@ -20,7 +20,7 @@ METADATA = ("__kafka_partition", "__kafka_offset", "__kafka_timestamp")
 
 
 def check_cases(tree: YamlDocument, pipeline: Mapping[str, Any]) -> list[UserError]:
-    """Every such mistake in the `tests` of a file. `pipeline` has the plain values of the pipeline file's nodes."""
+    """Yield all mistakes in a file's `tests`. `pipeline` has the plain values of the pipeline file's nodes."""
     tests = tree.value.get("tests") if isinstance(tree.value, dict) else None
     parts = {part: nodes if isinstance(nodes := pipeline.get(part), dict) else {} for part in PARTS}
     if not isinstance(tests, dict):
@@ -35,7 +35,7 @@ class _Check:
         self._tree, self._name, self._test, self._parts = tree, name, test, parts
 
     def problems(self) -> Iterator[UserError]:
-        """All that is wrong with it."""
+        """Yield all mistakes of the test."""
         expected, error = self._test.get("expect"), self._test.get("expect_error")
         if not expected and error is None:
             hint = "Add `expect:` with a node and its rows, or `expect_error:` with a part of the message."
@@ -105,7 +105,7 @@ class _Check:
                 yield self._problem(msg, f"Supported: {supported}." if supported else "", (part, node, "schema", column))
 
     def _columns(self, node: str, said: dict[str, Any]) -> list[str] | None:
-        """The columns that a given node may have, where files say them."""
+        """Return the columns that an input node can have, if the files declare them."""
         source = self._parts["sources"].get(node)
         if not isinstance(source, dict):
             return None

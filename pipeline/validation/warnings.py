@@ -17,7 +17,7 @@ _KEYED = ("postgres", "delta", "iceberg")
 
 
 def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
-    """Every such word on a sound file, with its place."""
+    """Yield all warnings for a valid file, with their locations."""
     for part in nodes.WITHOUT_EFFECT:
         for name, node in getattr(model, part).items():
             for key in sorted(nodes.without_effect(part, node.type) & node.model_fields_set):
@@ -47,7 +47,7 @@ def _of_plugins(model: nodes.PipelineModel, place: Callable[..., FileLocation]) 
 
 
 def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
-    """Sources without a key before a sink that could use one. The setting `enforce_primary_keys` makes mistakes of them."""
+    """Yield keyless sources of sinks that could use a key. `enforce_primary_keys` makes them errors."""
     for name, source in model.sources.items():
         appending = [
             sink

@@ -16,7 +16,7 @@ _TYPES, _LATE = ("handler",), ("url", "headers")
 
 
 def interpolate(text: str, *, node: str = "") -> str:
-    """The text with its variables' values. Raises UserError for one that is not set."""
+    """Return the text with the values of its variables. Raises UserError for a variable that is not set."""
 
     def value(match: re.Match[str]) -> str:
         found = os.environ.get(match[1], match[2])
@@ -30,7 +30,7 @@ def interpolate(text: str, *, node: str = "") -> str:
 
 
 def keep_late(value: dict[str, Any], written: Mapping[tuple[str | int, ...], str]) -> None:
-    """Puts texts that may carry secrets back to how the file has them. `written` are the texts with a variable in them."""
+    """Restore the file's version of texts that may carry secrets. `written` has the texts with a variable."""
     for path in written:
         if not _is_late(value, path):
             continue

@@ -65,23 +65,23 @@ class YamlDocument:
     spoiled: set[Path] = field(default_factory=set)
 
     def place(self, path: Path) -> FileLocation:
-        """Where `path` stands; the nearest thing above it if it is not written there."""
+        """Return the location of `path`, or of the nearest parent that the file contains."""
         return nearest_location(self.places, path) or FileLocation(self.shown, 1, 1)
 
 
 def nearest_location(places: Mapping[Path, FileLocation], path: Path) -> FileLocation | None:
-    """Where `path` stands, or else the nearest thing above it."""
+    """Return the location of `path`, or of its nearest parent."""
     return next((places[path[:end]] for end in range(len(path), -1, -1) if path[:end] in places), None)
 
 
 def node_of(path: Path) -> str:
-    """The node that a path is in, "" outside of nodes."""
+    """Return the node that a path is in, or "" outside of nodes."""
     inner = path[1:] if path[:1] == (WRAPPER,) else path
     return str(inner[1]) if len(inner) > 1 and inner[0] in PARTS else ""
 
 
 def read_tree(text: str, shown: str, *, fill: bool = True) -> YamlDocument:
-    """Reads YAML. Raises PipelineFileError where it is none; any lesser mistake is in the tree's `problems`.
+    """Read YAML. Raises PipelineFileError for invalid YAML; smaller mistakes are in the tree's `problems`.
 
     `fill`: whether `${VAR}` in a text means an environment variable.
     """
@@ -103,7 +103,7 @@ def read_tree(text: str, shown: str, *, fill: bool = True) -> YamlDocument:
 
 
 def unwrap(tree: YamlDocument) -> None:
-    """Takes what stands under `definition:`, as in Streamling's files, for the file itself."""
+    """Replace the file by the content of `definition:`, which Streamling's files use."""
     inner = tree.value.get(WRAPPER)
     if not isinstance(inner, dict):
         return
@@ -121,7 +121,7 @@ def unwrap(tree: YamlDocument) -> None:
 
 
 def shorten(value: object) -> str:
-    """A value for a message: on one line, and not longer than a line."""
+    """Return a value for a message, shortened to one line."""
     text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -163,7 +163,7 @@ class _Walk:
         self._yaml, self._tree, self._fill, self._seen = yaml, tree, fill, 0
 
     def value(self, node: Node, path: Path) -> Any:
-        """Plain values of a node; notes places and problems."""
+        """Return the plain values of a node. Records locations and problems."""
         self._seen += 1
         place = self._mark(node)
         self._tree.places.setdefault(path, place)
