@@ -11,7 +11,7 @@ from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the nodes that a transform or sink reads; a source has none. UserError for invalid SQL."""
+    """Return the nodes that a transform or sink reads; a source has none. Raise UserError for invalid SQL."""
     if name in model.transforms:
         return model.transforms[name].inputs(name)
     return (model.sinks[name].from_,) if name in model.sinks else ()
@@ -23,7 +23,7 @@ def dynamic_tables(model: nodes.PipelineModel) -> dict[str, DynamicTableConfig]:
 
 
 def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the dynamic tables that a transform's SQL looks up. UserError for a call without a table."""
+    """Return the dynamic tables that a transform's SQL looks up. Raise UserError for a call without a table."""
     node: Any = model.transforms.get(name)
     text = getattr(node, "sql", None)
     return dynamic.looked_up_tables(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()
@@ -61,12 +61,12 @@ def steps(model: nodes.PipelineModel) -> list[str]:
 
 
 def is_shared(sink: Any) -> bool:
-    """Return whether a sink's node sets `share`. Nodes of plugins have no such option."""
+    """Return whether a sink sets `share`: other pipelines write its target too. Plugins lack the option."""
     return bool(getattr(sink, "share", False))
 
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the node's primary key, else the one that its inputs agree on, else (). Tables have none."""
+    """Return the node's primary key, else the one that its inputs agree on, else (). Dynamic tables have none."""
     if isinstance(model.nodes()[name], DynamicTableConfig):
         return ()
     if own := model.nodes()[name].primary_key:

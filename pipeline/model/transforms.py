@@ -32,7 +32,7 @@ class SqlTransformConfig(NodeConfig):
         return sql.input_nodes(self.sql, node=node, dialect=self.dialect)
 
     def query(self, node: str = "") -> exp.Query:
-        """Return the query in Spark's SQL, for inspection. Raises UserError, naming `node`, if not allowed."""
+        """Return the query in Spark's SQL, for inspection. Raise UserError for `node` if not allowed."""
         return sql.parse(self.sql, node=node, dialect=self.dialect)
 
     def spark_sql(self, node: str = "") -> str:

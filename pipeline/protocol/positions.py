@@ -97,7 +97,7 @@ def placed_pins(handles: list[Json]) -> list[Json] | Json:
 
 
 def pins_ref(position: Json) -> str:
-    """Return the reference to the snapshot handles of a source's history."""
+    """Return the reference to the snapshot handles of a source's history, from either place in the position."""
     pins = position.get("pins")
     if pins is None:
         return position["history"]["pins"]
@@ -148,7 +148,7 @@ def window_progress(position: Json, key: str) -> tuple[int, int, str]:
 
 
 def advance_partition(model: PipelineModel, node: Any, position: Json, key: str, at: tuple[int, int, str]) -> Json:
-    """Return a source's position after an epoch moved a partition to `at`: phase, splits done, fingerprint."""
+    """Return the position after an epoch moved a partition to `at`: phase, splits done, fingerprint."""
     history = position["history"]
     spans = _done_spans(model, position)
     still_open = {name: value for name, value in history.get("open", {}).items() if name != key}
@@ -192,7 +192,7 @@ def history_complete(model: PipelineModel, position: Position) -> bool:
 
 
 def stream_begun(position: Position) -> bool:
-    """Return whether stream rows are in the sinks: after a handoff, or after history before a plain stream."""
+    """Return whether stream rows are in the sinks: after a handoff, or after all history of other sources."""
     histories = [here["history"] for here in position.values() if "history" in here]
     if any("stream" in here for here in position.values() if "history" in here):
         return True

@@ -58,7 +58,7 @@ class Case:
         )
 
     def expected(self, node: str) -> Rows:
-        """Return the rows of an expected node, as written."""
+        """Return the rows of an expected node, as written. Raise PipelineFileError if they cannot be read."""
         return self._listed("expect", node) or read_rows(
             self.node.expect[node], self.path.parent, ("tests", self.name, "expect", node), self.places, self.texts
         )

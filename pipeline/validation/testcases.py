@@ -20,7 +20,7 @@ METADATA = ("__kafka_partition", "__kafka_offset", "__kafka_timestamp")
 
 
 def check_cases(tree: YamlDocument, pipeline: Mapping[str, Any]) -> list[UserError]:
-    """Yield all mistakes in a file's `tests`. `pipeline` has the plain values of the pipeline file's nodes."""
+    """Return all mistakes in a file's `tests`. `pipeline` has the plain values of the nodes."""
     tests = tree.value.get("tests") if isinstance(tree.value, dict) else None
     parts = {part: nodes if isinstance(nodes := pipeline.get(part), dict) else {} for part in PARTS}
     if not isinstance(tests, dict):
