@@ -185,7 +185,7 @@ def test_other_ways_to_write_it_pass_as_they_do_with_validate(here, other):
 def test_an_editor_has_something_to_show():
     """Descriptions, defaults as the file would say them, and `type` first among what is required."""
     schema = file_schema()
-    postgres = schema["$defs"]["PostgresSink"]
+    postgres = schema["$defs"]["PostgresSinkConfig"]
     assert postgres["required"][0] == "type"
     assert postgres["properties"]["update_where"]["description"].startswith("`{column: op}`")
     assert schema["$defs"]["EpochOptions"]["properties"]["interval"]["default"] == "5s"
