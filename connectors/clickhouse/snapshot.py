@@ -241,7 +241,7 @@ def open_snapshot(client: Client, handle: Json, node: str) -> ClickHouseTableInf
         return get_table(client, handle["database"], handle["table"], node)
     found = find_table(client, handle["database"], handle["table"], node)
     if found is None or found.uuid != handle["uuid"]:
-        what = "is gone" if found is None else "was made anew"
+        what = "is missing" if found is None else "was recreated"
         msg = f"the pinned copy `{handle['database']}.{handle['table']}` of `{handle['source']}` {what}"
         raise PipelineStateError(msg, hint="Its rows cannot be had again exactly. Start the history over under a new state.", node=node)
     return found

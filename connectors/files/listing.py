@@ -170,7 +170,7 @@ def check(files: Sequence[File], node: str) -> None:
         try:
             about = os.stat(file.path)
         except FileNotFoundError:
-            raise changed(file.path, "it is gone", node) from None
+            raise changed(file.path, "it is missing", node) from None
         except OSError as error:
             msg = f"`{file.path}` cannot be read: {error.strerror}"
             raise TransientError(msg, node=node) from None

@@ -74,7 +74,7 @@ class FileScan:
                     yield from self._placed(piece, self._batches(file, piece))
                 self._same(held, piece)
         except FileNotFoundError:
-            raise task_error(changed(piece.file.path, "it is gone", self.node)) from None
+            raise task_error(changed(piece.file.path, "it is missing", self.node)) from None
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, OSError, EOFError) as error:
             raise self._unreadable(piece, error) from error
 
@@ -86,7 +86,7 @@ class FileScan:
         try:
             about = os.stat(piece.file.path)
         except OSError:
-            return task_error(changed(piece.file.path, "it is gone", self.node))
+            return task_error(changed(piece.file.path, "it is missing", self.node))
         if what := change(about, piece.file):
             return task_error(changed(piece.file.path, what, self.node))
         msg = f"`{piece.file.path}` cannot be read as {self.format}: {' '.join(str(error).split())[:300]}"

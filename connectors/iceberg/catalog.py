@@ -84,7 +84,7 @@ class WarehouseTable:
         table = self.load(spark)
         snapshot = table.snapshot(snapshot_id)
         if snapshot is None:
-            msg = f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table was made anew"
+            msg = f"table `{self.name}` no longer has snapshot {snapshot_id}: it was expired, or the table was recreated"
             hint = "Its rows cannot be had again exactly. Start the history over, and let maintenance keep snapshots for longer."
             raise PipelineStateError(msg, hint=hint, node=self.node)
         return table, snapshot

@@ -288,7 +288,7 @@ class KafkaStream(UnboundedSource):
             raise TargetError(msg, hint=hint, node=self._name)
         for what, mine, its in (("cluster", at["cluster_id"], topic.cluster_id), ("topic", at["topic_id"], topic.topic_id)):
             if mine != its:
-                made = "was deleted and made anew" if what == "topic" else "is of another cluster"
+                made = "was deleted and recreated" if what == "topic" else "is of another cluster"
                 msg = f"topic `{self._node.topic}` {made}: its {what} id is {its}, the position has {mine}"
                 raise TargetError(msg, hint=hint, node=self._name)
         if gone := sorted(set(map(int, at["offsets"])) - set(topic.partitions)):

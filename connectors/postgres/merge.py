@@ -137,16 +137,20 @@ def delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy) 
         " gone AS (DELETE FROM {target} t USING ends e WHERE {same} AND e.{which} RETURNING 1)"
         " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
     )
-    same = [sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key]
     return query.format(
         key=_names(target.key, "s"),
         op=sql.Identifier(OP),
         rows=_rows(target, stage),
         order=_order("DESC"),
         target=target.identifier,
-        same=sql.SQL(" AND ").join(same),
+        same=_same_key(target),
         which=sql.Identifier("last" if policy.plain else "any"),
     )
+
+
+def _same_key(target: PostgresTarget) -> sql.Composed:
+    """Return the condition that a target row `t` and an ended key `e` are equal in all key columns."""
+    return sql.SQL(" AND ").join(sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key)
 
 
 def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: ConflictPolicy, version: str) -> sql.Composed:
@@ -161,7 +165,6 @@ def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: Confl
         " WHERE {same} AND (e.ended OR (e.last AND (t.{version} IS NULL OR t.{version} <= e.version))) RETURNING 1)"
         " SELECT (SELECT count(*) FROM ends WHERE last), (SELECT count(*) FROM gone)"
     )
-    same = [sql.SQL("t.{0} = e.{0}").format(sql.Identifier(name)) for name in target.key]
     return query.format(
         key=_names(target.key, "s"),
         version=sql.Identifier(version),
@@ -169,7 +172,7 @@ def _versioned_delete(target: PostgresTarget, stage: StagingTable, policy: Confl
         alive=_ALIVE,
         order=policy.preference(),
         target=target.identifier,
-        same=sql.SQL(" AND ").join(same),
+        same=_same_key(target),
     )
 
 

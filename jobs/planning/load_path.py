@@ -142,16 +142,16 @@ def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Colum
     Returns None if rows pass unchanged. `have` are the columns of the history itself. Raises UserError if the
     source's SQL has no equivalent, or if Spark reads its columns with other types.
     """
-    arriving = _known(columns.nodes, file.model.sinks[sink].from_)
+    arriving = _get_schema(columns.nodes, file.model.sinks[sink].from_)
     if nested := [field.name for field in arriving if is_nested(field.type)]:
         msg = f"Spark turns nested columns into JSON: {', '.join(nested)}"
         raise UserError(msg)
     upstream, query = source.name, ""
     for name in _chain(file, sink, source.name):
         node: Any = file.model.transforms[name]
-        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _known(columns.nodes, upstream), query)
+        query = _translated(f"transform `{name}`", node.spark_sql(name), upstream, _get_schema(columns.nodes, upstream), query)
         upstream = name
-    want = _known(columns.payloads, source.name)
+    want = _get_schema(columns.payloads, source.name)
     if have is None:
         msg = f"the columns of the history of `{source.name}` are not known"
         raise _UnknownError(msg)
@@ -164,7 +164,7 @@ def _query(file: PipelineFile, sink: str, source: PipelineSource, columns: Colum
     return _translated("the columns", f"SELECT {listed} FROM {source.name}", source.name, want)  # noqa: S608  the file's own names
 
 
-def _known(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
+def _get_schema(schemas: Mapping[str, pa.Schema], name: str) -> pa.Schema:
     if name not in schemas:
         msg = f"the columns of `{name}` are not known"
         raise _UnknownError(msg)

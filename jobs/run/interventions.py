@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position
-from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState
+from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState, describe_launcher
 from headrace.pipeline.protocol.ledger.interventions import skipped_ranges
 
 TTL = 60.0
@@ -132,8 +130,7 @@ def _ledger(settings: Settings) -> Iterator[Ledger]:
 @contextmanager
 def hold_lease(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[Lease]:
     """Hold the lane; no sink is touched meanwhile."""
-    holder: Json = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": launched_by, "file": file.path}
-    lease = ledger.acquire(file.name, LANE, holder, TTL)
+    lease = ledger.acquire(file.name, LANE, describe_launcher(launched_by, file.path), TTL)
     try:
         yield lease
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +32,7 @@ from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateEr
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
-from headrace.pipeline.protocol.ledger import Ledger, PipelineState
+from headrace.pipeline.protocol.ledger import Ledger, PipelineState, describe_launcher
 from headrace.pipeline.protocol.log_context import log_context, with_log_context
 
 if TYPE_CHECKING:
@@ -68,13 +66,9 @@ class PipelineRun:
         self.settings = settings
         self._stop = stop or threading.Event()
         self._deadline = time.monotonic() + max_run_time.total_seconds() if max_run_time else None
-        self._holder: Json = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "launched_by": launched_by,
+        self._holder: Json = describe_launcher(launched_by, file.path) | {
             "run_id": run_id,
             "since": datetime.now(UTC).isoformat(timespec="seconds"),
-            "file": file.path,
         }
         self._repair = repair
         self._rolling = RollingUp(file.model, settings.ledger.keep_epochs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -16,6 +14,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol.coordinator import EpochCoordinator
+from headrace.pipeline.protocol.ledger import describe_launcher
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +43,7 @@ def replay(
         SinkStateError: the ledger lacks the epochs, stored results are missing, or a sink without a key would
             get rows twice.
     """
-    _known(file, sink)
+    _check_sink(file, sink)
     if recompute:
         settings = settings.model_copy(update={"staging": settings.staging.model_copy(update={"recompute": True})})
     with _lane(file, settings, sink, "replay", listener, stop, spark) as lane_run:
@@ -58,7 +57,7 @@ def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_ove
     They become the new baseline. `take_over` first ends and fences the claims of other pipelines to the
     target. Without it, such a claim raises SinkStateError.
     """
-    _known(file, sink)
+    _check_sink(file, sink)
     with _lane(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as lane_run:
         if not take_over or lane_run.lane.disagrees(sink):
             lane_run.lane.accept_target(sink)
@@ -73,12 +72,11 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
     ledger = open_ledger(settings)
     try:
         assembly = CompiledPipeline(file, settings, session)
-        holder = {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": "rebuild", "file": file.path}
         return EpochCoordinator.rebuild(
             ledger,
             file.name,
             LANE,
-            holder,
+            describe_launcher("rebuild", file.path),
             lambda uuid, _: assembly.open_sinks(uuid, LANE, ledger),
             file.compiled(),
             file.hash,
@@ -94,7 +92,7 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
             stop_session(session)
 
 
-def _known(file: PipelineFile, sink: str) -> None:
+def _check_sink(file: PipelineFile, sink: str) -> None:
     if sink not in file.model.sinks:
         msg = f"`{sink}` is no sink of this pipeline"
         raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))

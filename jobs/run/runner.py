@@ -67,7 +67,7 @@ def run(
         BlockedError: an epoch failed too often in the same way.
         HeadraceError: any other failure. Rows are safe, and the next run resumes here.
     """
-    wanted = _wanted(file, partitions)
+    wanted = _select_partitions(file, partitions)
     if problems := find_endpoint_errors(file, settings):
         raise PipelineFileError(problems)
     check_side_outputs(settings)
@@ -85,7 +85,7 @@ def run(
         return lane_run.result(caught_up=caught_up)
 
 
-def _wanted(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
+def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
     every = positions.windows_of(file.model)
     if windows is None:
         return every

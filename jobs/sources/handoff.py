@@ -80,7 +80,7 @@ class Handoff:
         if fence.missing:
             log.warning(
                 "history lacks offsets that the topic has, the stream starts there: source=%s %s",
-                *(self.name, _shown(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())),
+                *(self.name, _format_items(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())),
             )
         self._check_lost(fence, first)
         return earliest | {"offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}}
@@ -93,9 +93,9 @@ class Handoff:
         table = self.node.offset_table
         assert table is not None  # noqa: S101
         if table.allow_missing:
-            log.warning("offsets that neither table nor topic has are skipped: source=%s %s", self.name, _shown(lost))
+            log.warning("offsets that neither table nor topic has are skipped: source=%s %s", self.name, _format_items(lost))
             return
-        msg = f"neither the history table nor topic `{self.node.unbounded_source.topic}` has the offsets {_shown(lost)}"
+        msg = f"neither the history table nor topic `{self.node.unbounded_source.topic}` has the offsets {_format_items(lost)}"
         hint = (
             "Load these messages into the table and run again. If they were deletes or transaction markers, set"
             " `allow_missing: true` under `offset_table`."
@@ -110,8 +110,8 @@ class Handoff:
         table = self.node.offset_table
         assert table is not None  # noqa: S101
         msg = (
-            f"history has rows of partition {_shown(unknown)}, topic `{self.node.unbounded_source.topic}` has only partition"
-            f" {_shown(sorted(topic, key=int))}: they are offsets of another topic"
+            f"history has rows of partition {_format_items(unknown)}, topic `{self.node.unbounded_source.topic}` has only partition"
+            f" {_format_items(sorted(topic, key=int))}: they are offsets of another topic"
         )
         hint = (
             "Where the table holds several topics, name `topic_column` under `offset_table`. Where the topic was deleted and created"
@@ -122,7 +122,7 @@ class Handoff:
     def _check_duplicates(self, have: TableOffsets, sink: str) -> None:
         twice = {part: mine.duplicates for part, mine in have.partitions.items() if mine.duplicates}
         if twice:
-            listed = _shown(f"partition {part}: {rows}" for part, rows in twice.items())
+            listed = _format_items(f"partition {part}: {rows}" for part, rows in twice.items())
             msg = f"history has messages more than once (rows too many by {listed}), and sink '{sink}' has no key"
             hint = (
                 "Remove the duplicates from the table (OPTIMIZE TABLE … DEDUPLICATE), give the sink a primary_key,"
@@ -134,7 +134,7 @@ class Handoff:
         """Rows of a gap may be in an earlier phase, which has no offsets to tell. Rows without an offset are no messages of the topic."""
         if len(self._history) == 1 or not fence.missing:
             return
-        listed = _shown(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())
+        listed = _format_items(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())
         msg = f"the last history table lacks offsets that the topic has ({listed}), and sink '{sink}' has no key"
         hint = (
             "An earlier phase may have these rows, so reading them from the topic could write them twice. Load them into the table,"
@@ -143,7 +143,7 @@ class Handoff:
         raise GuaranteeError(msg, hint=hint, node=self.name)
 
 
-def _shown(items: Iterable[str]) -> str:
+def _format_items(items: Iterable[str]) -> str:
     listed = list(items)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return ", ".join(listed[:_SHOWN]) + more

@@ -99,7 +99,7 @@ def _fixed(file: PipelineFile, name: str, path: tuple[str | int, ...], had: Any,
     key = next(str(part) for part in reversed(path) if isinstance(part, str))
     if key == "bounded_sources":
         had, has = ([_called(part) for part in parts] for parts in (had, has))
-    msg = f"`{key}` cannot change from {_shown(had)} to {_shown(has)}: {_why(path)}"
+    msg = f"`{key}` cannot change from {_format_value(had)} to {_format_value(has)}: {_why(path)}"
     return _refused(
         file, (name, *path), msg, f"Restore the former value, `{key}: {_bare(had)}`." if had is not None else f"Remove `{key}`."
     )
@@ -119,7 +119,7 @@ def _called(part: Json) -> str:
     return str(part.get("table_name") or part.get("path") or part["type"])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "nothing" if value is None else f"`{_bare(value)}`"
 
 
@@ -154,7 +154,7 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
             continue
         for key in ("type", *TARGETS.get(has["type"], ())):
             if had.get(key) != has.get(key):
-                change = f"`{key}` cannot change from {_shown(had.get(key))} to {_shown(has.get(key))}"
+                change = f"`{key}` cannot change from {_format_value(had.get(key))} to {_format_value(has.get(key))}"
                 msg = f"sink `{name}`: {change}: earlier rows are in the former target"
                 hint = f"Give the new target another sink name; `headrace replay {file.path} --sink NAME --from 1` then brings the earlier epochs."
                 yield PipelineStateError(

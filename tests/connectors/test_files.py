@@ -141,7 +141,7 @@ def test_a_file_that_changed_is_named_and_never_read(spark: SparkSession, tmp_pa
     paths[1].unlink()
     error = told(lazy.collect)
     assert isinstance(error, PipelineStateError)
-    assert "it is gone" in error.message
+    assert "it is missing" in error.message
 
 
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:

@@ -486,9 +486,9 @@ def test_topic_made_anew_is_refused(broker: Broker, topic: Any, stream: Any, spa
 
     until(made)
     broker.send(name, {"id": 7})
-    with pytest.raises(TargetError, match="was deleted and made anew: its topic id is"):
+    with pytest.raises(TargetError, match="was deleted and recreated: its topic id is"):
         source.next_end_offsets(end, MANY)
-    with pytest.raises(TargetError, match="was deleted and made anew"):
+    with pytest.raises(TargetError, match="was deleted and recreated"):
         stream(name).read(spark, start, end)
 
 

@@ -199,7 +199,7 @@ def test_rows_that_cannot_be_read_again_are_refused_before_anything_changes(worl
             interventions.rewind(file, settings, to="1", dry_run=dry_run)
         assert f"headrace reset {file.path}" in refused.value.hint
     produce(world, topic, ("c", 7, 1))
-    with pytest.raises(TargetError, match="made anew") as refused:
+    with pytest.raises(TargetError, match="recreated") as refused:
         run(file, settings, until=Until.CAUGHT_UP, spark=spark)
     assert f"headrace reset {file.path}" in refused.value.hint
 

@@ -1,8 +1,18 @@
 """The ledger: the lane's record of epochs, and the only truth about where it stands."""
 
 from headrace.pipeline.protocol.ledger.model import EpochRow, Lease, PipelineState, SinkRow
-from headrace.pipeline.protocol.ledger.owner import describe_owner, describe_process
+from headrace.pipeline.protocol.ledger.owner import describe_launcher, describe_owner, describe_process
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
-__all__ = ["EpochRow", "Lease", "Ledger", "PipelineState", "SinkRow", "describe_owner", "describe_process", "open_sqlite"]
+__all__ = [
+    "EpochRow",
+    "Lease",
+    "Ledger",
+    "PipelineState",
+    "SinkRow",
+    "describe_launcher",
+    "describe_owner",
+    "describe_process",
+    "open_sqlite",
+]

@@ -31,6 +31,11 @@ def describe_owner(run: str, launched_by: str, **more: Any) -> Json:
     } | more
 
 
+def describe_launcher(launched_by: str, file: str) -> Json:
+    """Return the keys that every owner of a lease has: host, pid, what launched it, and its pipeline file."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "launched_by": launched_by, "file": file}
+
+
 def describe_process(pid: int) -> Json:
     """`{"pid", "create_time"}` of a process, which names it even after its pid was given to another."""
     return {"pid": pid, "create_time": psutil.Process(pid).create_time()}
