@@ -51,6 +51,9 @@ class EpochWriter:
         self._hash = pipeline_hash or planner.file.hash
         self._side = side
         self.steps: dict[str, float] = {}
+        """Seconds by step of the last `write`."""
+        self.seconds = 0.0
+        """How long the last `write` took."""
 
     def staging(self, plan: EpochPlan, pending: Sequence[str], *, replayed: bool = False) -> StoredResults | None:
         """Return the store of this epoch's non-deterministic rows, or None if it has none.
@@ -104,6 +107,8 @@ class EpochWriter:
             raise
         except Exception as error:
             raise as_headrace_error(error, texts=self._planner.texts) from error
+        finally:
+            self.seconds = time.monotonic() - started
 
     def _readings(self, plan: EpochPlan) -> dict[str, SourceBatch]:
         spark = self._planner.spark
@@ -160,7 +165,9 @@ class EpochWriter:
         started = time.monotonic()
         try:
             with log_context(node=name):
-                return self._written(plan, name, frame)
+                if fetch := self._fetch(plan, name):
+                    return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
+                return self._sinks[name].write(plan, frame)
         except HeadraceError as error:
             error.node = error.node or name
             raise
@@ -168,11 +175,6 @@ class EpochWriter:
             raise as_headrace_error(error, node=name, texts=self._planner.texts) from error
         finally:
             self.steps[f"write {name}"] = time.monotonic() - started
-
-    def _written(self, plan: EpochPlan, name: str, frame: EpochFrame) -> WriteCounts:
-        if fetch := self._fetch(plan, name):
-            return fetch[0].write_direct(plan, fetch[1], self._planner.spark)
-        return self._sinks[name].write(plan, frame)
 
 
 def _in_pool(spark: SparkSession, pool: str, function: Callable[..., WriteCounts]) -> Callable[..., WriteCounts]:

@@ -81,8 +81,6 @@ class PipelineRun:
         self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
-        self._steps: Mapping[str, float] = {}
-        self._writing = 0.0
         self._noted: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -227,14 +225,14 @@ class PipelineRun:
         """Finish the epoch that an earlier run left open, with its original plan and file."""
         if self.lane.has_open_epoch:
             self.reporter.publish(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
-            self._execute(None)
+            self._finish_epoch()
 
     def run_epoch(self, step: EpochRange, backlog: Callable[[Position], int | None] | None = None) -> None:
         """Plan the step as the next epoch and write it to every sink."""
         started = time.monotonic()
         plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self.monitor.record_plan(plan)
-        self._execute(backlog, time.monotonic() - started)
+        self._finish_epoch(backlog, time.monotonic() - started)
 
     def rewrite(self, sink: str, first: int | None) -> None:
         """Write committed epochs to one sink again; see `replay`.
@@ -257,55 +255,65 @@ class PipelineRun:
                 raise PipelineStateError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
             started = time.monotonic()
             with log_context(epoch=pending.plan.number):
-                counts = self._write(pending, replayed=True)
+                writer = self._writer(pending)
+                counts = writer.write(pending.plan, pending.sinks, replayed=True)
                 # Without a sweep: what the check found for later epochs must be there when their turn comes.
-                self.reporter.record_commit(self.lane, pending.plan, counts, {**self._steps, "total": time.monotonic() - started}, None)
+                self.reporter.record_commit(self.lane, pending.plan, counts, {**writer.steps, "total": time.monotonic() - started}, None)
             return counts
 
         self.lane.replay(sink, write, first, check)
 
-    def _execute(self, backlog: Callable[[Position], int | None] | None, planning: float = 0.0) -> None:
-        """Run the open epoch until it is committed. Retry transient failures with growing pauses."""
-        with log_context(epoch=self.lane.committed + 1):
-            self._until_committed(backlog, planning)
+    def _finish_epoch(self, backlog: Callable[[Position], int | None] | None = None, planning: float = 0.0) -> None:
+        """Write and commit the open epoch. Retry transient failures with growing pauses.
 
-    def _until_committed(self, backlog: Callable[[Position], int | None] | None, planning: float) -> None:
+        `planning` is the time in seconds that it took to plan the epoch.
+        """
         began, pause = time.monotonic(), 0.5
-        while True:
-            started = time.monotonic()
-            try:
-                work = self.lane.pending()
-                if work is not None:
-                    self.monitor.record_plan(work.plan, again=True)
-                self._steps, self._writing = {}, 0.0
-                counts = self.lane.execute(self._write)
-                if work is not None:
-                    total = time.monotonic() - started
-                    ledger = planning + max(0.0, total - self._writing)
-                    self._committed(work.plan, counts, {**self._steps, "ledger": ledger, "total": total}, backlog)
-                return
-            except FencedError:
-                raise
-            except HeadraceError as failure:
-                error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
-                if self._stop.is_set():
-                    self.reporter.publish(RunMessage(f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it", "warning"))
+        with log_context(epoch=self.lane.committed + 1):
+            while True:
+                started = time.monotonic()
+                try:
+                    pending = self.lane.begin()
+                    if pending is None:
+                        return
+                    self.monitor.record_plan(pending.plan, again=True)
+                    writer = self._writer(pending) if pending.sinks else None
+                    counts = self.lane.commit(writer.write(pending.plan, pending.sinks) if writer else {})
+                    self._after_commit(pending.plan, counts, _step_seconds(writer, started, planning), backlog)
                     return
-                self.reporter.record_failure(self.lane, error)
-                attempts = self.lane.record_failure(error.node or "?", error)
-                if not error.retriable or time.monotonic() - began > RETRY_FOR:
-                    raise error from (failure if failure is not error else failure.__cause__)
-                self.reporter.publish(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
-                self.wait(pause)
-                pause = min(pause * 2, 15.0)
+                except FencedError:
+                    raise
+                except HeadraceError as failure:
+                    if not self._wait_to_retry(failure, time.monotonic() - began, pause):
+                        return
+                    pause = min(pause * 2, 15.0)
+
+    def _wait_to_retry(self, failure: HeadraceError, elapsed: float, pause: float) -> bool:
+        """Record a failed attempt at the open epoch, wait `pause` seconds and return True.
+
+        Returns False if a stop was requested. Raises if the failure is permanent, or if attempts have failed for too long.
+        """
+        error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
+        if self._stop.is_set():
+            abandoned = f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it"
+            self.reporter.publish(RunMessage(abandoned, "warning"))
+            return False
+        self.reporter.record_failure(self.lane, error)
+        attempts = self.lane.record_failure(error.node or "?", error)
+        if not error.retriable or elapsed > RETRY_FOR:
+            raise error from (failure if failure is not error else failure.__cause__)
+        self.reporter.publish(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
+        self.wait(pause)
+        return True
 
     def _writer(self, pending: Pending) -> EpochWriter:
+        """Return the writer of a pending epoch. Raises FencedError if this run no longer owns the pipeline."""
         assembly = self.assembly_of(self._version(pending.compiled))
         assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.lane.lease.pipeline
         sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, PipelineSink)}
         routes = assembly.load_paths if pending.plan.phase is Phase.HISTORY else None
-        return EpochWriter(
+        writer = EpochWriter(
             assembly.planner,
             assembly.sources,
             sinks,
@@ -315,17 +323,10 @@ class PipelineRun:
             monitor=self.monitor,
             side=assembly.side_outputs,
         )
-
-    def _write(self, pending: Pending, *, replayed: bool = False) -> Mapping[str, WriteCounts]:
-        writer = self._writer(pending)
         self.lane.check()
-        self._steps, started = writer.steps, time.monotonic()
-        try:
-            return writer.write(pending.plan, pending.sinks, replayed=replayed)
-        finally:
-            self._writing = time.monotonic() - started
+        return writer
 
-    def _committed(
+    def _after_commit(
         self,
         plan: EpochPlan,
         counts: Mapping[str, WriteCounts],
@@ -383,3 +384,10 @@ class PipelineRun:
     def _stop_spark(self) -> None:
         if self._spark is not None and self._given is None:
             stop_session(self._spark)
+
+
+def _step_seconds(writer: EpochWriter | None, started: float, planning: float) -> dict[str, float]:
+    """Return the seconds of each step of an epoch, of its ledger writes, and in total since `started`."""
+    total = time.monotonic() - started
+    ledger = planning + max(0.0, total - (writer.seconds if writer else 0.0))
+    return {**(writer.steps if writer else {}), "ledger": ledger, "total": total}

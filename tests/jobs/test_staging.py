@@ -264,14 +264,14 @@ def test_the_sweep_keeps_the_last_epochs(tmp_path: Path) -> None:
 def test_a_replay_leaves_what_its_later_epochs_need(tmp_path: Path) -> None:
     """`staging.keep_epochs` was lowered since: the next run sweeps."""
     run = object.__new__(PipelineRun)
-    run._stages, run._stop, run._steps = lane(tmp_path, keep=2), threading.Event(), {}
+    run._stages, run._stop = lane(tmp_path, keep=2), threading.Event()
     later = run._stages.for_epoch(plan(2), "hash").folder
     later.mkdir(parents=True)
     told: list[int] = []
     faked: Any = run
     faked.file = SimpleNamespace(path="p.yaml", hash="hash")
     faked._assemblies = {"hash": SimpleNamespace(sources={})}
-    faked._write = lambda *_, **__: {}
+    faked._writer = lambda _: SimpleNamespace(steps={}, write=lambda *_, **__: {})
     faked.reporter = SimpleNamespace(record_commit=lambda _, plan, *__: told.append(plan.number))
     faked.lane = SimpleNamespace(committed=9, replay=lambda sink, write, *_: write(Pending(plan(1), {}, (sink,))))
     run.rewrite("sink", 1)

@@ -82,16 +82,14 @@ def main(folder: Path, ttl: float, jvm: str) -> None:
         while True:
             if not lane.has_open_epoch:
                 lane.plan({"k": lane.position["k"] + 1}, Phase.LIVE)
-
-            def write(work):
-                sink = lane.sinks["a"]
-                held = sink.record()
-                assert isinstance(sink, FileSink)
-                assert held is not None
-                sink.put(held.after_epoch(work.plan, lane.generation, WriteCounts(1, 1, 0, 0)))
-                return {"a": WriteCounts(1, 1, 0, 0)}
-
-            lane.execute(write)
+            counts, sink, pending = WriteCounts(1, 1, 0, 0), lane.sinks["a"], lane.begin()
+            record = sink.record()
+            assert isinstance(sink, FileSink)
+            assert pending is not None
+            assert record is not None
+            if pending.sinks:
+                sink.put(record.after_epoch(pending.plan, lane.generation, counts))
+            lane.commit({"a": counts} if pending.sinks else {})
             say(committed=lane.committed)
             time.sleep(0.2)  # so that a test that stops this process does not stop it inside a transaction of SQLite
     except HeadraceError as error:

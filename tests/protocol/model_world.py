@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -121,7 +121,7 @@ class World:
             if not lane.has_open_epoch:
                 self._bring_back(lane, frozenset(self._left_behind()))
                 lane.plan({"src": lane.position["src"] + size}, Phase.HISTORY if splits else Phase.LIVE, splits=splits)
-            lane.execute(self._writer(lane))
+            self.finish_epoch(lane)
 
         def work() -> None:
             lane = process.lane
@@ -517,6 +517,13 @@ class World:
                 self.before_adoption.setdefault(name, (target.base, target.since))
             target.base, target.since = list(target.rows), record.epoch
             self._mended(name)
+
+    def finish_epoch(self, lane: EpochCoordinator) -> Mapping[str, WriteCounts]:
+        """Writes and commits the open epoch as `PipelineRun` does; returns the counts of all sinks."""
+        pending = lane.begin()
+        if pending is None:
+            return {}
+        return lane.commit(self._writer(lane)(pending) if pending.sinks else {})
 
     def _writer(self, lane: EpochCoordinator) -> Callable[[Pending], dict[str, WriteCounts]]:
         def write(work: Pending) -> dict[str, WriteCounts]:

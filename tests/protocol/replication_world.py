@@ -499,7 +499,7 @@ class ModelRun:
         """Open the lane, finish the open epoch, then run history and stream."""
         self._open()
         if self.lane.has_open_epoch:
-            self.lane.execute(self._write)
+            self._finish_epoch()
         run_module._history(self, positions.windows_of(self.file.model))  # pyright: ignore[reportArgumentType]
         caught_up = False
         if not self.stopping and positions.history_complete(self.file.model, self.lane.position):
@@ -555,7 +555,7 @@ class ModelRun:
     def run_epoch(self, step: Any, backlog: Any = None) -> None:
         del backlog
         self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
-        self.lane.execute(self._write)
+        self._finish_epoch()
         self.reporter.epochs += 1
         self._epochs_left -= 1
 
@@ -567,6 +567,11 @@ class ModelRun:
         self._epochs_left -= 1  # a run that waits for ever ends here
 
     # --- parts
+
+    def _finish_epoch(self) -> None:
+        pending = self.lane.begin()
+        if pending is not None:
+            self.lane.commit(self._write(pending) if pending.sinks else {})
 
     def _version(self, compiled: Json) -> PipelineFile:
         stored = hash_of(compiled)

@@ -33,7 +33,7 @@ def run(world: World, lane: EpochCoordinator, epochs: int = 1) -> None:
     for _ in range(epochs):
         if not lane.has_open_epoch:
             lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
-        lane.execute(world._writer(lane))
+        world.finish_epoch(lane)
 
 
 def half(world: World) -> EpochCoordinator:

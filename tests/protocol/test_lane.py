@@ -44,7 +44,7 @@ def opened(world: World, file=PG, **more) -> EpochCoordinator:
 def run(world: World, lane: EpochCoordinator, epochs: int = 1) -> None:
     for _ in range(epochs):
         lane.plan({"src": lane.position["src"] + 2}, Phase.LIVE)
-        lane.execute(world._writer(lane))
+        world.finish_epoch(lane)
     world.check()
 
 
@@ -195,7 +195,7 @@ def test_an_open_epoch_is_not_dropped_after_a_replay_of_a_sink_that_had_its_rows
     lane.close()
     lane = world._opened(Probe(), changed)
     assert lane.has_open_epoch
-    lane.execute(world._writer(lane))
+    world.finish_epoch(lane)
     assert (lane.committed, {row.state for row in world.state().sinks.values()}) == (3, {"joined"})
 
 
@@ -266,7 +266,7 @@ def test_three_equal_failures_block_the_epoch_and_those_that_pass_do_not(world):
     found = find_block(world.ledger, world.state(), 3, "FILE")
     assert found is not None
     assert str(found) == str(error.value)
-    lane.execute(world._writer(lane))
+    world.finish_epoch(lane)
     assert lane.record_failure("pg", DataError("too late")) == 0
     assert find_block(world.ledger, world.state(), 3, "FILE") is None
 
@@ -289,7 +289,7 @@ def test_counts_of_a_sink_that_held_the_epoch_come_from_its_record(world):
     work = again.pending()
     assert work is not None
     assert work.sinks == ("delta",)
-    counts = again.execute(world._writer(again))
+    counts = world.finish_epoch(again)
     assert {name: count.rows for name, count in counts.items()} == {"pg": 3, "delta": 3}
 
 
@@ -377,7 +377,7 @@ def test_a_lane_under_repair_does_nothing_else(world):
     ran(world)
     del world.targets["pg"].records[world._key("pg")]
     lane = opened(world, repair=frozenset({"pg"}))
-    for act in (lambda: lane.plan({"src": 9}, Phase.LIVE), lane.pending, lambda: lane.execute(world._writer(lane))):
+    for act in (lambda: lane.plan({"src": 9}, Phase.LIVE), lane.pending, lane.begin):
         with pytest.raises(PipelineStateError, match="'pg' must be replayed or adopted first"):
             act()
     lane.accept_target("pg")

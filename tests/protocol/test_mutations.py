@@ -171,16 +171,16 @@ class TwoActs(FakeSink):
         return counts
 
 
-class CommitsEarly(EpochCoordinator):
+class CommitsEarly(World):
     """Rule 4: all sinks have returned before the commit. Here the first is enough."""
 
-    def execute(self, write):
-        work = self.pending()
+    def finish_epoch(self, lane):
+        work, write = lane.begin(), self._writer(lane)
         if work is None:
             return {}
         counts = write(work._replace(sinks=work.sinks[:1]))
-        done = self.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), WriteCounts())))
-        write(work._replace(sinks=tuple(name for name in work.sinks[1:] if name in self.sinks)))
+        done = lane.commit(dict.fromkeys(work.sinks, next(iter(counts.values()), WriteCounts())))
+        write(work._replace(sinks=tuple(name for name in work.sinks[1:] if name in lane.sinks)))
         return done
 
 
@@ -254,6 +254,8 @@ STEPS = 12
 
 
 def mutated(mutation: type) -> type[Machine]:
+    if issubclass(mutation, World):
+        return type(mutation.__name__, (Machine,), {"world_class": mutation})
     part = next(part for kind, part in PARTS.items() if issubclass(mutation, kind))
     return type(mutation.__name__, (Machine,), {"world_class": type("MutatedWorld", (World,), {part: mutation})})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -14,25 +14,23 @@ from headrace.pipeline.protocol.coordinator.sinks import Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 from headrace.pipeline.protocol.ledger.reader import normalize_position
 
-Write = Callable[[Pending], Mapping[str, WriteCounts]]
-"""Writes one epoch to the sinks that `Pending` names; returns what each acknowledged. Raises if any of them failed."""
-
 
 class EpochCoordinator(CoordinatorRepairs):
-    """A lane that this process holds. Make it with `EpochCoordinator.open`, use it as a context manager.
+    """The coordinator of one pipeline, which this process owns by a lease. Create it with `EpochCoordinator.open`.
 
-        with Lane.open(ledger, name, "main", holder, open_sinks, compiled, pipeline_hash, initial=start) as lane:
-            while lane.busy or (step := next_step(lane.position)):
+        with EpochCoordinator.open(ledger, name, "main", owner, open_sinks, compiled, hash, initial=start) as coordinator:
+            while coordinator.has_open_epoch or (step := next_step(coordinator.position)):
                 try:
-                    if not lane.busy:
-                        lane.plan(step.end, step.phase)
-                    counts = lane.execute(write)
+                    if not coordinator.has_open_epoch:
+                        coordinator.plan(step.end, step.phase)
+                    if pending := coordinator.begin():
+                        coordinator.commit(write(pending))
                 except SomeError as error:  # not FencedError
-                    lane.failed(node, error)
+                    coordinator.record_failure(node, error)
 
-    `execute` finishes whatever epoch is open, also one of a former run under the file as it was then, and writes only to the
-    sinks that do not hold it. `lane.sinks` are the open sinks that belong to that epoch. Not to be shared between threads, but
-    for `check`, which several writing threads may call.
+    `begin` returns the open epoch, also one that an earlier run planned with an earlier version of the file. The caller writes
+    it to `pending.sinks` alone, the sinks that do not have it. `coordinator.sinks` are the open sinks of that epoch. One thread
+    uses the coordinator; only `check` may be called from several.
     """
 
     @property
@@ -47,7 +45,7 @@ class EpochCoordinator(CoordinatorRepairs):
 
     @property
     def has_open_epoch(self) -> bool:
-        """Whether an epoch is open, so that `execute` has work."""
+        """Whether an epoch is open, so that `begin` returns it."""
         return self._state.open_plan is not None
 
     @property
@@ -100,23 +98,20 @@ class EpochCoordinator(CoordinatorRepairs):
         self._refresh_state()
         return plan
 
-    def execute(self, write: Write) -> Mapping[str, WriteCounts]:
-        """Writes the open epoch to the sinks that lack it, and commits it; returns the counts of all sinks.
+    def begin(self) -> Pending | None:
+        """Return the open epoch for the caller to write. None if no epoch is open.
 
-        What `write` raises passes through; tell `failed` about it, then execute again. Returns an empty mapping where the
-        epoch turned out to be committed already.
+        From here until `commit`, closing the coordinator marks the lease as not released cleanly. Raises like `pending`.
         """
         work = self.pending()
-        if work is None:
-            return {}
-        self._writing = True
-        counts = write(work) if work.sinks else {}
-        return self.commit(counts)
+        if work is not None:
+            self._writing = True
+        return work
 
     def commit(self, counts: Mapping[str, WriteCounts]) -> Mapping[str, WriteCounts]:
-        """Commits the open epoch, once every sink of it has returned.
+        """Commit the open epoch after every pending sink has returned its counts. Return the counts of all sinks.
 
-        Counts of sinks that held the epoch already come from their records. Raises InternalError for a sink without counts.
+        Counts of sinks that already had the epoch come from their commit records. Raises InternalError for a sink without counts.
         """
         self._ensure_writable()
         plan = self._state.open_plan

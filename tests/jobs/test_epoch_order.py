@@ -1,0 +1,100 @@
+"""A run plans, writes and commits an epoch in one order, whatever fails in between."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.jobs.run.pipeline_run import PipelineRun
+from headrace.jobs.sources.backfill import EpochRange
+from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TransientError
+from headrace.pipeline.protocol.coordinator import Pending
+from headrace.pipeline.protocol.epochs import Phase, WriteCounts
+
+STEP = EpochRange(Phase.LIVE, {"src": {"stream": {"t": {"0": 5}}}})
+
+
+class Epochs:
+    """A run whose coordinator and writer only note their calls. `failures` are raised by the first attempts to write."""
+
+    def __init__(self, sinks: tuple[str, ...] = ("a", "b"), failures: tuple[HeadraceError, ...] = ()) -> None:
+        self.calls: list[str] = []
+        self.failures = list(failures)
+        self.counts = {name: WriteCounts(5) for name in sinks}
+        run: Any = object.__new__(PipelineRun)
+        run._stop = threading.Event()
+        run._spark, run.settings = SimpleNamespace(), None
+        run.monitor = SimpleNamespace(record_plan=lambda *_, **__: None)
+        run.reporter = SimpleNamespace(record_failure=lambda *_: None, publish=lambda _: None)
+        run.wait = lambda _: self.calls.append("wait")
+        run._writer = self._writer
+        run._after_commit = lambda _, counts, steps, __: self.calls.append(f"after commit of {sorted(counts)}, {sorted(steps)}")
+        work = Pending(SimpleNamespace(number=1), {}, sinks)  # type: ignore[arg-type]
+        run.lane = SimpleNamespace(
+            committed=0,
+            plan=lambda *_, **__: self.calls.append("plan"),
+            begin=lambda: self.calls.append("begin") or work,
+            commit=self._commit,
+            record_failure=lambda node, _: self.calls.append(f"failure at {node}") or 1,
+        )
+        self.run = run
+
+    def _writer(self, _: Pending) -> Any:
+        self.calls.append("lease")
+        return SimpleNamespace(steps={"read": 1.0}, seconds=0.0, write=self._write)
+
+    def _write(self, _: Any, sinks: tuple[str, ...]) -> dict[str, WriteCounts]:
+        self.calls.append(f"write {sinks}")
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.counts
+
+    def _commit(self, counts: dict[str, WriteCounts]) -> dict[str, WriteCounts]:
+        self.calls.append(f"commit {sorted(counts)}")
+        return {"a": WriteCounts(5), "b": WriteCounts(5)}
+
+
+@pytest.fixture(autouse=True)
+def living_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.jobs.run.pipeline_run.explain_death", lambda *_: None)
+
+
+WRITTEN = ["commit ['a', 'b']", "after commit of ['a', 'b'], ['ledger', 'read', 'total']"]
+
+
+def test_an_epoch_is_planned_then_written_then_committed() -> None:
+    epochs = Epochs()
+    epochs.run.run_epoch(STEP)
+    assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", *WRITTEN]
+
+
+def test_an_epoch_that_every_sink_has_is_only_committed() -> None:
+    epochs = Epochs(sinks=())
+    epochs.run.run_epoch(STEP)
+    assert epochs.calls == ["plan", "begin", "commit []", "after commit of ['a', 'b'], ['ledger', 'total']"]
+
+
+def test_a_failed_write_is_recorded_and_begun_again_before_the_commit() -> None:
+    epochs = Epochs(failures=(TransientError("the server is away", node="a"),))
+    epochs.run.run_epoch(STEP)
+    begun = ["begin", "lease", "write ('a', 'b')"]
+    assert epochs.calls == ["plan", *begun, "failure at a", "wait", *begun, *WRITTEN]
+
+
+@pytest.mark.parametrize("failure", [DataError("value 17 does not fit", node="a"), FencedError("another run owns the pipeline")])
+def test_a_write_that_fails_for_good_is_never_committed(failure: HeadraceError) -> None:
+    epochs = Epochs(failures=(failure,))
+    with pytest.raises(type(failure)):
+        epochs.run.run_epoch(STEP)
+    recorded = ["failure at a"] if isinstance(failure, DataError) else []
+    assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", *recorded]
+
+
+def test_a_stop_leaves_a_failed_epoch_to_the_next_run() -> None:
+    epochs = Epochs(failures=(TransientError("the server is away", node="a"),))
+    epochs.run._stop.set()
+    epochs.run.run_epoch(STEP)
+    assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')"]
