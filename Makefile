@@ -66,12 +66,11 @@ ui: $(STAMP) $(JARS) ## Dagster's pages, with the pipelines of examples/.
 
 .PHONY: test
 test: setup check ## All checks, and every test with a sample of the long suites.
-	@$(BIN)/pytest -m "not whole" $(IN_PARALLEL) --durations=40
+	@$(BIN)/pytest -m "not slow" $(IN_PARALLEL) --durations=40
 
 .PHONY: test-faults
 test-faults: setup ## Every fault test and long suite in full.
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) tests/protocol
-	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "faults or long or whole"
+	@HEADRACE_TEST_FULL=1 $(BIN)/pytest --timeout=3600 $(IN_PARALLEL) --durations=40 -m "sampled or slow"
 
 .PHONY: check
 check: $(STAMP) $(TOOLS) ## Linters, types, the order of imports, the documentation site.

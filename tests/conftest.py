@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from lane_world import World, clickhouse_database, filled_world, postgres_database
+from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
 
 from headrace import services as local
 from headrace.services import Services
@@ -22,6 +22,19 @@ from headrace.services import Services
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import SparkSession
+
+
+TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a test needs by its fixtures, and the tests of faults/ as samples of a longer suite."""
+    for item in items:
+        for need in ("spark", "services"):
+            if need in getattr(item, "fixturenames", ()):
+                item.add_marker(need)
+        if item.path.is_relative_to(TESTS / "faults") and item.get_closest_marker("slow") is None:
+            item.add_marker("sampled")
 
 
 @pytest.fixture(scope="session")

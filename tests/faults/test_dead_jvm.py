@@ -6,12 +6,12 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
-from lane_world import World
+from helpers.checkout import ROOT
+from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.connectors.ledger_factory import open_ledger
@@ -19,7 +19,6 @@ from headrace.orchestration.build import build
 from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.pipelines import load
 
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 KILLED = "Spark's JVM was ended by signal 9; the system may have run out of memory"
 
 
@@ -45,7 +44,7 @@ def test_a_killed_jvm_is_named_and_counts_as_a_failure_of_its_epoch(world: World
     assert (row.attempts, row.repeats) == (1, 1)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "nth"), [("reading", 6), ("postgres-only", 6)])
 def test_runs_fail_until_the_epoch_is_blocked_and_a_last_one_goes_on(world: World, spark: SparkSession, point: str, nth: int) -> None:
     for attempt in (1, 2):
@@ -74,7 +73,7 @@ class Dagster:
 
     def stream(self, point: str = "none") -> str:
         """One run; the description of its failure."""
-        script = Path(__file__).parent.parent / "kit" / "dagster_stream.py"
+        script = ROOT / "tests/helpers/dagster_stream.py"
         call = [sys.executable, str(script), str(self._world.file), point, "1", "jvm"]
         done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=240)
         (run,) = self.instance.get_runs(limit=1)
@@ -94,7 +93,7 @@ class Dagster:
         return found
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_supervisor_starts_the_stream_less_and_less_often_until_its_epoch_is_blocked(
     world: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,8 @@ import os
 import psutil
 import psycopg
 import pytest
-from lane_world import World, until
+from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 # Epochs of this world: 1 to 4 are history (two windows), 5 to 8 stream. (point, nth, who dies)
 STEPS = [
@@ -31,7 +29,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.slow  # test_transforms is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who"), STEPS)
 def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: str, nth: int, who: str) -> None:
     assert world.crash(point, nth, who) != 0
@@ -41,7 +39,7 @@ def test_nothing_is_lost_or_doubled(world: World, spark: SparkSession, point: st
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None:
     world.max_driver_rows = 1  # all epochs go through the staged path, by tasks
     world.write_file()
@@ -54,7 +52,7 @@ def test_the_group_dies_inside_a_copy(world: World, spark: SparkSession) -> None
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
     world.max_driver_rows = 1
     world.write_file()

@@ -9,12 +9,13 @@ import subprocess
 
 import psutil
 import pytest
-from lane_world import World
+from helpers.depth import FULL
+from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
-KILLS = 20 if os.environ.get("HEADRACE_TEST_FULL") else 2
+KILLS = 20 if FULL else 2
 
-pytestmark = [pytest.mark.faults, pytest.mark.whole, pytest.mark.services, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(1800)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from lane_world import World, until
+from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
 
 from headrace import services as local
 
-pytestmark = [pytest.mark.faults, pytest.mark.whole, pytest.mark.services, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 
 def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home: Path, spark: SparkSession) -> None:

@@ -13,15 +13,13 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from lane_world import World, until
+from helpers.pipeline_world import World, until
+from helpers.web_server import Asked, Service, served
 from pyspark.sql import SparkSession
-from web import Asked, Service, served
 
 from headrace.jobs.run.repair import replay
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.file.loader import load_pipeline
-
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 # Epochs as in test_kills: 1 to 4 history, 5 to 8 stream. The last word: whether the epoch's stage was complete when it died.
 STEPS = [
@@ -65,7 +63,7 @@ def answers(world: World, spark: SparkSession) -> dict[int, int]:
     return held
 
 
-@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.slow  # test_transforms is the daily sample
 @pytest.mark.parametrize(("point", "nth", "who", "staged"), STEPS)
 def test_both_sinks_hold_the_same_answers(
     asking: World, web: Service, spark: SparkSession, point: str, nth: int, who: str, staged: bool
@@ -93,7 +91,7 @@ def test_both_sinks_hold_the_same_answers(
     assert {*web.keys[before:]} == asked, "computed anew, requests carry the keys that they had"
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_process_that_slept_while_it_staged_is_fenced(asking: World, web: Service, spark: SparkSession) -> None:
     zombie = asking.start("staging", 6, "stop")
     until(lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_STOPPED, "the driver to stop", 240)

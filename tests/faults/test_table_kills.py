@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from lane_world import HISTORY, World
+from helpers.pipeline_world import HISTORY, World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run.repair import replay
 from headrace.pipeline.file.loader import load_pipeline
-
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 # Epochs as in test_kills: 1 to 4 history, which alone fills the table, 5 to 8 stream. (backend, point, nth, who dies)
 STEPS = [
@@ -26,7 +24,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.whole  # test_transforms is the daily sample
+@pytest.mark.slow  # test_transforms is the daily sample
 @pytest.mark.parametrize(("backend", "point", "nth", "who"), STEPS)
 def test_what_was_marked_stays_marked(world: World, spark: SparkSession, backend: str, point: str, nth: int, who: str) -> None:
     marked = (

@@ -7,13 +7,11 @@ import signal
 
 import psutil
 import pytest
-from lane_world import World, until
+from helpers.pipeline_world import World, until
 from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
-
-@pytest.mark.whole  # tests/protocol and tests/connectors have daily ones
+@pytest.mark.slow  # daily ones: faults/protocol and the connectors
 @pytest.mark.parametrize("point", ["planned", "sinks-written"])
 def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSession, point: str) -> None:
     zombie = world.start(point, 6, "stop")
@@ -26,7 +24,7 @@ def test_a_paused_driver_wakes_up_after_a_takeover(world: World, spark: SparkSes
     world.check(spark)
 
 
-@pytest.mark.whole  # tests/cli has a daily one
+@pytest.mark.slow  # tests/cli has a daily one
 def test_a_second_door_is_refused_while_the_first_run_lives(world: World, spark: SparkSession) -> None:
     first = world.start("planned", 3, "stop")
     until(lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED, "the first run to stand in an epoch", 240)

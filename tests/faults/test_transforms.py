@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,12 +16,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from lane_world import World
+from helpers.depth import FULL
+from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
-
-WHOLE = bool(os.environ.get("HEADRACE_TEST_FULL"))
-
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 PIPELINE = """
 name: {name}
@@ -117,7 +113,7 @@ STEPS = [
 SAMPLE = [("delta-only", 6, "group")]
 
 
-@pytest.mark.parametrize(("point", "nth", "who"), STEPS if WHOLE else SAMPLE)
+@pytest.mark.parametrize(("point", "nth", "who"), STEPS if FULL else SAMPLE)
 def test_both_sinks_hold_what_the_service_said_once(
     world: World, service: Service, spark: SparkSession, point: str, nth: int, who: str
 ) -> None:

@@ -6,7 +6,7 @@ import shutil
 
 import psycopg
 import pytest
-from lane_world import World
+from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.jobs.run.events import Until
@@ -15,8 +15,6 @@ from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import LeaseHeldError, SinkStateError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-
-pytestmark = [pytest.mark.faults, pytest.mark.services, pytest.mark.spark]
 
 
 @pytest.fixture
@@ -30,7 +28,7 @@ def to_the_end(world: World, settings: Settings, spark: SparkSession) -> Pipelin
     return file
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_sql_changes_between_crash_and_resume(world: World, settings: Settings, spark: SparkSession) -> None:
     """The open epoch, which one sink holds, is finished by the old SQL; what comes after follows the new."""
     world.crash("postgres-only", 6, "group")
@@ -54,7 +52,7 @@ def test_a_lost_ledger_is_refused_and_rebuilt(world: World, settings: Settings, 
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_restored_table_is_refused_then_replayed(world: World, settings: Settings, spark: SparkSession) -> None:
     world.crash("committed", 6, "group")
     with psycopg.connect(world.conninfo, autocommit=True) as connection:
@@ -75,7 +73,7 @@ def test_a_restored_table_is_refused_then_replayed(world: World, settings: Setti
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: SparkSession) -> None:
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
@@ -87,7 +85,7 @@ def test_a_restored_table_is_adopted(world: World, settings: Settings, spark: Sp
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settings: Settings, spark: SparkSession) -> None:
     file = to_the_end(world, settings, spark)
     with psycopg.connect(world.conninfo) as connection:
@@ -96,7 +94,7 @@ def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settin
     world.check(spark)
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
     from headrace.connectors.ledger_factory import open_ledger
 

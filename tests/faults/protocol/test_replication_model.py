@@ -1,0 +1,133 @@
+"""The replication model: history, handoff, stream, filters and edits of the file against an oracle.
+
+`test_model` covers sinks, crashes and takeovers. This machine covers what an epoch reads: partitions of the history, splits that share
+keys, holes below the handoff position, deletes under filters, partitions added to the topic, edits of the file between two runs, two
+pipelines on one target, retention, and hanging transactions. Whatever happens, a run either ends with the right rows or refuses with a
+next command.
+"""
+
+from __future__ import annotations
+
+from helpers.depth import FULL
+from helpers.model_fakes import Interrupt
+from helpers.replication_world import FileVersion, World
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+keys = st.integers(0, 7)
+crashes = st.one_of(st.none(), st.none(), st.builds(Interrupt, st.just("crash"), st.integers(1, 40)))
+edits = st.sampled_from(
+    (
+        {"partitions": "month"},
+        {"partitions": "day"},
+        {"partitions": None},
+        {"first_day": "2023-12-01"},
+        {"limit": 20},
+        {"limit": None},
+        {"source": "renamed"},
+        {"tables": ("older", "history")},
+        {"sinks": ("one",)},
+        {"sinks": ("one", "two")},
+        {"epoch_rows": 1},
+    )
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """Rules are what producers, operators and processes do. `world_class` is what mutations replace."""
+
+    world_class = World
+
+    @initialize(
+        keyed=st.booleans(),
+        limit=st.sampled_from((None, None, 20)),
+        source_limit=st.sampled_from((None, None, 10)),
+        partitions=st.sampled_from((None, None, "month")),
+        sorted_by=st.sampled_from(("id", "amount")),
+        base=st.lists(keys, unique=True, max_size=6),
+        by_offsets=st.sampled_from((True, True, False)),
+        producer_time=st.booleans(),
+    )
+    def begin(self, keyed, limit, source_limit, partitions, sorted_by, base, by_offsets, producer_time):
+        by_offsets = by_offsets or not keyed
+        file = FileVersion(keyed=keyed, limit=limit, source_limit=source_limit, partitions=partitions, offset_table=by_offsets)
+        self.world = self.world_class(file, sorted_by=sorted_by, producer_time=producer_time and not by_offsets)
+        self.world.load_base(base)
+
+    @rule(messages=st.lists(st.tuples(st.sampled_from("iuudk"), keys, st.integers(0, 6)), min_size=1, max_size=4))
+    def send(self, messages):
+        for op, key, amount in messages:
+            self.world.send(op, key, amount * 10)
+
+    @rule(part=st.integers(0, 3))
+    def end_transaction(self, part):
+        self.world.send_marker(part)
+
+    @rule(part=st.integers(0, 3), count=st.integers(1, 4), skip=st.integers(0, 1))
+    def ingest(self, part, count, skip):
+        self.world.ingest(part, count, skip)
+
+    @rule()
+    def add_partition(self):
+        self.world.add_partition()
+
+    @rule(part=st.integers(0, 3))
+    def hang_transaction(self, part):
+        self.world.hang_transaction(part)
+
+    @rule()
+    def end_transactions(self):
+        self.world.end_transactions()
+
+    @rule(part=st.integers(0, 3), keep=st.integers(0, 2))
+    def pass_retention(self, part, keep):
+        self.world.pass_retention(part, keep)
+
+    @rule()
+    def age(self):
+        self.world.age()
+
+    @rule(change=edits)
+    def edit_file(self, change):
+        self.world.edit(**change)
+
+    @rule()
+    def share_target(self):
+        self.world.run_other_pipeline()
+
+    @rule(epochs=st.integers(0, 4), interrupt=crashes)
+    def run_some(self, epochs, interrupt):
+        self.world.run(epochs=epochs, interrupt=interrupt)
+
+    @rule()
+    def run_to_the_end(self):
+        self.world.run()
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestReplication = Machine.TestCase
+TestReplication.settings = settings(
+    max_examples=5_000 if FULL else 80,
+    stateful_step_count=25 if FULL else 15,
+    deadline=None,
+    derandomize=not FULL,
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large),
+    phases=(Phase.explicit, Phase.generate) if FULL else (Phase.generate,),
+)
+
+
+def test_a_sink_of_a_start_that_was_pinned_again_comes_back_by_the_printed_command():
+    """Sink two joins at epoch 0, and leaves the file before the first epoch. The next start pins again."""
+    world = World(FileVersion())
+    world.load_base([0])
+    world.run(epochs=0)
+    world.edit(sinks=("one",))
+    world.send("i", 5, 60)
+    assert world.run() == "caught up"
+    world.edit(sinks=("one", "two"))
+    assert "headrace replay orders.yaml --sink two --from 1" in world.run()
+    world.finish()

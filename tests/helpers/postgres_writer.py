@@ -1,0 +1,48 @@
+"""A process that writes epochs of 100 rows by the driver's path until it is killed: `pgwriter.py JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.connectors.postgres.sink import PostgresSink
+from headrace.connectors.postgres.small_batches import write_table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests start this file by its path
+from helpers.postgres_epochs import SCHEMA, Bench, plan
+
+EACH = 100
+
+
+def rows(number: int) -> pa.Table:
+    """The rows of one epoch as they leave Spark."""
+    ids = range(number * EACH, (number + 1) * EACH)
+    zero = pa.array([0] * EACH, pa.int32())
+    place = {"_gs_source": zero, "_gs_part": zero, "_gs_off": pa.array(ids, pa.int64()), "_gs_sub": zero.cast(pa.int64())}
+    return pa.table({"id": pa.array(ids, pa.int64()), "v": [f"v{at}" for at in ids], "_gs_op": ["i"] * EACH, **place})
+
+
+def write_next(sink: PostgresSink) -> int:
+    """Writes the epoch behind the record's; returns its number."""
+    record = sink.record()
+    assert record is not None
+    handle = sink._open
+    write_table(handle._loader, handle._store, handle._loading(), plan(record.epoch + 1), rows(record.epoch + 1))
+    return record.epoch + 1
+
+
+def main(given: dict[str, Any]) -> None:
+    """Takes over with the given generation, then writes, and says so in a file after each epoch."""
+    bench = Bench(given["parameters"], None, given["schema"], given["pipeline"])
+    sink = bench.joined(SCHEMA, given["generation"], key=())
+    while True:
+        number = write_next(sink)
+        Path(given["said"]).write_text(str(number))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,27 @@
+"""What `headrace test` says that a table holds is what the sink makes of it, wherever epochs are cut."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from helpers.postgres_epochs import Bench, plan
+
+from headrace.jobs.testing.sink_state import apply_to_target
+
+STEPS = 24
+OPTIONS: list[dict[str, Any]] = [{}, {"on_conflict": "nothing"}, *({"update_where": {"v": op}} for op in (">", ">=", "<", "<="))]
+
+
+@pytest.mark.parametrize("cut", [1, 5, STEPS])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_test_says_what_the_table_holds(bench: Bench, options: dict[str, Any], cut: int) -> None:
+    draw = random.Random(f"{options} {cut}")
+    steps = [(draw.choice("iuud"), draw.randrange(4), str(draw.randrange(9))) for _ in range(STEPS)]
+    sink = bench.joined(**options)
+    for number, at in enumerate(range(0, STEPS, cut), start=1):
+        sink.write(plan(number), bench.frame(steps[at : at + cut]))
+    rows = apply_to_target("out", sink._context.node, ("id",), [{"id": key, "v": value, "_gs_op": op} for op, key, value in steps])
+    assert sorted((row["id"], row["v"]) for row in rows) == bench.rows()
+    assert rows

@@ -1,0 +1,233 @@
+"""What every exactly-once sink must do, whatever it writes to."""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from helpers.sink_makers import KEYED, TYPES, VALUES, SinkMaker, frame, plan, position, sink_maker
+from pyspark.sql import SparkSession
+
+from headrace.connectors.base import Sink
+from headrace.pipeline.errors import DataError, FencedError, HeadraceError
+from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
+
+
+@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg"])
+def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
+    return sink_maker(request.param, spark, pg, tmp_path)
+
+
+def people(*pairs: tuple[int, str | None]) -> list[dict[str, object]]:
+    return [{"id": key, "name": name} for key, name in pairs]
+
+
+def test_a_new_target_has_no_record_and_joins_with_its_rows_as_baseline(maker: SinkMaker) -> None:
+    sink = maker.open(KEYED)
+    sink.prepare(KEYED, 1)
+    assert sink.record() is None
+    sink.register(CommitRecord.for_registration(maker.key, 1, 0, position(0), "feedfacecafebeef", None))
+    record = sink.record()
+    assert record is not None
+    assert (record.epoch, record.generation, record.baseline, record.end) == (0, 1, 0, position(0))
+    sink.close()
+
+
+def test_the_last_of_a_key_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED)
+    first = sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (2, "b"), (1, "c"), (3, "d")), "iiui"))
+    assert first == WriteCounts(3, 3, 0, 0)
+    second = sink.write(
+        plan(2), frame(maker.spark, KEYED, people((1, None), (2, "e"), (4, "f"), (4, None), (5, "g"), (5, None), (5, "h")), "duididi")
+    )
+    assert sorted(maker.rows(["id", "name"])) == [(2, "e"), (3, "d"), (5, "h")]
+    assert (second.inserted, second.updated, second.deleted) == (1, 1, 1)
+    record = sink.record()
+    assert record is not None
+    assert (record.epoch, record.is_of(plan(2)), record.end) == (2, True, position(2))
+    assert sink.read_row_count() is not None
+    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == (sink.read_row_count() or (None, -1))[1]
+    sink.close()
+
+
+def test_an_epoch_that_is_held_is_not_written_again(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED)
+    sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a")), "i"))
+    with suppress(HeadraceError):  # refused, or answered with what it holds
+        sink.write(plan(1), frame(maker.spark, KEYED, people((1, "other"), (2, "b")), "ii"))
+    assert maker.rows(["id", "name"]) == [(1, "a")]
+    sink.close()
+
+
+def test_an_epoch_that_does_not_follow_is_refused(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED)
+    with pytest.raises(HeadraceError):
+        sink.write(plan(2), frame(maker.spark, KEYED, people((1, "a")), "i"))
+    assert maker.rows(["id", "name"]) == []
+    sink.close()
+
+
+def test_an_empty_epoch_moves_the_record(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED)
+    assert sink.write(plan(1), frame(maker.spark, KEYED, [], "")) == WriteCounts(0, 0, 0, 0)
+    record = sink.record()
+    assert record is not None
+    assert record.epoch == 1
+    sink.close()
+
+
+def test_an_older_generation_cannot_write(maker: SinkMaker) -> None:
+    zombie = maker.joined(KEYED)
+    successor = maker.open(KEYED)
+    successor.prepare(KEYED, 2)
+    if type(successor).capabilities.fences:
+        with pytest.raises(FencedError):
+            zombie.write(plan(1), frame(maker.spark, KEYED, people((1, "zombie")), "i"))
+    successor.write(plan(1), frame(maker.spark, KEYED, people((1, "a")), "i"))
+    with suppress(HeadraceError):
+        zombie.write(plan(1), frame(maker.spark, KEYED, people((1, "zombie")), "u"))
+    assert maker.rows(["id", "name"]) == [(1, "a")]
+    zombie.close()
+    successor.close()
+
+
+def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
+    maker.joined(KEYED).close()
+    other = replace(maker, key=replace(maker.key, pipeline="0" * 32))
+    sink = other.open(KEYED)
+    sink.prepare(KEYED, 1)
+    found = sink.find_conflicting_record()
+    assert found is not None
+    assert found.key.pipeline == maker.key.pipeline
+    sink.close()
+
+
+def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
+    sink = maker.joined(TYPES)
+    sink.write(plan(1), frame(maker.spark, TYPES, VALUES, "iiii"))
+    found = {row[0]: dict(zip(TYPES.names, row, strict=True)) for row in maker.rows(TYPES.names)}
+    assert found == {row["id"]: row for row in VALUES}
+    sink.close()
+
+
+def test_not_a_number_comes_back(maker: SinkMaker) -> None:
+    schema = TYPES.empty_table().select(["id", "single", "double"]).schema
+    sink = maker.joined(schema)
+    sink.write(plan(1), frame(maker.spark, schema, [{"id": 1, "single": math.nan, "double": math.nan}], "i"))
+    (row,) = maker.rows(schema.names)
+    assert math.isnan(row[1])
+    assert math.isnan(row[2])
+    sink.close()
+
+
+def test_a_null_in_the_key_is_an_error_that_names_it(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED)
+    with pytest.raises(DataError, match="id"):
+        sink.write(plan(1), frame(maker.spark, KEYED, [{"id": None, "name": "a"}], "i"))
+    assert maker.rows(["id", "name"]) == []
+    sink.close()
+
+
+def test_rows_without_a_key_are_appended(maker: SinkMaker) -> None:
+    sink = maker.joined(KEYED, ())
+    sink.write(plan(1), frame(maker.spark, KEYED, people((1, "a"), (1, "a")), "ii", ()))
+    sink.write(plan(2), frame(maker.spark, KEYED, people((1, "a")), "u", ()))
+    assert maker.rows(["id", "name"]) == [(1, "a")] * 3
+    with pytest.raises(HeadraceError, match="key"):
+        sink.write(plan(3), frame(maker.spark, KEYED, people((1, "a")), "d", ()))
+    assert len(maker.rows(["id"])) == 3
+    sink.close()
+
+
+VERSIONED = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("name", pa.string())])
+START = datetime(2024, 5, 1, tzinfo=UTC)
+Change = tuple[str, int, int | None, str]
+"""Operation, key, version in seconds after `START`, name."""
+
+
+def versioned(maker: SinkMaker, number: int, changes: list[Change], sink: Sink, *, large: bool) -> None:
+    """Writes the changes as one epoch, through the driver or, where `large`, through Spark's tasks."""
+    rows = [{"id": key, "at": None if at is None else START + timedelta(seconds=at), "name": name} for _, key, at, name in changes]
+    made = frame(maker.spark, VERSIONED, rows, "".join(op for op, *_ in changes), estimate=10**9 if large else None)
+    sink.write(plan(number), made)
+
+
+def applied(held: dict[int, tuple[int, str]], changes: list[Change]) -> dict[int, tuple[int, str]]:
+    """What an epoch makes of the rows that are there, key by key, without a database."""
+    found = dict(held)
+    for key in {key for _, key, *_ in changes}:
+        best: tuple[str, int, str] | None = ("u", held[key][0], held[key][1]) if key in held else None
+        for op, _, at, name in (change for change in changes if change[1] == key):
+            if at is None:
+                best = None
+            elif best is None or at >= best[1]:
+                best = (op, at, name)
+        found.pop(key, None)
+        if best and best[0] != "d":
+            found[key] = best[1:]
+    return found
+
+
+def random_changes(dice: random.Random, epoch: int) -> list[Change]:
+    ops: list[Change] = []
+    for number in range(60):
+        op = dice.choices("iud", [3, 3, 2])[0]
+        ops.append((op, dice.randrange(12), None if op == "d" and dice.random() < 0.4 else dice.randrange(9), f"{epoch}-{number}"))
+    return ops
+
+
+def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
+    maker = replace(maker, node=lambda columns, node=maker.node: node(columns).model_copy(update={"version_column": "at"}))
+    sink = maker.joined(VERSIONED)
+    epochs: list[list[Change]] = [
+        [
+            ("i", 1, 5, "a"),
+            ("u", 1, 3, "late"),
+            ("i", 2, 5, "a"),
+            ("u", 2, 5, "equal"),
+            ("i", 3, 5, "a"),
+            ("d", 3, 4, ""),
+            ("i", 4, 5, "a"),
+        ],
+        [
+            ("u", 1, 4, "late"),
+            ("u", 2, 5, "again"),
+            ("d", 3, 4, ""),
+            ("d", 4, None, ""),
+            ("u", 4, 1, "back"),
+            ("u", 5, 7, "x"),
+            ("d", 5, 8, ""),
+        ],
+        random_changes(random.Random(1), 3),
+    ]
+    expected: dict[int, tuple[int, str]] = {}
+    for number, changes in enumerate(epochs, 1):
+        versioned(maker, number, changes, sink, large=number == 2)
+        expected = applied(expected, changes)
+        found = {key: (int((at - START).total_seconds()), name) for key, at, name in maker.rows(["id", "at", "name"])}
+        assert found == expected, number
+    record, held = sink.record(), sink.read_row_count()
+    assert record is not None
+    assert held is not None
+    assert (record.baseline or 0) + (record.totals.inserted or 0) - (record.totals.deleted or 0) == held[1]
+    with pytest.raises(DataError, match="version_column `at` is null"):
+        versioned(maker, len(epochs) + 1, [("u", 1, None, "x")], sink, large=False)
+    sink.close()
+
+
+def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
+    schema = pa.schema([("id", pa.float64()), ("name", pa.string())])
+    sink = maker.joined(schema)
+    keys = [0.0, -0.0, math.nan, 1.5]
+    for number, estimate in ((1, None), (2, 10**9)):
+        rows = [{"id": key, "name": f"{number}-{place}"} for place, key in enumerate(keys)]
+        sink.write(plan(number), frame(maker.spark, schema, rows, "iiii", estimate=estimate))
+        found = sorted((repr(key), name) for key, name in maker.rows(["id", "name"]))
+        assert found == [("0.0", f"{number}-1"), ("1.5", f"{number}-3"), ("nan", f"{number}-2")]
+    sink.close()

@@ -1,0 +1,323 @@
+"""What every source must do, whatever it reads from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.source_makers import NODE, ORDINAL, PIECE, ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld, SourceWorld, refused, until
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.connectors import registry
+from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, HistoryPartition, Snapshot
+from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
+from headrace.pipeline.errors import PipelineStateError, TargetError
+from headrace.services import Services
+
+WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld)}
+
+
+@pytest.fixture
+def make(
+    spark: SparkSession, services: Services, ch_db: str, topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], SourceWorld]]:
+    made: list[SourceWorld] = []
+
+    def of(kind: str) -> SourceWorld:
+        if kind == "clickhouse":
+            made.append(ClickHouseWorld(spark, services, ch_db))
+        elif kind == "iceberg":
+            made.append(IcebergWorld(spark, services, tmp_path, monkeypatch))
+        elif kind == "file":
+            made.append(FileWorld(spark, services, tmp_path, monkeypatch))
+        else:
+            made.append(KafkaWorld(spark, services, topic))
+        return made[-1]
+
+    yield of
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def world(request: pytest.FixtureRequest, make: Callable[[str], SourceWorld]) -> SourceWorld:
+    return make(request.param)
+
+
+@pytest.fixture(params=sorted(kind for kind, one in WORLDS.items() if one.bounded))
+def bounded(request: pytest.FixtureRequest, make: Callable[[str], SourceWorld]) -> SourceWorld:
+    return make(request.param)
+
+
+def numbered(first: int, end: int, value: str = "old") -> list[tuple[int, str | None]]:
+    return [(number, None if number % 7 == 0 else value) for number in range(first, end)]
+
+
+def filled(world: SourceWorld, count: int = 35) -> SourceWorld:
+    for first in range(0, count, PIECE):
+        world.add(numbered(first, min(first + PIECE, count)))
+    return world
+
+
+def content(world: SourceWorld, source: Any, fixed: Any, pieces: Any) -> list[tuple[Any, ...]]:
+    """Everything about the rows, positions included, sorted."""
+    rows = world.read(source, fixed, pieces).collect()
+    return sorted((tuple(row[POS]), row[OP], row.id, row.v or "") for row in rows)
+
+
+def test_every_registered_source_is_here() -> None:
+    assert set(WORLDS) == {*registry._BOUNDED, *registry._UNBOUNDED}
+    assert {kind for kind, one in WORLDS.items() if one.bounded} == set(registry._BOUNDED)
+
+
+def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:
+    nowhere = Settings(
+        clickhouse_source=ClickHouseConnection.model_validate({"url": "http://localhost:1", "user": "u", "password": "hunter2"}),
+        kafka_source=KafkaConnection.model_validate({"brokers": "localhost:1", "options": {"sasl.password": "hunter2"}}),
+        iceberg=IcebergSettings(warehouse="/nowhere"),
+    )
+    source = world.open("n.absent", nowhere)
+    told = source.describe()
+    source.close()
+    assert told == world.open("n.absent").describe() | ({"location": "/nowhere"} if world.kind == "iceberg" else {})
+    assert told["kind"] == world.kind
+    assert told["asset_key"][0] == world.kind
+    assert "hunter2" not in json.dumps(told)
+    assert type(source).capabilities.bounded is world.bounded
+
+
+def test_rows_have_the_announced_schema_and_the_hidden_columns(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    frame = world.read(source, fixed, world.pieces(source, fixed))
+    assert world.schema(source).names == list(world.columns)
+    assert frame.columns == [*world.columns, *HIDDEN]
+    assert to_arrow_schema(StructType([field for field in frame.schema if field.name not in HIDDEN])) == world.schema(source)
+    assert frame.schema[OP].dataType.simpleString() == "string"
+    assert frame.schema[POS].dataType.simpleString() == POS_TYPE.replace(": ", ":").replace(", ", ",")
+    assert frame.where(f"{OP} IS NULL OR {POS} IS NULL OR {POS}.off IS NULL OR {POS}.part IS NULL").count() == 0
+
+
+def test_reading_again_gives_the_same_rows_in_spite_of_new_ones(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    pieces = world.pieces(source, fixed)
+    before = content(world, source, fixed, pieces)
+    assert sorted(row[2] for row in before) == list(range(35))
+    world.add(numbered(0, 50, "new"))
+    assert content(world, source, fixed, pieces) == before
+    assert content(world, world.open(), fixed, pieces[::-1]) == before
+
+
+def test_pieces_neither_overlap_nor_leave_a_hole(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    pieces = world.pieces(source, fixed)
+    each = [world.ids(source, fixed, [piece]) for piece in pieces]
+    assert len(pieces) > 2
+    assert all(each)
+    assert sorted(number for part in each for number in part) == list(range(35))
+    assert world.ids(source, fixed, pieces) == list(range(35))
+
+
+def test_what_is_kept_survives_json_and_another_process_goes_on_in_the_middle(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    pieces = world.pieces(source, fixed)
+    stored = json.loads(json.dumps([fixed, pieces]))
+    assert stored == [fixed, pieces]
+    done = world.ids(source, fixed, pieces[:2])
+    source.close()
+    world.add(numbered(35, 40))
+    rest = world.ids(world.open(), stored[0], stored[1][2:])
+    assert sorted(done + rest) == list(range(35))
+    assert done
+    assert rest
+
+
+def test_nothing_there_is_no_error(world: SourceWorld) -> None:
+    source = world.open()
+    fixed = world.fixed(source)
+    assert world.pieces(source, fixed) == []
+    frame = world.read(source, fixed, [])
+    assert frame.columns == [*world.columns, *HIDDEN]
+    assert frame.collect() == []
+    world.add(numbered(0, 3))
+    assert world.pieces(world.open(), fixed) == []
+    again = world.open()
+    later = world.fixed(again)
+    assert world.ids(again, later, world.pieces(again, later)) == [0, 1, 2]
+
+
+def test_an_empty_range_of_a_full_source_has_no_rows(world: SourceWorld) -> None:
+    source = filled(world).open()
+    frame = world.read(source, world.fixed(source), [])
+    assert frame.columns == [*world.columns, *HIDDEN]
+    assert frame.collect() == []
+
+
+def test_rows_that_the_outside_no_longer_holds_are_an_error(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    pieces = world.pieces(source, fixed)
+    world.lose(fixed)
+    fresh = world.open()
+    error = refused(lambda: world.read(fresh, fixed, pieces).collect(), NODE)
+    assert isinstance(error, PipelineStateError)
+    assert error.hint
+    assert isinstance(refused(lambda: world.pieces(world.open(), fixed), NODE), PipelineStateError)
+
+
+def test_rows_that_never_were_are_an_error(world: SourceWorld) -> None:
+    source = filled(world).open()
+    fixed = world.fixed(source)
+    wrong = world.never_was(fixed)
+    pieces = world.pieces(source, fixed) if world.bounded else [wrong]
+    error = refused(lambda: world.read(world.open(), wrong, pieces), NODE)
+    assert isinstance(error, PipelineStateError | TargetError)
+    assert error.hint
+
+
+def test_history_is_inserts(bounded: SourceWorld) -> None:
+    source = filled(bounded).open()
+    fixed = bounded.fixed(source)
+    assert {row[1] for row in content(bounded, source, fixed, bounded.pieces(source, fixed))} == {"i"}
+
+
+def test_a_stream_brings_its_operations(make: Callable[[str], SourceWorld]) -> None:
+    world = make("kafka")
+    assert isinstance(world, KafkaWorld)
+    for number, op in enumerate(("r", "c", "u", "d")):
+        world.add([(number, "x")], headers=[("dbz.op", op.encode())])
+    world.add([(4, "x")])
+    source = world.open()
+    fixed = world.fixed(source)
+    found = content(world, source, fixed, world.pieces(source, fixed))
+    assert sorted((row[2], row[1]) for row in found) == [(0, "i"), (1, "i"), (2, "u"), (3, "d"), (4, "i")]
+
+
+def test_places_are_unique_and_the_later_row_of_a_key_comes_last(world: SourceWorld) -> None:
+    """Twelve rounds, because names that are numbers end up in the order of text at the tenth."""
+    for round_ in range(12):
+        world.add([(number, f"round {round_:02d}") for number in range(6)])
+    source = world.open()
+    fixed = world.fixed(source)
+    found = content(world, source, fixed, world.pieces(source, fixed))
+    assert len({row[0] for row in found}) == len(found) == 72
+    assert {row[0][0] for row in found} == {ORDINAL}
+    for number in range(6):
+        values = [row[3] for row in found if row[2] == number]
+        assert values == sorted(values)
+
+
+def test_pieces_are_the_same_at_every_planning(bounded: SourceWorld) -> None:
+    source = filled(bounded).open()
+    fixed = bounded.fixed(source)
+    pieces = bounded.pieces(source, fixed)
+    bounded.add(numbered(0, 60, "new"))
+    assert bounded.pieces(bounded.open(), fixed) == pieces
+    assert len({piece["id"] for piece in pieces}) == len(pieces)
+    assert [piece["rows"] for piece in pieces] == [len(bounded.ids(source, fixed, [piece])) for piece in pieces]
+
+
+def test_windows_share_out_the_history(bounded: SourceWorld) -> None:
+    source = filled(bounded).open()
+    fixed = bounded.fixed(source)
+    snapshot = Snapshot(fixed, fixed["pinned"])
+    borders = ["-1000", "0", "13", "14", "1000"]
+    found = []
+    for low, high in pairwise(borders):
+        splits = source.splits(bounded.spark, snapshot, HistoryPartition(low, "id", low, high), None)
+        found.append(bounded.ids(source, fixed, splits))
+    assert found == [[], list(range(13)), [13], list(range(14, 35))]
+
+
+def test_columns_are_what_the_node_and_the_reader_ask_for(bounded: SourceWorld) -> None:
+    source = filled(bounded).open(columns="v, id")
+    assert bounded.schema(source).names == ["v", "id"]
+    fixed = bounded.fixed(source)
+    pieces = bounded.pieces(source, fixed)
+    assert bounded.read(source, fixed, pieces).columns == ["v", "id", *HIDDEN]
+    narrow = source.read(bounded.spark, Snapshot(fixed, fixed["pinned"]), pieces, ["v"])
+    assert narrow.columns == ["v", *HIDDEN]
+    assert narrow.count() == 35
+
+
+def test_unpinning_twice_does_no_harm(bounded: SourceWorld) -> None:
+    source = filled(bounded).open()
+    fixed = bounded.fixed(source)
+    for _ in range(2):
+        source.release_snapshot(Snapshot(fixed, fixed["pinned"]))
+    again = bounded.fixed(source)
+    assert bounded.ids(source, again, bounded.pieces(source, again)) == list(range(35))
+
+
+def test_the_direct_way_gives_the_rows_of_the_other(bounded: SourceWorld) -> None:
+    source = filled(bounded).open()
+    fixed = bounded.fixed(source)
+    pieces = bounded.pieces(source, fixed)
+    fetch = source.create_split_reader(Snapshot(fixed, fixed["pinned"]), pieces, None)
+    assert (fetch is not None) is type(source).capabilities.direct
+    if fetch is not None:
+        each = [[row["id"] for batch in fetch.fetch(piece) for row in batch.to_pylist()] for piece in pieces]
+        assert [sorted(part) for part in each] == [bounded.ids(source, fixed, [piece]) for piece in pieces]
+
+
+def test_a_table_or_topic_that_is_not_there_is_named(world: SourceWorld) -> None:
+    near = world.name[:-1] + ("z" if world.name[-1] != "z" else "y")
+    absent = world.open(near)
+    error = refused(lambda: world.fixed(absent), near)
+    assert isinstance(error, TargetError)
+    assert world.name in error.hint + error.message
+
+
+def test_a_column_that_is_not_there_is_named(world: SourceWorld) -> None:
+    filled(world, 3)
+    source = world.open(filter="nope = 1")
+
+    def ask() -> None:
+        fixed = world.fixed(source)
+        world.read(source, fixed, world.pieces(source, fixed)).collect()
+
+    refused(ask, "nope")
+    if world.bounded:
+        named = refused(lambda: world.schema(world.open(columns="id, nope")), "nope")
+        assert "id" in named.hint
+
+
+def test_closing_lets_go(world: SourceWorld) -> None:
+    filled(world, 12)
+    before = world.open_resources()
+    source = world.open()
+    fixed = world.fixed(source)
+    frame = world.read(source, fixed, world.pieces(source, fixed))
+    opened = world.open_resources() - before
+    assert opened
+    assert frame.count() == 12
+    source.close()
+    del source, frame
+    world.opened.clear()
+    until(lambda: not world.open_resources() & opened)
+
+
+def test_a_filter_of_the_node_holds_in_every_piece(world: SourceWorld) -> None:
+    source = filled(world).open(filter="id % 5 = 0 OR id = 33")
+    fixed = world.fixed(source)
+    assert world.ids(source, fixed, world.pieces(source, fixed)) == [0, 5, 10, 15, 20, 25, 30, 33]
+
+
+def test_a_look_foresees_the_pieces_of_a_pin_and_makes_nothing(bounded: SourceWorld, spark: SparkSession) -> None:
+    source = filled(bounded).open()
+    session = None if type(source).capabilities.without_spark else spark
+    before = source.schema(session)
+    foreseen = list(source.splits(session, source.describe_snapshot(session), None, None))
+    pieces = bounded.pieces(source, bounded.fixed(source))
+    assert [(piece["id"], piece["rows"]) for piece in foreseen] == [(piece["id"], piece["rows"]) for piece in pieces]
+    assert sum(piece["rows"] for piece in foreseen) == 35
+    assert before == bounded.schema(source)

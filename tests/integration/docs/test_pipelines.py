@@ -1,0 +1,143 @@
+"""Every whole pipeline file of the pages about nodes, and of the cookbook, is run as it stands and leaves what its page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import market
+import psycopg
+import pytest
+import scores
+from helpers.checkout import ROOT
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pyspark.sql import SparkSession
+
+from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.jobs.run.events import RunResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import parse_pipeline
+from headrace.services import Services
+
+DOCS = ROOT / "docs"
+NODES = DOCS / "reference" / "pipeline-file"
+PAGES = [*sorted(NODES.rglob("*.md")), DOCS / "guides" / "cookbook.md", *sorted((DOCS / "migrate").glob("*.md"))]
+DATABASE = "market_pages"
+_SHOWN = re.compile(r"^```yaml\n(?P<file>(?:version: 1|sources:)\n.*?)^```$(?P<said>.*?)(?=^#|^```|\Z)", re.MULTILINE | re.DOTALL)
+_LEAVES = re.compile(r"\*\*([\d,]+) rows\*\*\s+in\s+(Postgres|Delta|Iceberg)\s+`([^`]+)`")
+_COMPUTES = re.compile(r"Computes \*\*([\d,]+) rows\*\*")
+_PRINTS = re.compile(r"Shows \*\*([\d,]+) lines\*\*")
+_MODULE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_GIVES = re.compile(r"`(SELECT [^`]+)`\s+gives\s+`([^`]+)`")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A file as a page shows it, and what stands between it and the next heading or block."""
+
+    page: str
+    text: str
+    said: str
+
+    @property
+    def name(self) -> str:
+        return parse_pipeline(self.text, self.page).name
+
+    @property
+    def claims(self) -> list[tuple[str, ...]]:
+        return [claim for pattern in (_LEAVES, _COMPUTES, _PRINTS, _GIVES) for claim in _tuples(pattern.findall(self.said))]
+
+
+def _tuples(found: list) -> list[tuple[str, ...]]:
+    return [one if isinstance(one, tuple) else (one,) for one in found]
+
+
+SHOWN = [Shown(str(page.relative_to(DOCS)), match["file"], match["said"]) for page in PAGES for match in _SHOWN.finditer(page.read_text())]
+
+
+def test_names_are_unique_and_every_file_says_what_it_leaves() -> None:
+    assert len({shown.name for shown in SHOWN}) == len(SHOWN)
+    assert not [shown.name for shown in SHOWN if not shown.claims]
+
+
+@pytest.fixture(scope="module")
+def settings(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
+    """Tables and topics of the market, and a Postgres database that only these tests have."""
+    home = tmp_path_factory.mktemp("market")
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {DATABASE}".encode())
+    clickhouse = services.clickhouse
+    made = Settings.model_validate(
+        {
+            "home": home,
+            "state_backend": {"sqlite": {"path": home / "ledger.db"}},
+            "clickhouse_source": {"url": clickhouse.url, "user": clickhouse.username, "password": clickhouse.password},
+            "kafka_source": {"brokers": services.kafka.brokers},
+            "postgres_sink": _sink(services.postgres.conninfo(DATABASE)),
+            "python_transforms": {"allow": ["shop_rates"]},
+        }
+    )
+    market.fill(made)
+    market.fill_files(home)
+    market.fill_iceberg(spark, home / "warehouse")
+    service = scores.server(0)
+    threading.Thread(target=service.serve_forever, args=(0.05,), daemon=True).start()
+    os.environ["SCORES_URL"] = f"http://127.0.0.1:{service.server_port}/scores"
+    module = home / "shop_rates.py"
+    module.write_text(_MODULE.findall((NODES / "transforms" / "python.md").read_text())[0])
+    spark.sparkContext.addPyFile(str(module))
+    yield made
+    del os.environ["SCORES_URL"]
+    service.shutdown()
+    service.server_close()
+    with psycopg.connect(services.postgres.conninfo(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {DATABASE} WITH (FORCE)".encode())
+
+
+def _sink(conninfo: str) -> dict[str, Any]:
+    found = conninfo_to_dict(conninfo)
+    return {name: found[name] for name in ("host", "port", "user", "password")} | {"db": found["dbname"]}
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: f"{shown.page}:{shown.name}")
+def test_a_pipeline_leaves_what_its_page_says(
+    shown: Shown, settings: Settings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(settings.home)
+    result = run(parse_pipeline(shown.text, shown.page), settings, until=Until.CAUGHT_UP, spark=spark)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "(sample_every=" in line]
+    for rows, kind, where in _LEAVES.findall(shown.said):
+        assert (where, _held(kind, where, settings, spark)) == (where, _number(rows))
+    for rows in _COMPUTES.findall(shown.said):
+        assert _rows(result) == _number(rows)
+    for count in _PRINTS.findall(shown.said):
+        assert len(lines) == _number(count)
+    for query, answer in _GIVES.findall(shown.said):
+        assert (query, _asked(query, settings)) == (query, answer)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _rows(result: RunResult) -> int:
+    return sum(figures.rows for figures in result.phases.values())
+
+
+def _held(kind: str, where: str, settings: Settings, spark: SparkSession) -> int:
+    if kind == "Delta":
+        return spark.read.format("delta").load(str(settings.home / where)).count()
+    if kind == "Iceberg":
+        return WarehouseTable(str(settings.home / "warehouse"), where, "reader").frame(spark, None).count()
+    return int(_asked(f"SELECT count(*) FROM {where}", settings))
+
+
+def _asked(query: str, settings: Settings) -> str:
+    """The rows of an answer, values with commas between."""
+    with psycopg.connect(make_conninfo("", **settings.postgres_sink.conninfo())) as connection:
+        return "; ".join(", ".join(map(str, row)) for row in connection.execute(query.encode()).fetchall())

@@ -1,0 +1,134 @@
+"""Every asset check has a case in which it fails, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from pyspark.sql import SparkSession
+
+from headrace.jobs.checks.audit import audit
+from headrace.jobs.run.events import CheckResult, Until
+from headrace.jobs.run.runner import run
+from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.services import Services
+
+
+@pytest.fixture(scope="module")
+def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A pipeline that has caught up."""
+    with (
+        postgres_database(services) as conninfo,
+        clickhouse_database(services) as database,
+        filled_world(services, tmp_path_factory.mktemp("checks"), database, conninfo) as made,
+    ):
+        assert run(load_pipeline(made.file), made.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
+        yield made
+
+
+@pytest.fixture
+def carried(ran: World) -> Iterator[World]:
+    """The same for one test, which may break it: ledger and Postgres are put back afterwards."""
+    ledger = ran.ledger.with_name("before.db")
+    shutil.copy(ran.ledger, ledger)
+    with psycopg.connect(ran.conninfo) as connection:
+        connection.execute("CREATE TABLE target_before AS TABLE target")
+        connection.execute("CREATE TABLE records_before AS TABLE headrace.records")
+    yield ran
+    shutil.copy(ledger, ran.ledger)
+    with psycopg.connect(ran.conninfo) as connection:
+        for table in ("target", "headrace.records"):
+            connection.execute(f"TRUNCATE {table}")
+        connection.execute("INSERT INTO target TABLE target_before")
+        connection.execute("INSERT INTO headrace.records TABLE records_before")
+        connection.execute("DROP TABLE target_before, records_before")
+
+
+def checks(world: World, spark: SparkSession) -> dict[tuple[str, str], CheckResult]:
+    return {(one.name, one.sink): one for one in audit(load_pipeline(world.file), world.settings(), spark=spark)}
+
+
+def in_ledger(world: World, statement: str, *values: object) -> list[tuple]:
+    connection = sqlite3.connect(world.ledger)
+    with connection:
+        found = connection.execute(statement, values).fetchall()
+    connection.close()
+    return found
+
+
+def test_all_are_green_after_a_run(carried: World, spark: SparkSession) -> None:
+    found = checks(carried, spark)
+    assert len(found) == 6
+    assert {one.passed for one in found.values()} == {True}
+
+
+def test_a_row_removed_or_doubled_in_the_sink(carried: World, spark: SparkSession) -> None:
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+    lost = checks(carried, spark)["row_count_matches", "pg"]
+    assert lost.passed is False
+    assert (lost.numbers["lost"], lost.numbers["doubled"]) == (1, 0)
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("INSERT INTO target (id, name) VALUES (-1, 'x'), (-2, 'y')")
+    doubled = checks(carried, spark)["row_count_matches", "pg"]
+    assert doubled.passed is False
+    assert (doubled.numbers["lost"], doubled.numbers["doubled"]) == (0, 1)
+
+
+def test_a_row_removed_from_delta(carried: World, spark: SparkSession) -> None:
+    first = carried.in_delta(spark)[0][0]
+    row = spark.sql(f"SELECT * FROM delta.`{carried.lake}` WHERE id = {first}").toArrow()
+    spark.sql(f"DELETE FROM delta.`{carried.lake}` WHERE id = {first}")
+    found = checks(carried, spark)
+    assert found["row_count_matches", "lake"].passed is False
+    assert found["row_count_matches", "pg"].passed is True
+    spark.createDataFrame(row).write.format("delta").mode("append").save(str(carried.lake))
+    assert checks(carried, spark)["row_count_matches", "lake"].passed is True
+
+
+def test_a_hole_in_the_ledger(carried: World, spark: SparkSession) -> None:
+    in_ledger(carried, "DELETE FROM headrace_ledger_epoch WHERE number = 2")
+    found = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert found.passed is False
+    assert "epochs 2 to 2 are missing" in found.message
+
+
+def test_an_offset_skipped_between_two_epochs(carried: World, spark: SparkSession) -> None:
+    ((last,),) = in_ledger(carried, "SELECT max(number) FROM headrace_ledger_epoch")
+    ((text,),) = in_ledger(carried, "SELECT plan FROM headrace_ledger_epoch WHERE number = ?", last)
+    plan = json.loads(text)
+    plan["start"]["src"]["stream"]["offsets"]["0"] += 7
+    in_ledger(carried, "UPDATE headrace_ledger_epoch SET plan = ? WHERE number = ?", json.dumps(plan), last)
+    found = checks(carried, spark)["exactly_once_epochs", "lake"]
+    assert found.passed is False
+    assert "src partition 0" in found.message
+
+
+def test_a_record_that_is_not_the_ledgers(carried: World, spark: SparkSession) -> None:
+    with psycopg.connect(carried.conninfo) as connection:
+        connection.execute("UPDATE headrace.records SET epoch = epoch - 1, body = jsonb_set(body, '{epoch}', to_jsonb(epoch - 1))")
+    found = checks(carried, spark)["exactly_once_epochs", "pg"]
+    assert found.passed is False
+    assert "the sink's record is at epoch" in found.message
+
+
+def test_a_stream_that_did_not_begin_at_the_fence(carried: World, spark: SparkSession) -> None:
+    ((text,),) = in_ledger(carried, "SELECT position FROM headrace_ledger_lane")
+    position = json.loads(text)
+    fence = position["src"]["fence"]
+    position["src"]["began"] = fence | {"offsets": fence["offsets"] | {"0": fence["offsets"]["0"] + 1}}
+    in_ledger(carried, "UPDATE headrace_ledger_lane SET position = ?", json.dumps(position))
+    found = checks(carried, spark)["handoff_has_no_gap", "pg"]
+    assert found.passed is False
+    assert "the stream began at" in found.message
+
+
+def test_a_pipeline_that_never_ran_has_nothing_to_check(world: World, spark: SparkSession) -> None:
+    with pytest.raises(PipelineStateError, match="no epochs"):
+        audit(load_pipeline(world.file), world.settings(), spark=spark)

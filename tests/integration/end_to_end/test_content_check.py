@@ -1,0 +1,224 @@
+"""`content_matches` is green after a run, and red for every kind of wrong row; it names the keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import clickhouse_connect
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from pyspark.sql import SparkSession
+
+from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.connectors.postgres.direct import DirectLoad
+from headrace.jobs.checks.audit import ContentAuditOptions, audit
+from headrace.jobs.planning import planner
+from headrace.jobs.run.events import CheckResult, Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.sources import handoff, pipeline_source
+from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.lineage.retractions import retractions
+from headrace.pipeline.protocol.table_offsets import find_handoff_position
+from headrace.services import Services
+
+
+@pytest.fixture(scope="module")
+def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A pipeline that has caught up."""
+    with (
+        postgres_database(services) as conninfo,
+        clickhouse_database(services) as database,
+        filled_world(services, tmp_path_factory.mktemp("content"), database, conninfo) as made,
+    ):
+        assert run(load_pipeline(made.file), made.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
+        yield made
+
+
+def matches(world: World, spark: SparkSession, sink: str = "pg", rows: int | None = None) -> CheckResult:
+    content = ContentAuditOptions(rows) if rows else ContentAuditOptions(full=True)
+    (found,) = [
+        one
+        for one in audit(load_pipeline(world.file), world.settings(), sinks=[sink], spark=spark, content=content)
+        if one.name == "content_matches"
+    ]
+    return found
+
+
+def checked(world: World, spark: SparkSession, table: str, text: str, until: Until = Until.CAUGHT_UP) -> CheckResult:
+    """Run another pipeline of the world to its end and compare its rows."""
+    path = world.folder / f"{table}.yaml"
+    path.write_text(text.format(name=world.name, database=world.database, table=table))
+    file = load_pipeline(path)
+    run(file, world.settings(), until=until, spark=spark)
+    return next(
+        one for one in audit(file, world.settings(), spark=spark, content=ContentAuditOptions(full=True)) if one.name == "content_matches"
+    )
+
+
+def ask(world: World, query: str) -> None:
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        client.command(query)
+
+
+def create_topic(world: World, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": world.services.kafka.brokers})  # its futures fail once it is collected
+    admin.create_topics([NewTopic(name, 1, 1)])[name].result()
+
+
+def test_rows_of_a_run_are_those_of_the_sources(ran: World, spark: SparkSession) -> None:
+    for sink in ("pg", "lake"):
+        found = matches(ran, spark, sink)
+        assert found.passed, found.message
+        assert found.numbers["complete"] is True
+        assert found.numbers["rows"] == found.numbers["expected"] == len(ran.expected)
+
+
+def test_wrong_rows_are_named(ran: World, spark: SparkSession) -> None:
+    stale, missing, *_ = sorted(ran.expected)
+    statements = {
+        f"UPDATE target SET name = 'stale' WHERE id = {stale}": f"id={stale}: name differs",
+        f"DELETE FROM target WHERE id = {missing}": f"id={missing}: missing",
+        "INSERT INTO target (id, day, name, amount) VALUES (-7, '2024-01-01', 'x', 1)": "id=-7: extra",
+    }
+    with psycopg.connect(ran.conninfo) as connection:
+        connection.execute("CREATE TABLE before AS TABLE target")
+        for statement in statements:
+            connection.execute(statement)  # pyright: ignore[reportCallIssue, reportArgumentType]
+    try:
+        found = matches(ran, spark)
+        assert found.passed is False
+        assert found.numbers["differing"] == 3
+        assert sorted(found.numbers["keys"]) == sorted(statements.values())
+    finally:
+        with psycopg.connect(ran.conninfo) as connection:
+            connection.execute("TRUNCATE target; INSERT INTO target TABLE before; DROP TABLE before")
+
+
+FILTERED = """
+name: {name}_{table}
+sources:
+  src: {{type: kafka, topic: {name}, primary_key: id, schema: {{id: int64, day: date32, name: string, amount: int64}}}}
+transforms:
+  large: {{type: sql, sql: "select id, name, amount from src where amount > 400"}}
+sinks:
+  pg: {{type: postgres, from: large, table: {table}}}
+"""
+
+
+def test_rows_that_a_filter_should_have_removed_are_found(ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = checked(ran, spark, "filtered", FILTERED)
+    assert right.passed, right.message
+    monkeypatch.setattr(planner, "retractions_of", lambda model: retractions(model, lambda _: False))
+    wrong = checked(ran, spark, "unfiltered", FILTERED)
+    assert wrong.passed is False, "deletes and updates that a filter drops left stale rows, and nothing was said"
+    assert all(key.endswith(": extra") for key in wrong.numbers["keys"])
+
+
+SPREAD = """
+name: {name}_spread
+sources: {{src: {{type: clickhouse, table_name: {database}.by_time, split_rows: 500, primary_key: id}}}}
+sinks: {{pg: {{type: postgres, from: src, table: spread}}}}
+epoch: {{history_rows: 100000}}
+"""
+
+
+def test_keys_whose_splits_load_in_any_order_are_found(ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A direct load keeps no order of splits. Here the oldest are loaded last, by a route that takes the keys for kept together."""
+    ask(ran, "CREATE TABLE by_time (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY seq")
+    ask(ran, "INSERT INTO by_time SELECT number, number % 20, number FROM numbers(2000)")
+    monkeypatch.setattr(ClickHouseTable, "explain_key_spread", lambda *_: "")
+    monkeypatch.setattr(ClickHouseTable, "keeps_together", lambda *_, **__: True)
+    load = DirectLoad._run
+    monkeypatch.setattr(DirectLoad, "_run", lambda self, plan, fetch, spark, splits: load(self, plan, fetch, spark, splits[::-1]))
+    wrong = checked(ran, spark, "spread", SPREAD, Until.HISTORY)
+    assert wrong.passed is False, wrong.message
+    assert wrong.numbers["differing"] == 20
+    assert wrong.numbers["keys"][:2] == ["id=0: seq, v differ", "id=1: seq, v differ"]
+
+
+UNTIMED = """
+name: {name}_untimed
+sources:
+  src:
+    type: hybrid
+    primary_key: id
+    bounded_sources: [{{source_type: clickhouse, table_name: {database}.untimed}}]
+    unbounded_source: {{source_type: kafka, topic: {name}_untimed, schema: {{id: int64, at: timestamp, v: string}}}}
+    handoff_lag: 1h
+    cursor: {{column: at, allowed_lateness: 10m}}
+sinks:
+  pg: {{type: postgres, from: src, table: untimed}}
+"""
+
+
+def test_history_rows_without_a_time_that_a_cursor_dropped_are_found(
+    ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(ran, f"{ran.name}_untimed")
+    ask(ran, "CREATE TABLE untimed (id Int64, at Nullable(DateTime64(6, 'UTC')), v String) ENGINE = MergeTree ORDER BY id")
+    ask(ran, "INSERT INTO untimed SELECT number, if(number % 10 = 0, NULL, now64(6) - 7200), 'h' FROM numbers(30)")
+    monkeypatch.setattr(pipeline_source, "history_by_cursor", lambda column, cursor: f"`{column}` <= timestamp'{cursor}'")
+    wrong = checked(ran, spark, "untimed", UNTIMED)
+    assert wrong.passed is False, wrong.message
+    assert sorted(wrong.numbers["keys"]) == ["id=0: missing", "id=10: missing", "id=20: missing"]
+
+
+HOLES = """
+name: {name}_holes
+sources:
+  src:
+    type: hybrid
+    primary_key: id
+    bounded_sources: [{{source_type: clickhouse, table_name: {database}.holes}}]
+    unbounded_source: {{source_type: kafka, topic: {name}_holes, schema: {{id: int64, v: string}}}}
+    offset_table: {{}}
+sinks:
+  pg: {{type: postgres, from: src, table: holes}}
+"""
+
+
+def test_messages_that_neither_history_nor_stream_brought_are_found(
+    ran: World, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table lacks offsets below its largest one. A fence at the largest one skips them."""
+    create_topic(ran, f"{ran.name}_holes")
+    producer = Producer({"bootstrap.servers": ran.services.kafka.brokers, "acks": "all"})
+    for number in range(12):
+        producer.produce(f"{ran.name}_holes", json.dumps({"id": number, "v": "s"}), partition=0)
+    assert producer.flush(30) == 0
+    ask(ran, "CREATE TABLE holes (id Int64, v String, _kafka_partition Int32, _kafka_offset Int64) ENGINE = MergeTree ORDER BY id")
+    ask(ran, "INSERT INTO holes SELECT number, 's', 0, number FROM numbers(10) WHERE number NOT IN (4, 5)")
+    monkeypatch.setattr(handoff, "find_handoff_position", lambda have, first, _: find_handoff_position(have, first, lambda _: {}))
+    wrong = checked(ran, spark, "holes", HOLES)
+    assert wrong.passed is False, wrong.message
+    assert sorted(wrong.numbers["keys"]) == ["id=4: missing", "id=5: missing"]
+
+
+def test_a_sample_looks_up_the_keys_that_it_read_in_a_larger_target(ran: World, spark: SparkSession) -> None:
+    """The newest messages decide their keys. The target has more rows than the sample may read."""
+    for sink in ("pg", "lake"):
+        found = matches(ran, spark, sink, rows=600)
+        assert found.passed, found.message
+        assert 0 < found.numbers["rows"] == found.numbers["expected"] < 600
+        assert "the target has more rows" in found.numbers["not_compared"]
+    newest = max(ran.expected.values(), key=lambda row: (row[2].startswith("m"), row[3]))[0]
+    with psycopg.connect(ran.conninfo) as connection:
+        ((name,),) = connection.execute("SELECT name FROM target WHERE id = %s", (newest,)).fetchall()
+        connection.execute("UPDATE target SET name = 'stale' WHERE id = %s", (newest,))
+    try:
+        wrong = matches(ran, spark, rows=600)
+        assert (wrong.passed, wrong.numbers["keys"]) == (False, [f"id={newest}: name differs"])
+    finally:
+        with psycopg.connect(ran.conninfo) as connection:
+            connection.execute("UPDATE target SET name = %s WHERE id = %s", (name, newest))
+
+
+def test_a_sample_reads_no_more_than_its_budget(ran: World, spark: SparkSession) -> None:
+    few = matches(ran, spark, rows=5_000)
+    assert few.passed, few.message
+    assert few.numbers["complete"] is True

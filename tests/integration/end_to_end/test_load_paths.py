@@ -1,0 +1,126 @@
+"""Which way history takes, and that the rows are the same by either: of several rows of one key the last one wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import clickhouse_connect
+import psycopg
+import pyarrow as pa
+import pytest
+from helpers.pipeline_world import World
+from pyspark.sql import SparkSession
+
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
+from headrace.jobs.planning.load_path import Columns, plan_load_path
+from headrace.jobs.run.events import Until
+from headrace.jobs.run.runner import run
+from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.file.loader import load_pipeline, parse_pipeline
+
+FILE = """
+name: {name}
+sources: {{src: {{type: clickhouse, table_name: {database}.shapes, primary_key: id}}}}
+{transforms}
+sinks: {{pg: {{type: postgres, from: {last}, table: target}}}}
+"""
+PLAIN = "transforms: {plain: {type: sql, sql: 'select id, name from src'}}"
+ROWS = [(1, "a", [1, 2], {"x": 1}), (2, "b", [], {})]
+
+
+@pytest.fixture
+def shapes(world: World) -> World:
+    """The world's database with a table that has nested columns."""
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        client.command(
+            "CREATE TABLE shapes (id Int64, name String, tags Array(Int32), marks Map(String, Int32)) ENGINE = MergeTree ORDER BY id"
+        )
+        client.insert("shapes", ROWS, column_names=["id", "name", "tags", "marks"])
+    return world
+
+
+@pytest.mark.parametrize(
+    ("transforms", "last", "path", "columns"), [("", "src", "rows", "id, name, tags, marks"), (PLAIN, "plain", "direct", "id, name")]
+)
+def test_nested_columns_go_by_rows_and_plain_ones_directly(
+    shapes: World, spark: SparkSession, transforms: str, last: str, path: str, columns: str
+) -> None:
+    shapes.file.write_text(FILE.format(name=f"r{shapes.name}", database=shapes.database, transforms=transforms, last=last))
+    file = load_pipeline(shapes.file)
+    assembly = CompiledPipeline(file, shapes.settings(), spark)
+    try:
+        assert assembly.load_paths["pg"].path == path, assembly.load_paths["pg"].reason
+    finally:
+        assembly.close()
+    assert run(file, shapes.settings(), until=Until.HISTORY, spark=spark).history_complete
+    with psycopg.connect(shapes.conninfo) as connection:
+        found = connection.execute(f"SELECT {columns} FROM target ORDER BY id".encode()).fetchall()
+    assert found == [row[: len(found[0])] for row in ROWS]
+
+
+OTHER = "one key lies in several splits, and splits that load at the same time keep no order"
+KEYED = """
+name: {name}
+sources:
+  times: {{type: clickhouse, table_name: {database}.by_time, split_rows: 500, primary_key: id}}
+  keys: {{type: clickhouse, table_name: {database}.often, split_rows: 500}}
+transforms:
+  renamed: {{type: sql, sql: "select id as k, v from keys", primary_key: k}}
+sinks:
+  by_time: {{type: postgres, from: times, table: by_time}}
+  often: {{type: postgres, from: renamed, table: often}}
+epoch: {{history_rows: 100000}}
+"""
+
+
+def test_the_last_row_of_a_key_wins_by_every_route(world: World, spark: SparkSession) -> None:
+    """Several rows for each of 200 keys, counted by `v`. One table is sorted by the key, and one key of it fills several splits."""
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        for table, order, key in (("by_time", "seq", "number % 200"), ("often", "(id, seq)", "if(number % 2 = 0, 7, number % 200)")):
+            client.command(f"CREATE TABLE {table} (seq Int64, id Int64, v Int64) ENGINE = MergeTree ORDER BY {order}")
+            client.command(f"INSERT INTO {table} SELECT number, {key}, number FROM numbers(5000)")
+    world.file.write_text(KEYED.format(name=world.name, database=world.database))
+    file = load_pipeline(world.file)
+    assembly = CompiledPipeline(file, world.settings(), spark)
+    try:
+        assert {name: way.path for name, way in assembly.load_paths.items()} == {"by_time": "rows", "often": "direct"}
+        assert assembly.load_paths["by_time"].reason == f"`{world.database}.by_time` is sorted by seq first and the key is id: {OTHER}"
+    finally:
+        assembly.close()
+    assert run(file, world.settings(), until=Until.HISTORY, spark=spark).history_complete
+    expected = {
+        "by_time": {number % 200: number for number in range(5000)},
+        "often": {7 if number % 2 == 0 else number % 200: number for number in range(5000)},
+    }
+    with psycopg.connect(world.conninfo) as connection:
+        for name, rows in expected.items():
+            assert dict(connection.execute(f"SELECT {'k' if name == 'often' else 'id'}, v FROM {name}".encode()).fetchall()) == rows, name
+
+
+@pytest.mark.parametrize(
+    ("transform", "key", "carried"),
+    [
+        ("select a, b, v from src", "a, b", ("a", "b")),
+        ("select a as k, v from src", "k", ("a",)),
+        ("select cast(a as string) as a, b, v from src", "a, b", ("b",)),
+        ("select coalesce(a, 0) as a, v from src", "a", ()),
+    ],
+)
+def test_what_of_a_key_the_source_has_itself(transform: str, key: str, carried: tuple[str, ...]) -> None:
+    text = "name: p\nsources: {src: {type: clickhouse, table_name: d.t}}\n"
+    text += f'transforms: {{t: {{type: sql, sql: "{transform}"}}}}\n'
+    text += f'sinks: {{out: {{type: postgres, from: t, table: t, primary_key: "{key}"}}}}'
+    file = parse_pipeline(text)
+    have = pa.schema([("a", pa.int64()), ("b", pa.int64()), ("v", pa.int64())])
+    columns = pa.schema([(name, pa.int64()) for name in [*key.split(", "), "v"]])
+    asked: list[Sequence[str]] = []
+
+    def spreads(_: PipelineSource, key: Sequence[str]) -> str:
+        asked.append(key)
+        return ""
+
+    seen = Columns({"src": have}, {"src": have, "t": columns, "out": columns}, lambda _: have, spreads)
+    found = plan_load_path(file, seen, create_pipeline_sources(file.model.sources, Settings()), "out")
+    assert (found.path, found.key) == ("direct", carried), found.reason
+    assert asked == [carried]

@@ -1,0 +1,157 @@
+"""What `headrace validate` learns from real systems and from Spark's analyzer, and that it leaves no trace there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import clickhouse_connect
+import psycopg
+import pyarrow as pa
+import pytest
+from helpers.pipeline_world import PIPELINE, World
+from pyspark.sql import SparkSession
+
+from headrace.jobs.checks.preflight import PreflightResult, check_pipeline
+from headrace.jobs.planning.compiled_pipeline import CompiledPipeline
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.errors import PipelineFileError
+from headrace.pipeline.file.loader import parse_pipeline
+
+Look = Callable[..., PreflightResult]
+
+
+@pytest.fixture
+def look(world: World, spark: SparkSession) -> Look:
+    """Checks the world's pipeline, with texts of its file replaced."""
+
+    def at(*changes: tuple[str, str], settings: Settings | None = None) -> PreflightResult:
+        values = {"name": world.name, "database": world.database, "topic": world.name, "lake": world.lake, "max_driver_rows": 20_000}
+        text = PIPELINE.format(**values, change="upper")
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        return check_pipeline(parse_pipeline(text, "p.yaml"), settings or world.settings(), lambda: spark)
+
+    return at
+
+
+def said(findings: PreflightResult) -> list[tuple[str, int | None, str]]:
+    return [(problem.node, problem.place.line if problem.place else None, problem.message) for problem in findings.errors]
+
+
+def test_a_good_file_leaves_nothing_unchecked_and_no_trace(world: World, look: Look) -> None:
+    found = look()
+    assert (said(found), found.unchecked, found.warnings) == ([], {}, [])
+    assert found.schemas["pg"].field("day").type == pa.date32()
+    assert found.schemas["shaped"].names == ["id", "day", "name", "amount"]
+    with psycopg.connect(world.conninfo) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace").fetchone() == (0,)
+    with clickhouse_connect.get_client(**world.services.clickhouse.client_arguments(database=world.database)) as client:
+        assert [row[0] for row in client.query("SHOW TABLES").result_rows] == ["history"]
+    assert not world.lake.exists()
+    assert not world.ledger.exists()
+
+
+def test_every_wrong_statement_is_told_and_what_reads_it_is_not(look: Look) -> None:
+    more = (
+        'amount * 2 as amount from src"}\n'
+        '  again: {type: sql, sql: "select id, nam from shaped"}\n'
+        '  other: {type: sql, sql: "select id, dayy from src"}\n'
+        '  below: {type: sql, sql: "select id, nothing from other"}'
+    )
+    found = look(
+        ('amount * 2 as amount from src"}', more),
+        ("from: shaped, table: target", "from: again, table: target"),
+        ("from: shaped, path", "from: below, path"),
+    )
+    assert [(node, line) for node, line, _ in said(found)] == [("again", 12), ("other", 13)]
+    assert "`nam`" in found.errors[0].message
+    assert "`dayy`" in found.errors[1].message
+
+
+def test_a_key_that_sql_loses_is_told_where_it_is_lost(look: Look) -> None:
+    found = look(("select id, day,", "select day,"))
+    assert [node for node, _, _ in said(found)] == ["shaped"]
+    assert 'columns ["id"] not found in schema' in found.errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "node", "message"),
+    [
+        ("{database}.history", "{database}.histori", "src", "does not exist in ClickHouse"),
+        ("split_rows: 500", "split_rows: 500, filter: amont > 1", "src", "amont"),
+        ("schema: {{id: int64", "filter: amont > 1, schema: {{id: int64", "src", "filter `amont > 1` cannot be used"),
+        ("topic: {topic}", "topic: {topic}x", "src", "does not exist at"),
+        ("offset_table: {{}}", "offset_table: {{offset_column: off}}", "src", "has no column off"),
+        ("column: day", "column: dai", "src", "has no column dai"),
+        ("name: string, amount", "name: string, weight: int64, amount", "src", "lacks the columns weight of the stream"),
+        ("table: target", "table: target, update_where: {{amont: '>'}}", "pg", "no column 'amont'"),
+        ("from: shaped, table", "from: shaped, telemetry: {{event_time: {{column: name}}}}, table", "pg", "event time: `name` is string"),
+    ],
+)
+def test_what_only_the_systems_know(world: World, look: Look, old: str, new: str, node: str, message: str) -> None:
+    known = {"database": world.database, "topic": world.name}
+    found = look((old.format(**known), new.format(**known)))
+    assert [(name, message in text) for name, _, text in said(found)] == [(node, True)]
+    assert found.errors[0].place is not None
+
+
+def test_a_target_that_is_there_is_proved(world: World, look: Look) -> None:
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("CREATE TABLE target (id bigint, day date, name text, amount text)")
+    assert [(node, "amount" in text) for node, _, text in said(look())] == [("pg", True)]
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("ALTER TABLE target ALTER amount TYPE bigint USING 0")
+    assert "no unique index over the key (id)" in look().errors[0].message
+    with psycopg.connect(world.conninfo) as connection:
+        connection.execute("ALTER TABLE target ADD PRIMARY KEY (id)")
+    assert look().errors == []
+
+
+def test_a_delta_table_that_is_there_is_proved(world: World, look: Look, spark: SparkSession) -> None:
+    spark.sql("SELECT 1L AS id, 'x' AS name").write.format("delta").save(str(world.lake))
+    assert [(node, "`day` (date) is missing" in text) for node, _, text in said(look())] == [("lake", True)]
+
+
+def test_what_cannot_be_reached_is_said_to_be_unchecked_and_sql_is_checked_all_the_same(world: World, look: Look) -> None:
+    away = world.settings().model_copy(deep=True)
+    away.kafka_source.brokers = "127.0.0.1:1"
+    away.clickhouse_source.url = "http://127.0.0.1:1"
+    away.postgres_sink.port = 1
+    found = look(("select id, day,", "select id, dai,"), settings=away)
+    assert [node for node, _, _ in said(found)] == ["shaped"]
+    assert "127.0.0.1:1" in found.unchecked["src"]
+    found = look(settings=away)
+    assert (said(found), set(found.unchecked)) == ([], {"src", "pg"})
+
+
+def _no_spark() -> NoReturn:
+    msg = "Spark was started"
+    raise AssertionError(msg)
+
+
+def test_a_file_without_sql_starts_no_spark(world: World) -> None:
+    text = f"""
+sources: {{src: {{type: clickhouse, table_name: {world.database}.history, primary_key: id}}}}
+transforms: {{}}
+sinks: {{pg: {{type: postgres, from: src, table: target}}}}
+"""
+    found = check_pipeline(parse_pipeline(text, "p.yaml"), world.settings(), _no_spark)
+    assert (found.errors, found.unchecked) == ([], {})
+    assert "id" in found.schemas["pg"].names
+
+
+def test_a_missing_key_is_a_warning_or_by_a_setting_a_mistake(world: World, spark: SparkSession) -> None:
+    text = f"""
+sources: {{src: {{type: clickhouse, table_name: {world.database}.history}}}}
+transforms: {{}}
+sinks: {{pg: {{type: postgres, from: src, table: target}}}}
+"""
+    file = parse_pipeline(text, "p.yaml")
+    found = check_pipeline(file, world.settings(), _no_spark)
+    assert ([w.node for w in found.warnings], found.errors) == (["src"], [])
+    found = check_pipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), _no_spark)
+    assert ([e.node for e in found.errors], found.warnings) == (["src"], [])
+    with pytest.raises(PipelineFileError, match="Can't determine primary key for source 'src'!"):
+        CompiledPipeline(file, world.settings().model_copy(update={"enforce_primary_keys": True}), spark)

@@ -1,0 +1,119 @@
+"""What `headrace doctor` and `headrace services` say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from headrace.services import NAMES, Services, doctor
+from headrace.services.cli import environment
+
+
+def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE__", "STREAMLING", "COLUMNS"))}
+    command = [sys.executable, "-m", "headrace", *arguments]
+    return subprocess.run(
+        command, env=clean | {"HEADRACE_HOME": str(home)} | env, cwd=home, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def found(name: str) -> doctor.Check:
+    return next(check for check in doctor.checks() if check.name == name)
+
+
+def test_it_looks_at_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "none" / "yet"))
+    names = [check.name for check in doctor.checks()]
+    wanted = ["settings", "python", "java", "jars", "disk", "memory", "ledger", "[clickhouse]", "[dagster]", "[delta]", "[kafka]"]
+    assert names == [*wanted, "[postgres]", "[services]", "services"]
+    assert not (tmp_path / "none").exists()  # looking changes nothing
+
+
+def test_a_ledger_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mount = namedtuple("mount", ["mountpoint", "fstype"])  # noqa: PYI024 - as psutil has it
+    monkeypatch.setattr(doctor.psutil, "disk_partitions", lambda all: [mount("/", "ext4"), mount(str(tmp_path), "nfs4")])  # noqa: A006, ARG005
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    check = found("ledger")
+    assert (check.ok, check.needed) == (False, True)
+    assert "nfs4" in check.found
+    assert doctor.file_system(Path("/somewhere")) == "ext4"
+
+
+def test_a_missing_package_is_a_part_and_not_a_fault(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(doctor._EXTRAS, "delta", ("no_such_module",))
+    check = found("[delta]")
+    assert (check.ok, check.needed, check.hint) == (False, False, "pip install 'headrace[delta]'")
+
+
+def test_little_memory_is_said(monkeypatch: pytest.MonkeyPatch):
+    memory = namedtuple("memory", ["available", "total"])  # noqa: PYI024
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory(10**9, 8 * 10**9))
+    assert not found("memory").ok
+
+
+def test_wrong_settings_are_one_of_its_lines(tmp_path: Path):
+    done = headrace("doctor", home=tmp_path, HEADRACE__LEASE_SECONDS="never")
+    assert done.returncode == 1
+    assert "lease_seconds" in done.stdout
+    assert "java" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_what_is_missing_fits_eighty_columns_and_fails(tmp_path: Path):
+    done = headrace(
+        "doctor", home=tmp_path, HEADRACE__JAVA_HOME=str(tmp_path / "a-rather-long-name-of-a-folder" / "that-holds-no-java-at-all")
+    )
+    assert done.returncode == 1
+    assert "MISSING" in done.stdout
+    assert "pip install 'headrace[java]'" in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [("up", "postgress"), ("down", "kafkaa")])
+def test_a_wrong_name_is_an_error_without_a_traceback(tmp_path: Path, arguments: tuple[str, ...]):
+    done = headrace("services", *arguments, home=tmp_path)
+    assert done.returncode == 1
+    assert f"there is no local service '{arguments[1]}'; there are postgres, kafka, clickhouse" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_file_is_an_error_without_a_traceback(tmp_path: Path):
+    (tmp_path / "services.json").write_text("{")
+    done = headrace("services", "status", home=tmp_path)
+    assert (done.returncode, "services.json is not JSON" in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+    (tmp_path / "services.json").write_text('{"version": 7, "services": {}}')
+    assert "version 7" in headrace("services", "status", home=tmp_path).stderr
+
+
+def test_status_of_a_home_that_never_had_any(tmp_path: Path):
+    done = headrace("services", "status", home=tmp_path)
+    assert (done.returncode, done.stdout.count("never started")) == (1, 3)
+
+
+def test_status_and_env_of_running_servers(services: Services):
+    status = headrace("services", "status", home=services.home)
+    assert status.returncode == 0
+    assert all(any(line.split()[:2] == [name, "up"] for line in status.stdout.splitlines()) for name in NAMES)
+    silent, loud = headrace("services", "env", home=services.home), headrace("services", "env", "--passwords", home=services.home)
+    for password in (services.postgres.password, services.clickhouse.password):
+        assert password not in silent.stdout + silent.stderr + status.stdout
+        assert password in loud.stdout
+    assert f"export HEADRACE__KAFKA_SOURCE__BROKERS={services.kafka.brokers}" in silent.stdout
+
+
+def test_env_leads_to_the_servers(services: Services, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from headrace.pipeline.config.settings import load_settings
+
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path))  # no services.json here: only the environment leads there
+    for key, value in environment(services, passwords=True).items():
+        monkeypatch.setenv(key, value)
+    settings = load_settings()
+    assert settings.postgres_sink.port == services.postgres.port
+    assert settings.postgres_sink.password.get_secret_value() == services.postgres.password
+    assert settings.clickhouse_source.url == services.clickhouse.url
+    assert settings.kafka_source.brokers == services.kafka.brokers

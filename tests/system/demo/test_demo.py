@@ -1,0 +1,62 @@
+"""The demo as a user runs it: from nothing to its verdict, again, tampered with, and away."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.timeout(2400)
+
+
+def demo(home: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("HEADRACE_", "STREAMLING_", "FLIGHTS_", "DAGSTER_"))}
+    env |= {"HEADRACE_HOME": str(home), "HEADRACE__SPARK__MASTER": "local[2]", "HEADRACE__SPARK__DRIVER_MEMORY": "1g"}
+    command = [sys.executable, "-m", "headrace", "demo", *args]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
+    first = demo(fresh_home, tmp_path)
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert max(len(line) for line in first.stdout.splitlines() if str(fresh_home) not in line) <= 80
+    assert len(re.findall(r"^kill -9 -\d+: ", first.stdout, re.MULTILINE)) == 1
+    held = re.findall(r"^  (?:Postgres|Delta) +holds epoch (\d+), [\d,]+ rows$", first.stdout, re.MULTILINE)
+    assert len(held) == 2
+    assert abs(int(held[0]) - int(held[1])) <= 1
+    assert len(re.findall(r"^  2013-\d\d is in both sinks", first.stdout, re.MULTILINE)) == 11
+    assert len(re.findall(r"^(?:Postgres|Delta) +336,461 +0 +0 +0$", first.stdout, re.MULTILINE)) == 2
+    assert len(re.findall(r"^  ok   ", first.stdout, re.MULTILINE)) == 6
+    assert "every check passed" in first.stdout
+
+    again = demo(fresh_home, tmp_path, "--tamper")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "Nothing to do" in again.stdout
+    assert "kill -9 -" not in again.stdout
+    (row,) = re.findall(r"behind Headrace's back: (.+)$", again.stdout, re.MULTILINE)
+    assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
+    assert "FAIL row_count_matches of flights_pg" in again.stdout
+    assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")
+    assert not [process for process in psutil.process_iter(["cmdline"]) if "headrace.demo.dagster_run" in (process.info["cmdline"] or [])]
+
+    clean = demo(fresh_home, tmp_path, "--clean")
+    assert clean.returncode == 0, clean.stdout + clean.stderr
+    assert not fresh_home.exists()
+    fresh_home.mkdir()
+
+
+def test_clean_keeps_a_home_with_other_pipelines(fresh_home: Path, tmp_path: Path) -> None:
+    from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
+
+    ledger = open_sqlite(fresh_home / "ledger.db")
+    ledger.release(ledger.acquire("mine", "main", {"host": "here"}, 15.0))
+    ledger.close()
+    found = demo(fresh_home, tmp_path, "--clean")
+    assert found.returncode == 1
+    assert "ledger of mine" in found.stderr
+    assert (fresh_home / "ledger.db").exists()

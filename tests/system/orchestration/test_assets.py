@@ -1,0 +1,233 @@
+"""The step that writes: ranges, subsets, checks, failures. The lane itself is a stand-in, Dagster is not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+from dagster import AssetCheckKey
+from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
+
+from headrace.connectors.ledger_factory import open_ledger
+from headrace.jobs.run.events import PartitionCompleted, Until
+from headrace.orchestration.build import build
+from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
+
+MONTHS = [f"2013-{month:02d}-01" for month in range(1, 12)]
+CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
+
+
+@dg.asset(
+    key="report",
+    deps=[PG],
+    partitions_def=dg.MonthlyPartitionsDefinition("2013-01-01", end_date="2014-01-01"),
+    backfill_policy=dg.BackfillPolicy.single_run(),
+)
+def report() -> None:
+    """Stands behind the pipeline in the same code location."""
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as found:
+        yield found
+
+
+@pytest.fixture
+def materialize(written, stand_in, instance):
+    """Runs a selection over a range of partitions, as the daemon's single-run backfill and the command line do."""
+
+    def go(first=None, last=None, *, selection=None, text=FLIGHTS + PARTITIONS, retries=False):
+        defs = dg.Definitions.merge(build([written(text)]), dg.Definitions(assets=[report] if "partitions" in text else []))
+        job = defs.resolve_implicit_global_asset_job_def()
+        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first} if first else {}
+        return job.execute_in_process(instance=instance, tags=tags, raise_on_error=False, asset_selection=selection or [PG, LAKE])
+
+    return go
+
+
+def partitions(instance, key):
+    return sorted(instance.get_materialized_partitions(key))
+
+
+def latest(instance, key):
+    return instance.get_latest_materialization_event(key).asset_materialization.metadata
+
+
+def statuses(instance, check, key=PG):
+    history = instance.event_log_storage.get_asset_check_execution_history(AssetCheckKey(key, check), limit=50)
+    return [(record.partition, record.status.value) for record in history]
+
+
+def reason(result, step="flights_lane"):
+    return result.failure_data_for_node(step).error.message
+
+
+class TestWindows:
+    def test_a_range_is_one_run_of_the_lane(self, materialize, stand_in, instance):
+        assert materialize("2013-01-01", "2013-11-01").success
+        (asked,) = stand_in.calls
+        assert asked["partitions"] == MONTHS
+        assert asked["until"] is Until.HISTORY
+        assert asked["launched_by"] == "dagster"
+        assert partitions(instance, PG) == MONTHS == partitions(instance, LAKE)
+
+    def test_the_lane_knows_the_run_by_its_id(self, materialize, stand_in):
+        result = materialize("2013-03-01")
+        assert [asked["run_id"] for asked in stand_in.calls] == [result.run_id]
+
+    def test_rows_of_each_partition_and_of_the_table(self, materialize, stand_in, instance):
+        materialize("2013-01-01", "2013-02-01")
+        metadata = latest(instance, PG)
+        assert metadata["dagster/partition_row_count"].value == stand_in.rows
+        assert metadata["dagster/row_count"].value == 77
+        deps = metadata["dagster/column_lineage"].value.deps_by_column["late"]
+        assert {(dep.asset_key.to_user_string(), dep.column_name) for dep in deps} == {
+            ("clickhouse/flights/history", "delay"),
+            ("kafka/flights", "delay"),
+        }
+
+    def test_rows_of_a_partition_are_those_of_all_runs_that_had_a_part_in_it(self, pipeline, materialize, instance):
+        ledger = open_ledger(pipeline.settings())
+        lease = ledger.acquire("flights", "main", {}, ttl=60)
+        ledger.begin(lease, lambda: {"n": 0})
+        for number in (1, 2):
+            plan = EpochPlan(number, Phase.HISTORY, {"n": number - 1}, {"n": number}, "h", datetime.now(UTC), window="2013-02-01")
+            ledger.plan(lease, plan, {})
+            ledger.commit(lease, number, {"flights_pg": WriteCounts(100, inserted=90, deleted=1), "lake": WriteCounts(100, inserted=None)})
+        ledger.close()
+        materialize("2013-02-01")
+        assert latest(instance, PG)["dagster/partition_row_count"].value == 178
+        assert latest(instance, LAKE)["dagster/partition_row_count"].value == 200
+
+    @pytest.mark.parametrize(("first", "last"), [("2013-12-01", "2013-12-01"), ("2013-11-01", "2013-12-01")])
+    def test_windows_of_the_stream_are_refused_with_the_reason(self, materialize, stand_in, instance, first, last):
+        result = materialize(first, last)
+        assert not result.success
+        said = reason(result)
+        assert "2013-12-01 lies behind the history's end" in said
+        assert f"flights.yaml:{len(FLIGHTS.splitlines()) + 1}" in said
+        assert "flights_stream" in said
+        assert stand_in.calls == []
+        assert partitions(instance, PG) == []
+
+    def test_a_partitioned_pipeline_is_not_run_as_a_whole(self, materialize, stand_in):
+        assert "choose some of 2013-01-01 to 2013-11-01" in reason(materialize())
+        assert stand_in.calls == []
+
+    def test_windows_that_were_complete_before_a_failure_are_reported(self, materialize, stand_in, instance):
+        def fail(**asked):
+            msg = "epoch 4 failed 3 times"
+            raise BlockedError(msg, node="flights_pg", place=FileLocation("flights.yaml", 9), hint="Mend the target.")
+
+        stand_in.during = fail
+        result = materialize("2013-01-01", "2013-02-01")
+        assert not result.success
+        assert partitions(instance, PG) == ["2013-01-01", "2013-02-01"] == partitions(instance, LAKE)
+        data = result.failure_data_for_node("flights_lane").user_failure_data
+        assert "epoch 4 failed 3 times" in data.description
+        assert data.metadata["what to do"].value == "Mend the target."
+
+
+class TestWithoutPartitions:
+    def test_history_then_the_stream_until_caught_up(self, materialize, stand_in, instance):
+        assert materialize(text=FLIGHTS).success
+        assert [(asked["partitions"], asked["until"]) for asked in stand_in.calls] == [(None, Until.CAUGHT_UP)]
+        assert latest(instance, PG)["caught up"].value is True
+
+    def test_job_mode_stops_after_history(self, materialize, stand_in):
+        assert materialize(text=FLIGHTS + "job_mode: true\n").success
+        assert [asked["until"] for asked in stand_in.calls] == [Until.HISTORY]
+
+
+class TestSubsets:
+    def test_one_sink_selected_writes_and_reports_all(self, materialize, stand_in, instance):
+        assert materialize("2013-01-01", "2013-03-01", selection=[PG]).success
+        assert len(stand_in.calls) == 1
+        assert stand_in.audits == [["flights_pg", "lake"]]
+        assert partitions(instance, LAKE) == partitions(instance, PG) == MONTHS[:3]
+
+    def test_checks_alone_ask_the_systems_and_write_nothing(self, written, stand_in, instance):
+        job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
+        keys = [AssetCheckKey(PG, name) for name in CHECKS]
+        result = job.get_subset(asset_selection=set(), asset_check_selection=set(keys)).execute_in_process(instance=instance)
+        assert result.success
+        assert stand_in.calls == []
+        assert stand_in.audits == [["flights_pg"]]
+        assert [check.passed for check in result.get_asset_check_evaluations()] == [True] * 4
+
+    def test_rows_are_compared_only_where_that_check_is_selected(self, written, stand_in, instance):
+        job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
+        for name in ("row_count_matches", "content_matches"):
+            keys = {AssetCheckKey(PG, name)}
+            assert job.get_subset(asset_selection=set(), asset_check_selection=keys).execute_in_process(instance=instance).success
+        counted, compared = stand_in.contents
+        assert counted is None
+        assert (compared.full, compared.rows, compared.raises) == (False, None, False)
+        assert len(stand_in.sessions) == 1, "counting rows in Postgres needs no Spark"
+
+
+class TestChecks:
+    def test_every_planned_evaluation_gets_its_answer(self, materialize, instance):
+        materialize("2013-01-01", "2013-11-01")
+        for name in CHECKS:
+            assert sorted(statuses(instance, name), key=str) == sorted(
+                [(None, "SUCCEEDED"), *((month, "SUCCEEDED") for month in MONTHS)], key=str
+            )
+
+    @pytest.mark.parametrize("name", CHECKS)
+    def test_a_failing_one_stops_what_is_behind_it_in_the_same_run(self, materialize, stand_in, instance, name):
+        stand_in.failing = {name}
+        result = materialize("2013-01-01", "2013-02-01", selection=[PG, LAKE, dg.AssetKey("report")])
+        assert not result.success
+        assert instance.get_latest_materialization_event(dg.AssetKey("report")) is None
+        assert {status for _, status in statuses(instance, name)} == {"FAILED"}
+
+    def test_all_passing_lets_it_run(self, materialize, instance):
+        assert materialize("2013-01-01", "2013-02-01", selection=[PG, LAKE, dg.AssetKey("report")]).success
+        assert partitions(instance, dg.AssetKey("report")) == MONTHS[:2]
+
+    def test_rows_that_differ_stop_what_comes_after_and_name_the_keys(self, materialize, stand_in, instance):
+        stand_in.failing = {"content_matches"}
+        result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
+        assert not result.success
+        assert partitions(instance, dg.AssetKey("report")) == []
+        wrong = [check for check in result.get_asset_check_evaluations() if check.check_name == "content_matches"]
+        assert {(check.passed, check.severity) for check in wrong} == {(False, dg.AssetCheckSeverity.ERROR)}
+        assert wrong[0].metadata["keys"].value == ["id=5: missing"]
+
+    @pytest.mark.parametrize("name", ["handoff_has_no_gap", "content_matches"])
+    def test_one_that_does_not_apply_is_not_green_and_stops_nobody(self, materialize, stand_in, name):
+        stand_in.not_applicable = {name}
+        result = materialize("2013-01-01", selection=[PG, LAKE, dg.AssetKey("report")])
+        assert result.success
+        said = {
+            check.check_name: check for check in result.get_asset_check_evaluations() if check.asset_key == PG and check.partition is None
+        }
+        assert not said[name].passed
+        assert said[name].severity is dg.AssetCheckSeverity.WARN
+        assert said[name].metadata["applies"].value is False
+        assert said["row_count_matches"].metadata["rows"].value == 77
+
+
+def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):
+    monkeypatch.setattr("headrace.orchestration.execution.RETRY_AFTER", 0.0)
+    failures = iter([LeaseHeldError("held by another run"), None])
+
+    def fail_once(**asked):
+        if error := next(failures):
+            raise error
+
+    stand_in.during = fail_once
+    assert materialize(text=FLIGHTS).success
+    assert len(stand_in.calls) == 2
+
+
+def test_window_events_survive_the_thread_in_order(materialize, stand_in, instance):
+    stand_in.during = lambda **asked: [
+        asked["listener"](PartitionCompleted("2013-01-01", {"flights_pg": count, "lake": count})) for count in range(50)
+    ]
+    materialize("2013-01-01")
+    assert latest(instance, PG)["dagster/partition_row_count"].value == 49

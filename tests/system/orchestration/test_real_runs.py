@@ -1,0 +1,82 @@
+"""The real thing: Dagster's own processes over real servers, with Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import psycopg
+import pytest
+from helpers.pipeline_world import World, leftovers
+from pyspark.sql import SparkSession
+
+from headrace.orchestration.instance import dagster_home
+from headrace.orchestration.materialize import materialize
+from headrace.orchestration.pipelines import load
+from headrace.pipeline.errors import PipelineStateError
+
+MONTHS = ["2024-01-01", "2024-02-01", "2024-03-01"]
+CHECKS = ("exactly_once_epochs", "row_count_matches", "handoff_has_no_gap", "content_matches")
+
+
+@pytest.fixture
+def here(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """The world, with settings and Dagster's home in the environment and the working folder."""
+    monkeypatch.chdir(world.folder)
+    for name, value in world.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("DAGSTER_HOME", str(world.folder / ".dagster"))
+    return world
+
+
+def home(world: World) -> Path:
+    return world.folder / "home"
+
+
+def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str]:
+    """The newest status of each check of an asset."""
+    keys = [dg.AssetCheckKey(key, name) for name in CHECKS]
+    latest = instance.event_log_storage.get_latest_asset_check_execution_by_key(keys)
+    return {key.name: record.status.value for key, record in latest.items()}
+
+
+def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here: World, spark: SparkSession) -> None:
+    call = [sys.executable, "-m", "headrace.demo.dagster_run", str(here.file), MONTHS[0], MONTHS[1]]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    here.check(spark)
+    pipeline = load(here.file)
+    with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
+        assert [run.status for run in instance.get_runs()] == [dg.DagsterRunStatus.SUCCESS] * 2
+        for physical in pipeline.sinks.values():
+            assert sorted(instance.get_materialized_partitions(physical.key)) == MONTHS
+            assert evaluations(instance, physical.key) == dict.fromkeys(CHECKS, "SUCCEEDED")
+
+        with psycopg.connect(here.conninfo) as connection:
+            connection.execute("DELETE FROM target WHERE id = (SELECT min(id) FROM target)")
+        with pytest.raises(PipelineStateError, match=r"2 blocking asset checks failed .* content_matches,row_count_matches") as caught:
+            materialize(here.file, home(here), first=MONTHS[0])
+        assert "\n" not in caught.value.message
+        assert evaluations(instance, pipeline.sinks["pg"].key)["row_count_matches"] == "FAILED"
+        assert evaluations(instance, pipeline.sinks["lake"].key) == dict.fromkeys(CHECKS, "SUCCEEDED")
+    assert leftovers(here) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["2024-03-01"], "partition 2024-03-01 lies behind the history's end"),
+        (["2099-01-01"], "there is no partition `2099-01-01`"),
+        ([], "choose some of 2024-01-01 to 2024-02-01"),
+        (["2024-01-01", "--select", "no/such/thing"], "no sink has the asset key `no/such/thing`"),
+    ],
+)
+def test_what_is_refused_is_one_line_and_starts_no_spark(here: World, asked: list[str], said: str) -> None:
+    call = [sys.executable, "-m", "headrace.orchestration.materialize", str(here.file), *asked]
+    found = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert said in found.stderr.splitlines()[0]
+    assert "Traceback" not in found.stderr
+    assert not (home(here) / "logs" / "spark.log").exists()

@@ -1,0 +1,32 @@
+"""Several rows of one, for plugins: places that tell them apart, or an error."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from helpers.script_nodes import hidden
+
+from headrace import fan_out
+from headrace.connectors.base import FAN_OUT, POS
+from headrace.pipeline.errors import DataError
+
+
+def batch(sub: int = 0) -> pa.RecordBatch:
+    return hidden(pa.table({"id": [1, 2, 3]}), sub=sub).combine_chunks().to_batches()[0]
+
+
+def test_rows_of_one_are_numbered_in_their_order() -> None:
+    found = fan_out(batch(sub=5), [0, 0, 2])
+    assert found.column("id").to_pylist() == [1, 1, 3]
+    assert [(place["off"], place["sub"] - 5 * FAN_OUT) for place in found.column(POS).to_pylist()] == [(0, 0), (0, 1), (2, 0)]
+    assert fan_out(batch(), []).num_rows == 0
+
+
+def test_places_that_are_used_up_are_an_error_and_not_wrapped_round() -> None:
+    deep = batch(sub=1)
+    for _ in range(3):
+        deep = fan_out(deep, [0, 0])
+    with pytest.raises(DataError, match="three fit"):
+        fan_out(fan_out(deep, [0]), [0])
+    with pytest.raises(DataError, match="one row makes 1,048,577 rows or more"):
+        fan_out(batch(), [0] * (FAN_OUT + 1))
