@@ -13,6 +13,9 @@ from helpers.checkout import ROOT
 
 ROOMS = ("pipeline", "jobs", "connectors", "orchestration")
 MOST_ENTRIES = {"pipeline": 16, "jobs": 12}
+TEST_FOLDERS = ["faults", "helpers", "integration", "spark", "system", "unit"]
+NEEDS = {"unit": set[str](), "spark": {"spark"}}
+"""Session fixtures that tests of a folder may use."""
 
 
 @pytest.mark.parametrize("room", MOST_ENTRIES)
@@ -60,6 +63,23 @@ def test_a_cycle_is_found_also_where_an_import_is_inside_a_function() -> None:
         "room.c": "import headrace.room.a\n",
     }
     assert set(find_cycle({name: imported_by(text, set(sources)) for name, text in sources.items()})) == set(sources)
+
+
+def test_tests_are_in_the_folders_of_their_kind() -> None:
+    assert sorted({path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").rglob("*/*.py")}) == TEST_FOLDERS
+
+
+@pytest.mark.parametrize("folder", NEEDS)
+def test_quick_folders_start_no_servers(folder: str) -> None:
+    servers = {"services", "spark", "pg", "ch_db", "topic", "fresh_home"} - NEEDS[folder]
+    assert not [
+        f"{path.relative_to(ROOT)}: {function.name}"
+        for path in (ROOT / "tests" / folder).rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        and servers & {argument.arg for argument in function.args.args}
+        and (function.name.startswith("test_") or any("fixture" in ast.unparse(name) for name in function.decorator_list))
+    ]
 
 
 def entry_of(module: str, package: str) -> str:
