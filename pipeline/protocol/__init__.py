@@ -1,1 +1,1 @@
-"""The exactly-once protocol: epochs, positions, the ledger, and the coordinator of a lane."""
+"""The exactly-once protocol: epochs, positions, the ledger, and the coordinator of a pipeline."""

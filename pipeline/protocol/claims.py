@@ -1,4 +1,4 @@
-"""Who owns a target. One pipeline does, unless every sink that writes it sets `share: true`."""
+"""The owner of a target. One pipeline owns it, unless every sink that writes it sets `share: true`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from headrace.pipeline.protocol.epochs import SinkKey
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One sink's claim to a target, as the target keeps it. `epoch` is the last one that the sink wrote, None where unknown."""
+    """One sink's claim to a target, as the target stores it.
+
+    `epoch` is the last one that the sink wrote, or None.
+    """
 
     key: SinkKey
     share: bool
@@ -20,7 +23,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class TargetClaimant:
-    """A sink that wants a target. `siblings` are the sinks of its pipeline file, by name."""
+    """A sink that claims a target. `siblings` are the sinks of its pipeline file, by name."""
 
     key: SinkKey
     share: bool
@@ -29,12 +32,13 @@ class TargetClaimant:
     def former(self, claims: Iterable[Claim]) -> list[Claim]:
         """Return the claims that this sink replaces when it registers.
 
-        They are those of the same pipeline name under a lost ledger's UUID, and of a sink that the file calls by another name now.
+        They belong to the same pipeline name under a lost ledger's UUID, or to a sink that the file has since
+        renamed.
         """
         return [claim for claim in claims if claim.key != self.key and self._is_former(claim.key)]
 
     def rivals(self, claims: Iterable[Claim]) -> list[Claim]:
-        """Return the claims that keep this sink from the target."""
+        """Return the claims that exclude this sink from the target."""
         others = (claim for claim in claims if claim.key != self.key and not self._is_former(claim.key))
         return [claim for claim in others if not (self.share and claim.share)]
 

@@ -1,6 +1,6 @@
-"""What is written down about epochs: plans in the ledger, records in the sinks.
+"""The stored form of epochs: plans in the ledger, commit records in the sinks.
 
-All of it is JSON with a format number; a newer format than this code knows is refused, never guessed at.
+Both are JSON with a format number. A format newer than this code is rejected.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def content_ref(value: Any) -> str:
 
 
 def digest(position: Position) -> str:
-    """Return 32 hex digits that two positions share only if they are equal."""
+    """Return 32 hex digits that are the same for two positions only if the positions are equal."""
     text = json.dumps(dict(position), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class Phase(StrEnum):
-    """What an epoch carries."""
+    """The phase of an epoch."""
 
     HISTORY = "history"
     CATCHING_UP = "catching_up"
@@ -47,7 +47,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SinkKey:
-    """Identity of a sink's record. `pipeline` is the UUID from the ledger; `name` is for people only."""
+    """Identity of a sink's record. `pipeline` is the UUID from the ledger. `name` is only for display."""
 
     pipeline: str
     name: str
@@ -56,16 +56,20 @@ class SinkKey:
 
     @property
     def text(self) -> str:
-        """`<uuid>/<lane>/<sink>`, for systems that take one string (Delta's txn app id, Kafka's transactional id)."""
+        """`<uuid>/<lane>/<sink>`, for systems that take one string.
+
+        Examples are Delta's txn app id and Kafka's transactional id.
+        """
         return f"{self.pipeline}/{self.lane}/{self.sink}"
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One epoch as it was planned, immutable once the ledger holds it.
+    """One planned epoch, immutable once the ledger has it.
 
-    `start` and `end` are lane positions: the epoch carries what lies in [start, end). `splits` are the pieces of
-    pinned history that it reads, empty in a stream epoch. `planned_at` is what `now()` means inside the epoch.
+    `start` and `end` are positions: the epoch has the rows in [start, end). `splits` are the splits of the
+    history snapshot that it reads, and are empty in a stream epoch. `planned_at` is the value of `now()`
+    inside the epoch.
     """
 
     number: int
@@ -94,7 +98,8 @@ class EpochPlan:
 class WriteCounts:
     """Rows of one epoch at one sink, as the sink acknowledged them.
 
-    `rows` is what was handed to the sink after de-duplication. The others are None where the sink cannot know them.
+    `rows` is the number of rows passed to the sink after de-duplication. The others are None if the sink
+    cannot know them.
     """
 
     rows: int = 0
@@ -113,11 +118,11 @@ class WriteCounts:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """What a sink keeps about the last epoch that it holds, in 1 kB at most.
+    """The record that a sink stores about the last epoch that it has, in 1 kB at most.
 
-    Positions are compared by digest. The end is there in full where it is small, or of a stream, so that a lost ledger can be
-    rebuilt from it; the splits where they fit. `totals` sums `counts` since the sink joined; `baseline` is the number of rows
-    that the target held then (None: unknown).
+    Positions are compared by digest. The end is stored in full if it is small or belongs to a stream, so that
+    a lost ledger can be rebuilt from it. The splits are stored if they fit. `totals` sums `counts` since the
+    sink registered. `baseline` is the number of rows in the target at that time (None: unknown).
     """
 
     key: SinkKey
@@ -141,7 +146,7 @@ class CommitRecord:
 
     @property
     def is_registration(self) -> bool:
-        """True if the sink registered with this record and has written no epoch since."""
+        """Whether the sink registered with this record and has written no epoch since."""
         return self.planned_at is None
 
     def is_of(self, plan: EpochPlan) -> bool:
@@ -196,7 +201,7 @@ class CommitRecord:
             planned_at=plan.planned_at,
             splits=plan.splits,
         )
-        # Room for the counts, which some sinks know only after the record is made.
+        # Reserve room for the counts, which some sinks know only after the record is created.
         fits = not plan.splits or _size(found.to_json()) <= RECORD_BYTES - 100
         return found if fits else replace(found, splits=None)
 
@@ -224,7 +229,7 @@ class CommitRecord:
 
     @classmethod
     def from_json(cls, data: Json) -> Self:
-        """Create a record from the output of `to_json`. Raises InternalError for an unknown format."""
+        """Create a record from the output of `to_json`. Raise InternalError for an unknown format."""
         if (found := data.get("format")) != RECORD_FORMAT:
             msg = f"a sink's record has format {found}, this Headrace knows {RECORD_FORMAT}"
             raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")

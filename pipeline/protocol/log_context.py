@@ -1,7 +1,7 @@
-"""Log lines that say where they belong: pipeline, run, epoch and node go with every line that a running lane writes.
+"""Log context: every log line of a running pipeline has its pipeline, run, epoch and node.
 
-`log_context` sets them for a piece of work; threads that such work starts take them along by `with_log_context`. `LogContextFilter` on a handler puts
-them into records, `TextLogFormatter` and `JsonLogFormatter` write them.
+`log_context` sets them for a block. `with_log_context` passes them to a thread that the block starts.
+`LogContextFilter` on a handler adds them to records. `TextLogFormatter` and `JsonLogFormatter` write them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def with_log_context(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def current_log_context() -> Mapping[str, Any]:
-    """Return the log fields of this thread's current work."""
+    """Return the log context of this thread."""
     return _where.get({})
 
 
 class LogContextFilter(logging.Filter):
-    """Lets every record pass, with the fields of its thread's work; what a line was given as `extra` goes before them."""
+    """Adds the log context of the thread to every record. Values passed as `extra` take precedence."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add the context fields to the record and return True."""
@@ -62,20 +62,23 @@ class LogContextFilter(logging.Filter):
 
 
 class TextLogFormatter(logging.Formatter):
-    """`time level logger message [pipeline=… run_id=… epoch=… node=…]`, the brackets only where there is something to say."""
+    """Formats `time level logger message [pipeline=… run_id=… epoch=… node=…]`, without empty brackets."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s %(message)s%(where)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as a line. An exception follows on lines of its own."""
+        """Return the record as one line. An exception follows on separate lines."""
         said = " ".join(f"{key}={getattr(record, key)}" for key in FIELDS if hasattr(record, key))
         record.where = f" [{said}]" if said else ""
         return super().format(record)
 
 
 class JsonLogFormatter(logging.Formatter):
-    """One flat JSON object per line: time, level, logger, message, the fields of the work, and what was given as `extra`."""
+    """Formats one flat JSON object per line.
+
+    It has time, level, logger, message, the log context, and the `extra` values.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""

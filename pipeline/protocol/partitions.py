@@ -1,4 +1,4 @@
-"""The windows of a partitioned history: [start, end) in days or months."""
+"""The partitions of a history: [start, end) in days or months."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def window_keys(partitions: PartitionsConfig | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPartition:
-    """A range of history by one column, [start, end), as literals of that column's type. `key` names it ('2013-01-01')."""
+    """A range of history by one column, [start, end), as literals of that column's type.
+
+    `key` names it ('2013-01-01').
+    """
 
     key: str
     column: str
@@ -66,7 +69,10 @@ class HistoryPartition:
 
 @dataclass(frozen=True, slots=True)
 class UnpartitionedRows:
-    """Rows of a history that no window has: those without a value, and those after the last window, the last one of them at `last`."""
+    """Rows of a history that no partition has: those without a value, and those after the last partition.
+
+    The last value among the latter is `last`.
+    """
 
     nulls: int = 0
     later: int = 0

@@ -71,12 +71,15 @@ def window_bounds(model: PipelineModel, key: str) -> tuple[str, str] | None:
 
 
 def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
-    """Return the partitions of a file as a position keeps them."""
+    """Return the partitions of a file in the form that a position stores."""
     return None if partitions is None else partitions.model_dump(mode="json", exclude_none=True)
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:
-    """Return whether two values of `partitions` split the same days alike. Their ends are ignored."""
+    """Return whether two values of `partitions` have the same partition boundaries.
+
+    Their ends are ignored.
+    """
     if former is None or now is None:
         return former is now
     return all(former[key] == now[key] for key in FIXED)
@@ -92,7 +95,7 @@ PINS_INLINE = 300
 
 
 def placed_pins(handles: list[Json]) -> list[Json] | Json:
-    """Return the `pins` of a first position; the ledger keeps the handles."""
+    """Return the `pins` of a first position. The ledger stores the snapshot handles if they are large."""
     return handles if len(json.dumps(handles)) <= PINS_INLINE else {"ref": content_ref(handles)}
 
 
@@ -108,7 +111,10 @@ _OVERLAP = ("catch_up", "overlap")
 
 
 def without_overlap(position: Json) -> Json:
-    """Return a position after the overlap, without keys that only the overlap needs or without effect."""
+    """Return a position after the overlap.
+
+    Keys that only the overlap needs, or that have no effect, are removed.
+    """
     rest = {key: value for key, value in position.items() if key not in _OVERLAP and not (key == "cursor" and value is None)}
     return {key: value for key, value in rest.items() if key != "began" or value != rest.get("fence")}
 
@@ -164,7 +170,7 @@ def advance_partition(model: PipelineModel, node: Any, position: Json, key: str,
 
 
 def _joined(spans: Iterable[list[str]]) -> list[list[str]]:
-    """Join spans that touch."""
+    """Return the spans, with adjacent spans joined."""
     found: list[list[str]] = []
     for start, end in sorted(spans):
         if found and start <= found[-1][1]:

@@ -1,4 +1,7 @@
-"""What a source was when its position was made: the keys that decide which rows a pin, a fence or an offset stands for."""
+"""The identity of a source when its position was created.
+
+It consists of the keys that decide which rows a snapshot, a handoff position or an offset refers to.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def _fixed(node: Any) -> set[str]:
 
 
 def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:
-    """Yield path, old value and new value of each difference. Lists of other lengths differ as a whole."""
+    """Yield path, old value and new value of each difference.
+
+    Lists of different lengths differ as a whole.
+    """
     for key in [*former, *(key for key in now if key not in former)]:
         had, has = former.get(key), now.get(key)
         if had == has:

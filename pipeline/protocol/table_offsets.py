@@ -1,8 +1,9 @@
-"""Where a stream starts after a history that keeps the topic offset of each row: at the first message that the history lacks.
+"""The handoff position for a history that stores topic offsets: the first message that the history lacks.
 
-Pure data and arithmetic. Connectors measure which offsets a table has (`Block`), `table_offsets` finds the gaps between them, and
-`find_handoff_position` picks one offset per partition. History then reads the offsets below it and the stream reads the rest, so that a message
-below a gap comes from history, and a message in or above a gap comes from the topic.
+This is pure data and arithmetic. Connectors measure which offsets a table has (`Block`). `table_offsets`
+finds the gaps between them. `find_handoff_position` picks one offset per partition. History then reads the
+offsets below it, and the stream reads the rest. A message below a gap comes from history. A message in or
+above a gap comes from the topic.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Block:
 class PartitionOffsets:
     """The offsets of one partition that a table has: from `first` to before `end`, without `gaps`.
 
-    `gaps` are in order and hold no offset below the position that the search began at. `more` says that there are others above them.
-    `duplicates` counts rows whose offset another row has too.
+    `gaps` are in order and contain no offset below the position at which the search began. `more` means that
+    there are more gaps above them. `duplicates` counts rows whose offset another row has too.
     """
 
     first: int
@@ -57,7 +58,10 @@ class TableOffsets:
 
 @dataclass(frozen=True, slots=True)
 class HandoffPosition:
-    """The first offset per partition that the stream reads. `missing` are the partitions where a gap with messages set it."""
+    """The first offset per partition that the stream reads.
+
+    `missing` are the partitions where a gap with messages determined it.
+    """
 
     offsets: Mapping[str, int]
     missing: Mapping[str, Range]
@@ -95,11 +99,12 @@ def _partition(blocks: Sequence[Block], since: int, search: Search) -> Partition
 
 
 def find_handoff_position(have: TableOffsets, earliest: Mapping[str, int], find_filled_gaps: FirstFilled) -> HandoffPosition:
-    """Return where the stream starts, for the partitions that the topic has now.
+    """Return the handoff position for the partitions that the topic has now.
 
-    A partition that the table lacks starts at its earliest offset. Any other starts at its first gap that has messages in the topic,
-    else after its largest offset. The offsets below the table's smallest one are a gap like others: rows of the table
-    without an offset are no messages of the topic. Gaps below the earliest offset do not count, since no source can fill them.
+    A partition that the table lacks starts at its earliest offset. Any other starts at its first gap that has
+    messages in the topic, or else after its largest offset. The offsets below the table's smallest one are a
+    gap like others. Rows of the table without an offset are not messages of the topic. Gaps below the
+    earliest offset do not count, since no source can fill them.
     """
     gaps: dict[str, list[Range]] = {}
     for name, first in earliest.items():
@@ -122,11 +127,12 @@ def find_handoff_position(have: TableOffsets, earliest: Mapping[str, int], find_
 
 @dataclass(frozen=True, slots=True)
 class HandoffFilter:
-    """How history ends exactly where the stream starts.
+    """Ends history exactly where the stream starts.
 
-    `fence` maps the partition number, as text, to the first offset that the stream reads. History keeps rows below the fence of
-    their partition and rows without an offset. Where `topic_column` is set, rows of another topic than `topic` are history's too.
-    A partition that the fence does not name is new: the stream reads it from its first offset, so history leaves it out.
+    `fence` maps the partition number, as a string, to the first offset that the stream reads. History keeps
+    rows below that offset, and rows without an offset. If `topic_column` is set, history also keeps rows of
+    another topic than `topic`. A partition that `fence` does not name is new: the stream reads it from its
+    first offset, so history leaves it out.
     """
 
     partition_column: str

@@ -1,4 +1,4 @@
-"""The coordinator of a lane: opens it, agrees with its sinks, plans, commits, and mends."""
+"""The coordinator of a pipeline: starts it, reconciles its sinks, plans and commits epochs, repairs."""
 
 from headrace.pipeline.protocol.coordinator.coordinator import EpochCoordinator
 from headrace.pipeline.protocol.coordinator.sinks import CoordinatedSink, OpenSinks, Pending

@@ -1,4 +1,4 @@
-"""When the open epoch of a lane is blocked, and what a user reads then."""
+"""Detects that the open epoch of a pipeline is blocked, and makes the error message for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STORED = re.compile(r"(?P<node>.*?): (?P<text>(?P<kind>\w+): .*)", re.DOTALL)
 
 
 def failure_text(error: BaseException) -> str:
-    """Return what the ledger stores for a failure of an epoch."""
+    """Return the text that the ledger stores for a failure of an epoch."""
     return f"{type(error).__name__}: {error}"
 
 
 def is_blocking(error: BaseException) -> bool:
-    """Return whether equal failures of this kind block their epoch: all but those that pass by themselves."""
+    """Return whether equal failures of this type block their epoch. Errors that pass by themselves do not."""
     return not isinstance(error, HeadraceError) or error.blocks
 
 
@@ -33,7 +33,10 @@ def blocked_error(number: int, node: str, attempts: int, text: str, file: str) -
 
 
 def find_block(ledger: LedgerReader, state: PipelineState, max_attempts: int, file: str) -> BlockedError | None:
-    """Return the error of a lane whose open epoch has failed too often in the same way, None where it may be tried again."""
+    """Return the error of a pipeline whose open epoch has failed too often in the same way.
+
+    None if the epoch may be tried again.
+    """
     if state.open_plan is None:
         return None
     number = state.open_plan.number

@@ -1,4 +1,4 @@
-"""The coordinator of one lane: plan, write, commit, in this order and no other."""
+"""The coordinator of one pipeline. It plans, writes and commits, always in this order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from headrace.pipeline.protocol.ledger.reader import normalize_position
 
 
 class EpochCoordinator(CoordinatorRepairs):
-    """The coordinator of one pipeline, which this process owns by a lease. Create it with `EpochCoordinator.open`.
+    """The coordinator of one pipeline, which this process owns by a lease.
 
-        with EpochCoordinator.open(ledger, name, "main", owner, open_sinks, compiled, hash, initial=start) as coordinator:
+    Create it with `EpochCoordinator.open`.
+
+        with EpochCoordinator.open(
+            ledger, name, "main", owner, open_sinks, compiled, hash, initial=start
+        ) as coordinator:
             while coordinator.has_open_epoch or (step := next_step(coordinator.position)):
                 try:
                     if not coordinator.has_open_epoch:
@@ -28,19 +32,20 @@ class EpochCoordinator(CoordinatorRepairs):
                 except SomeError as error:  # not FencedError
                     coordinator.record_failure(node, error)
 
-    `begin` returns the open epoch, also one that an earlier run planned with an earlier version of the file. The caller writes
-    it to `pending.sinks` alone, the sinks that do not have it. `coordinator.sinks` are the open sinks of that epoch. One thread
-    uses the coordinator; only `check` may be called from several.
+    `begin` returns the open epoch, even one that an earlier run planned with an earlier version of the file.
+    The caller writes it only to `pending.sinks`, the sinks that do not have it. `coordinator.sinks` are the
+    open sinks of that epoch. One thread uses the coordinator. Only `check` may be called from several
+    threads.
     """
 
     @property
     def position(self) -> Position:
-        """Where the next epoch starts."""
+        """The position at which the next epoch starts."""
         return self._state.open_plan.end if self._state.open_plan else self._state.position
 
     @property
     def committed(self) -> int:
-        """The last epoch that every sink holds."""
+        """The last epoch that every sink has."""
         return self._state.committed
 
     @property
@@ -50,13 +55,14 @@ class EpochCoordinator(CoordinatorRepairs):
 
     @property
     def generation(self) -> int:
-        """What the sinks were fenced with."""
+        """The generation that fences the sinks."""
         return self.lease.generation
 
     def pending(self) -> Pending | None:
-        """The open epoch and the sinks that do not hold it, asked from the sinks where that is in doubt; None if none is open.
+        """Return the open epoch and the sinks that do not have it. None if no epoch is open.
 
-        Raises SinkStateError when a record no longer agrees with the ledger.
+        Read the sinks' records again after an act whose outcome is unknown. Raise SinkStateError when a
+        record no longer agrees with the ledger.
         """
         self._ensure_writable()
         if self._doubtful:
@@ -69,7 +75,7 @@ class EpochCoordinator(CoordinatorRepairs):
         return Pending(self._state.open_plan, self._body, tuple(name for name in self.sinks if name not in held))
 
     def _draft(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
-        """The next epoch, up to `end`, as it would be planned; nothing is stored."""
+        """Return the plan of the next epoch, up to `end`. Nothing is stored."""
         if self._body_hash != self.pipeline_hash:
             msg = "an epoch of an earlier version of the file is open; finish it before the next is planned"
             raise InternalError(msg)
@@ -86,7 +92,7 @@ class EpochCoordinator(CoordinatorRepairs):
         return EpochPlan.from_json(normalize_position(plan.to_json()))
 
     def plan(self, end: Position, phase: Phase, *, window: str | None = None, splits: tuple[Json, ...] = ()) -> EpochPlan:
-        """Stores the next epoch in the ledger. Raises InternalError while another one is open."""
+        """Store the next epoch in the ledger. Raise InternalError while another epoch is open."""
         self._ensure_writable()
         if self.has_open_epoch:
             msg = f"epoch {self._state.committed + 1} is still open"
@@ -101,7 +107,8 @@ class EpochCoordinator(CoordinatorRepairs):
     def begin(self) -> Pending | None:
         """Return the open epoch for the caller to write. None if no epoch is open.
 
-        From here until `commit`, closing the coordinator marks the lease as not released cleanly. Raises like `pending`.
+        From here until `commit`, closing the coordinator marks the lease as not released cleanly. This raises
+        the same errors as `pending`.
         """
         work = self.pending()
         if work is not None:
@@ -109,9 +116,12 @@ class EpochCoordinator(CoordinatorRepairs):
         return work
 
     def commit(self, counts: Mapping[str, WriteCounts]) -> Mapping[str, WriteCounts]:
-        """Commit the open epoch after every pending sink has returned its counts. Return the counts of all sinks.
+        """Commit the open epoch after every pending sink has returned its counts.
 
-        Counts of sinks that already had the epoch come from their commit records. Raises InternalError for a sink without counts.
+        Return the counts of all sinks.
+
+        Counts of sinks that already had the epoch come from their commit records. Raise InternalError if a
+        sink has no counts.
         """
         self._ensure_writable()
         plan = self._state.open_plan
@@ -127,10 +137,10 @@ class EpochCoordinator(CoordinatorRepairs):
         return full
 
     def record_failure(self, node: str, error: BaseException) -> int:
-        """Notes that the open epoch failed at `node`; returns how many times in a row it did in this way.
+        """Record that the open epoch failed at `node`. Return the number of equal failures in a row.
 
-        Raises BlockedError after `max_attempts` equal failures, those of former runs included, unless the error is one that
-        passes by itself (not `blocks`): then the caller waits, and decides for how long.
+        Raise BlockedError after `max_attempts` equal failures, including those of earlier runs. An error that
+        passes by itself (not `blocks`) is excepted: the caller waits, and decides for how long.
         """
         self._doubtful = True
         self.check()
@@ -145,11 +155,11 @@ class EpochCoordinator(CoordinatorRepairs):
         return attempts
 
     def progress(self, progress: Json) -> None:
-        """What the next heartbeat says: phase, rows/s, lag, last error."""
+        """Set the progress that the next heartbeat stores: phase, rows/s, lag, last error."""
         self.heartbeat.progress = progress
 
     def close(self, *, clean: bool | None = None) -> None:
-        """Gives the lane back. By default clean unless a write began and did not end in a commit."""
+        """Release the lease. By default it is clean unless a write began and did not end in a commit."""
         self._let_go(clean=not self._writing if clean is None else clean)
 
     def __enter__(self) -> Self:
@@ -159,13 +169,19 @@ class EpochCoordinator(CoordinatorRepairs):
         self.close()
 
     def _refresh_state(self) -> None:
-        """After a plan or a commit of our own nobody needs to be asked: no sink holds the open epoch."""
+        """Load the state after a plan or commit of this process.
+
+        No sink has the open epoch then, so none is read.
+        """
         self._state = self._load_state()
         self._findings = {}
         self._doubtful = False
 
     def _switch_to_current_version(self) -> None:
-        """With no epoch open, nothing is being written, and the file as it is now takes over; again, if that failed before."""
+        """Switch to the current file if no epoch is open. Nothing is being written then.
+
+        If an earlier switch failed, this does it again.
+        """
         if self.has_open_epoch:
             return
         self._writing = False

@@ -1,4 +1,4 @@
-"""Keeps a lease alive, and notices when it is lost."""
+"""Renews a lease in the background, and detects its loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class Heartbeat:
     """A daemon thread that renews a lease three times per `ttl` seconds.
 
-    `threaded=False` leaves renewing to `check`, for tests that own the clock.
+    With `threaded=False` only `check` renews the lease, for tests that control the clock.
     """
 
     def __init__(self, ledger: Ledger, lease: Lease, ttl: float, clock: Callable[[], float], *, threaded: bool = True) -> None:
@@ -36,25 +36,31 @@ class Heartbeat:
         """What is asked before every beat, for what changes while the run's own thread is busy. Must not raise."""
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         if self._thread is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread; waits for a renewal under way, so that none comes after a release."""
+        """End the thread. Wait for a renewal in progress, so that none follows a release."""
         self._stop.set()
         if self._thread is not None and self._thread.is_alive():
             self._thread.join()
 
     def check(self) -> None:
-        """Raises FencedError if the lease is lost. A process that slept asks the ledger first, before it does anything else."""
+        """Raise FencedError if the lease is lost.
+
+        A process that slept first renews the lease in the ledger.
+        """
         if self._lost is None and self._clock() - self._last > self._ttl / 2:
             self.beat()
         if self._lost is not None:
             raise FencedError(self._lost.message, hint=self._lost.hint)
 
     def beat(self) -> None:
-        """Renews the lease now; a lost one is remembered, not raised. Raises TransientError when the ledger is away."""
+        """Renew the lease now. A lost lease is stored for `check`, not raised.
+
+        Raise TransientError when the ledger cannot be reached.
+        """
         began = self._clock()
         try:
             self._ledger.heartbeat(self._lease, self._ttl, {**self.progress, **self.more()})

@@ -1,4 +1,4 @@
-"""Ways out of an open epoch that cannot be written, and of sources that lost rows."""
+"""Interventions for an open epoch that cannot be written, and for sources that lost rows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from headrace.pipeline.protocol.coordinator.startup import CoordinatorStartup
 
 
 class CoordinatorInterventions(CoordinatorStartup):
-    """What a user decides when an epoch can never be finished."""
+    """The decisions that a user makes when an epoch can never be finished."""
 
     def skip_open(self) -> tuple[int, tuple[str, ...]]:
-        """Close the open epoch: sinks that hold it keep it, the others go on without its rows. Return its number and those.
+        """Close the open epoch without the sinks that lack it.
 
-        All sinks were fenced when the lane was opened, so no process of an earlier run can write the epoch later. The ledger
-        commits and notes it in one transaction; a process that dies after it leaves sinks that join at the next start. Raise
-        PipelineStateError where no epoch is open, where every sink holds it, or where a sink cannot refuse an older process.
+        Return its number and the names of those sinks.
+
+        Sinks that have the epoch keep it. The others continue without its rows. All sinks were fenced when
+        the pipeline was opened, so no process of an earlier run can write the epoch later. The ledger commits
+        the epoch and records the skip in one transaction. If the process dies after it, the sinks register at
+        the next start. Raise PipelineStateError if no epoch is open, if every sink has it, or if a sink
+        cannot refuse an older process.
         """
         self.check()
         self._doubtful = False

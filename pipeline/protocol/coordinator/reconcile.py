@@ -1,4 +1,4 @@
-"""Whether a sink's record and the ledger agree. Absence is never a go-ahead."""
+"""Compares the commit record of a sink with the ledger. A missing record never counts as agreement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.pipeline.protocol.ledger import EpochRow, PipelineState, SinkRow
 
 
 class ReconcileStatus(StrEnum):
-    """What a record says beside the ledger's committed epoch N."""
+    """The result of comparing a commit record with the ledger's committed epoch N."""
 
     LEVEL = "level"
     """It holds N."""
@@ -32,7 +32,7 @@ AGREES = (ReconcileStatus.LEVEL, ReconcileStatus.AHEAD)
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """One sink's verdict, with what to tell the user where it is not an agreement."""
+    """The status of one sink, with a message for the user if it does not agree with the ledger."""
 
     sink: str
     status: ReconcileStatus
@@ -42,7 +42,7 @@ class ReconcileResult:
 
 
 def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
-    """The verdict on a sink that the ledger calls joined. `last` is the committed epoch N, where the ledger has it."""
+    """Return the status of a sink that has joined. `last` is the committed epoch N if the ledger has it."""
     committed, plan = state.committed, state.open_plan
     stands = f"the ledger stands at epoch {committed}" + (f" with epoch {plan.number} open" if plan else "")
 
@@ -80,7 +80,10 @@ def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, re
 
 
 def is_before_restart(state: PipelineState, record: CommitRecord) -> bool:
-    """Whether a record was written before the lane was reset, so that the target has rows of an earlier start."""
+    """Return whether a record was written before the pipeline was reset.
+
+    The target then has rows of an earlier start.
+    """
     again = state.restarted
     if again is None or again.first <= 1 or record.epoch >= again.first:
         return False
@@ -96,9 +99,9 @@ def reconcile_new_sink(
     foreign: CommitRecord | None,
     file: str,
 ) -> ReconcileResult:
-    """Return the verdict on a sink that is about to join: LEVEL where it may.
+    """Return the status of a sink that is about to register. LEVEL if it may.
 
-    A sink that left the file and came back lacks the epochs in between. It is LEVEL only where there were none.
+    A sink that left the file and came back lacks the epochs in between. It is LEVEL only if there were none.
     """
     if foreign is not None:
         message = f"the target holds a record of another pipeline named '{state.name}' ({foreign.key.pipeline}, epoch {foreign.epoch})"
@@ -118,7 +121,7 @@ def reconcile_new_sink(
 
 
 def _judge_return(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
-    """Return the verdict on a sink that left the file and is in it again; no epoch is open."""
+    """Return the status of a sink that left the file and is in it again. No epoch is open."""
     finding = reconcile_sink(state, last, row, record, file)
     if finding.status is not ReconcileStatus.OLDER or record is None or is_before_restart(state, record):
         return finding
@@ -130,7 +133,7 @@ def _judge_return(state: PipelineState, last: EpochRow | None, row: SinkRow, rec
 
 
 def sink_state_error(findings: list[ReconcileResult]) -> SinkStateError:
-    """One error for all that disagree."""
+    """Return one error for all sinks that disagree."""
     if len(findings) == 1:
         return SinkStateError(findings[0].message, hint=findings[0].hint, node=findings[0].sink)
     return SinkStateError("\n".join(str(SinkStateError(one.message, hint=one.hint, node=one.sink)) for one in findings))
@@ -142,7 +145,10 @@ def _spell(record: CommitRecord) -> str:
 
 
 def _restart(state: PipelineState, file: str, sink: str) -> str:
-    """Return the way out for a target that has rows from before a reset: it is emptied, and gets the epochs since."""
+    """Return the hint for a target with rows from before a reset.
+
+    It is emptied, and gets the epochs since then.
+    """
     assert state.restarted is not None  # noqa: S101
     first = state.restarted.first
     if state.kept_from > first:
@@ -170,7 +176,7 @@ def _adopt(file: str, sink: str, *, begin: bool = True) -> str:
 
 
 def reset_hint(file: str) -> str:
-    """Return the way out where epochs that a sink lacks are no longer in the ledger."""
+    """Return the hint for a sink that lacks epochs which are no longer in the ledger."""
     return f"`headrace reset {file}` starts the pipeline over with a new snapshot."
 
 

@@ -1,4 +1,4 @@
-"""How a lane is mended: epochs written again into one sink, a sink taken as it is, a ledger rebuilt."""
+"""Repairs of a pipeline: replay epochs into one sink, accept a target as it is, rebuild a ledger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headrace.pipeline.protocol.ledger.model import Restart
 
 
 class CoordinatorRepairs(CoordinatorInterventions):
-    """Replay and accept-target. A lane whose sinks disagree opens only with their names in `repair`."""
+    """Replay and accept-target. A pipeline with sinks that disagree opens only if `repair` names them."""
 
     def replay(
         self,
@@ -26,16 +26,20 @@ class CoordinatorRepairs(CoordinatorInterventions):
         first: int | None = None,
         check: Callable[[Pending], None] | None = None,
     ) -> range:
-        """Writes epochs again into one sink, by their stored plans, up to the last committed; returns which.
+        """Write epochs again into one sink, by their stored plans, up to the last committed.
 
-        Without `first` the sink goes on from what it holds, or from where it joined if its record is missing. With it, epochs
-        from `first` on are written over what it holds; the ledger notes that, then the sink's record is set back to
-        `first` - 1. Writing over rows needs a sink with a key, or an empty target. Dying anywhere is safe: the sink then
-        stands at a lower epoch than the ledger and replay is offered again. Where the stored file of an epoch did not have
-        this sink yet, `Pending.compiled` is today's.
+        Return their range.
 
-        `check` is asked of every epoch before anything is changed; what it raises passes through. Raises SinkStateError when the
-        ledger no longer has the epochs, or the sink holds something that they do not lead to.
+        Without `first` the sink continues after the epoch that it has, or after its registration if its
+        record is missing. With `first`, epochs from `first` on are written over existing rows. The ledger
+        records that, then the sink's record is set back to `first` - 1. Writing over rows needs a sink with a
+        primary key, or an empty target. The process may die at any point: the sink is then at a lower epoch
+        than the ledger, and replay is offered again. If the stored file of an epoch did not have this sink
+        yet, `Pending.compiled` is the current one.
+
+        `check` is called with every epoch before anything changes. Its errors pass through. Raise
+        SinkStateError when the ledger no longer has the epochs, or when they do not continue the record of
+        the sink.
         """
         self.check()
         row, finding = self._replayable(sink)
@@ -49,7 +53,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
         if check is not None:
             for epoch in rows:
                 check(self._again(sink, epoch))
-        # A record of epoch 0 marks no rows: a first start that was pinned again has another position, and the sink takes that.
+        # A record of epoch 0 marks no rows. A first start with a second snapshot has another position,
+        # and the sink takes that one.
         overtaken = held == 0 and finding.record is not None and not self._leads(finding.record)
         sets_back = held is None or start != held + 1 or overwrites or overtaken
         before = self._end_of(start - 1) if sets_back else None
@@ -66,8 +71,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
             self.check()
             write(self._again(sink, epoch))
         self._writing = False
-        # The target may have rows of the open epoch under a record that was lost. The row stays `replaying`, which keeps the epoch from
-        # being dropped, until the epoch is written again.
+        # The target may have rows of the open epoch under a lost record. The state stays `replaying` until the
+        # epoch is written again, so that the epoch is not dropped.
         state = "replaying" if sets_back and self._state.open_plan is not None else "joined"
         self.ledger.set_sink(self.lease, sink, state, joined, {"replayed": len(rows)})
         self._finish_repair(sink)
@@ -78,13 +83,15 @@ class CoordinatorRepairs(CoordinatorInterventions):
         return Pending(epoch.plan, body, (sink,))
 
     def disagrees(self, sink: str) -> bool:
-        """Whether the sink's record does not agree with the ledger."""
+        """Return whether the sink's record disagrees with the ledger."""
         return any(one.sink == sink for one in self._problems())
 
     def accept_target(self, sink: str) -> None:
-        """Takes what a sink's target holds as right for the last committed epoch: it joins anew, with today's rows as baseline.
+        """Accept the target's rows as correct for the last committed epoch.
 
-        Only for a sink whose record disagrees, and never for one that holds more than the ledger: then the ledger is old.
+        The sink registers again, with the current rows as its baseline. Raise an error if the record agrees
+        with the ledger. Also raise one if the sink has more than the ledger, because the ledger is then too
+        old.
         """
         self.check()
         finding = self._findings.get(sink)
@@ -101,7 +108,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
         if sink in self._newcomers():
             self._join(sink, committed, ended, data)
         else:
-            # Still as of its old epoch: if this process dies before the new record is written, the sink disagrees as before.
+            # The row keeps its old epoch: if this process dies before the new record is written, the sink
+            # disagrees as before.
             self.ledger.set_sink(self.lease, sink, "joined", self._state.sinks[sink].epoch, data)
             written = self._write_join(sink, committed, ended)
             self.ledger.set_sink(self.lease, sink, "joined", committed, {"baseline": written.baseline})
@@ -122,10 +130,11 @@ class CoordinatorRepairs(CoordinatorInterventions):
         commit_timeout: float = 30.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> str:
-        """Rebuilds an empty ledger's lane from the records of the file's sinks; returns the pipeline's former UUID.
+        """Rebuild an empty ledger from the records of the file's sinks. Return the pipeline's former UUID.
 
-        Every sink of the file that keeps a record must hold one, and no process of the lane may be alive: the ledger that would fence it is
-        lost. Commits under way are waited out. Raises SinkStateError where the records do not lead to one state.
+        Every sink of the file that stores a record must have one. No process of the pipeline may be alive,
+        because the ledger that would fence it is lost. Wait for commits in progress. Raise SinkStateError if
+        the records do not lead to one state.
         """
         lease = ledger.acquire(name, lane, holder, ttl + commit_timeout)
         try:
@@ -146,7 +155,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
             found = {sink: record for sink, record in records.items() if record is not None}
             lease = ledger.rebuild(lease, found, compiled, pipeline_hash)
         finally:
-            # Nobody knows who else holds the lane by the ledger that was lost.
+            # The lost ledger may have another owner, which is unknown.
             with suppress(FencedError):
                 ledger.release(lease, clean=False)
         return lease.pipeline
@@ -173,7 +182,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         return row, finding
 
     def _stored(self, sink: str, start: int) -> list[EpochRow]:
-        """The committed epochs from `start` on, all of them."""
+        """Return all committed epochs from `start` on. Raise SinkStateError if the ledger lacks one."""
         last = self._state.committed
         rows = list(self.ledger.epochs(self._state.name, self._state.lane, start, last))
         if start < 1 or [row.plan.number for row in rows] != list(range(start, last + 1)):
@@ -186,9 +195,12 @@ class CoordinatorRepairs(CoordinatorInterventions):
         return rows
 
     def _check_restart(self, sink: str, start: int, finding: ReconcileResult) -> bool:
-        """Return whether the record is from before the last reset, so that the target must be empty and starts after it.
+        """Return whether the record is from before the last reset.
 
-        Raise SinkStateError where epochs from before the reset would be written, or where rows of them are still there.
+        The target then must be empty and starts after it.
+
+        Raise SinkStateError if epochs from before the reset would be written, or if rows of them are still
+        there.
         """
         again, record = self._restarted(), finding.record
         if again is None:
@@ -213,7 +225,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         return self.ledger.restart(self._state.name, self._state.lane)
 
     def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
-        """Refuses to set a record back (or make one) where rows would be written twice, or left out."""
+        """Refuse to set a record back, or to create one, if rows would be written twice or left out."""
         if held is not None and start > held + 1:
             msg = f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to {start - 1}"
             raise SinkStateError(msg, hint=f"Replay from {held + 1}.", node=sink)
@@ -229,7 +241,10 @@ class CoordinatorRepairs(CoordinatorInterventions):
             raise SinkStateError(msg, hint=hint, node=sink)
 
     def _must_lead(self, sink: str, record: CommitRecord) -> None:
-        """An older record must be one that the ledger gave: replaying on top of anything else would mix two contents."""
+        """Raise SinkStateError unless the ledger's epochs lead to an older record.
+
+        A replay after any other record would mix two contents.
+        """
         if not self._leads(record):
             msg = f"the sink holds an epoch {record.epoch} that is not the ledger's"
             raise SinkStateError(msg, hint=f"Replay with a `--from` of {record.epoch} or lower.", node=sink)

@@ -1,4 +1,4 @@
-"""What a lane needs of its sinks: the protocol of an open one, and an epoch that waits to be written."""
+"""The protocol of an open sink, and an epoch that waits to be written."""
 
 from __future__ import annotations
 
@@ -11,57 +11,69 @@ from headrace.pipeline.protocol.ledger import PipelineState
 
 
 class CoordinatedSink(Protocol):
-    """What the protocol needs of an open sink; writing is the caller's."""
+    """The operations of an open sink that the coordinator calls. The caller does the writing."""
 
     @property
     def supports_fencing(self) -> bool:
-        """Whether the atomic act compares generations."""
+        """Whether the commit compares generations."""
         ...
 
     @property
     def is_idempotent(self) -> bool:
-        """Whether writing an epoch again leaves the same rows: the sink has a key."""
+        """Whether writing an epoch again leaves the same rows: the sink has a primary key."""
         ...
 
     @property
     def stores_record(self) -> bool:
-        """Whether the target keeps the record. False: the ledger's word is all there is (print, blackhole)."""
+        """Whether the target stores the record. If not (print, blackhole), only the ledger has the state."""
         ...
 
     def prepare(self, generation: int) -> None:
-        """Proves the target and fences older generations; raises FencedError when a newer one was here."""
+        """Check the target and fence older generations.
+
+        Raise FencedError if a newer generation has written to it.
+        """
         ...
 
     def record(self) -> CommitRecord | None:
-        """The record of this lane and sink, asked from the outside system."""
+        """Read the record of this pipeline and sink from the target system."""
         ...
 
     def find_conflicting_record(self) -> CommitRecord | None:
-        """A record of the same pipeline name and sink under another UUID."""
+        """Return a record of the same pipeline name and sink under another UUID."""
         ...
 
     def refuse_rivals(self) -> None:
-        """Raise SinkStateError where another pipeline's sink claims the target; asked before `prepare`."""
+        """Raise SinkStateError if another pipeline's sink claims the target. Called before `prepare`."""
         ...
 
     def release_rivals(self) -> Sequence[Claim]:
-        """End such claims and fence their sinks; return them."""
+        """End such claims and fence their sinks. Return the claims."""
         ...
 
     def register(self, record: CommitRecord) -> CommitRecord:
-        """Writes the first record over whatever record this key had; `record.epoch` may be lower than that of the old one."""
+        """Write the first record over any record under this key.
+
+        `record.epoch` may be lower than the epoch of the old record.
+        """
         ...
 
     def truncate(self) -> None:
-        """Remove all rows from the target under the announced generation. Raise UserError where the sink cannot."""
+        """Remove all rows from the target under the announced generation.
+
+        Raise UserError if the sink cannot.
+        """
         ...
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """Record and rows of the target in one snapshot; None where the sink cannot know."""
+        """Return the record and the number of rows in the target, in one snapshot.
+
+        None if the sink cannot know.
+        """
         ...
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Close the connections."""
         ...
 
 
@@ -75,7 +87,7 @@ CheckFile = Callable[[PipelineState], None]
 
 
 class Pending(NamedTuple):
-    """An epoch to be written: by which compiled pipeline, and to which sinks (those that do not hold it)."""
+    """An epoch to be written, with its compiled pipeline and the sinks that do not have it."""
 
     plan: EpochPlan
     compiled: Json

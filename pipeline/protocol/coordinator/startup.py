@@ -1,4 +1,4 @@
-"""How a lane is opened: lease, fences, agreement with every sink, and the end of what a former run left open."""
+"""The start of a pipeline: lease, fencing, reconciliation, and the open epoch of an earlier run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class CoordinatorStartup:
-    """A lane in the hands of this process, up to the point where all sinks agree with the ledger."""
+    """A pipeline that this process owns, up to the point where all sinks agree with the ledger."""
 
     def __init__(
         self,
@@ -106,14 +106,17 @@ class CoordinatorStartup:
         threaded: bool = True,
         check_file: CheckFile = lambda _: None,
     ) -> Self:
-        """Takes the lane and brings ledger and sinks to agreement; what a former run left open is then `pending`.
+        """Acquire the lease and reconcile ledger and sinks.
 
-        `initial` is where a new lane starts, asked only then. `commit_timeout` bounds, in seconds, how long an atomic act of
-        a sink that does not fence may still land after its process was stopped. `repair` names sinks whose record may
-        disagree, for `replay` and `accept-target`; `take_over` names sinks whose target other pipelines lose. `vouched`: the user says that no
-        earlier process of this lane is alive.
-        `check_file` is called before any sink is touched, and again when an open epoch of an earlier file has ended.
-        Raises LeaseHeldError, SinkStateError, FencedError, and what the sinks' `prepare` raises.
+        An open epoch of an earlier run is then `pending`.
+
+        `initial` is the first position of a new pipeline; a callable is called only then. `commit_timeout` is
+        the number of seconds in which the commit of a sink that does not fence may still land after its
+        process was stopped. `repair` names sinks whose record may disagree, for `replay` and `accept-target`.
+        `take_over` names sinks whose target is taken from other pipelines. `vouched` means that the user
+        confirms that no earlier process of this pipeline is alive. `check_file` is called before any sink is
+        opened, and again when an open epoch of an earlier file has ended. Raise LeaseHeldError,
+        SinkStateError, FencedError, and the errors of the sinks' `prepare`.
         """
         lease = ledger.acquire(name, lane, holder, ttl)
         self = cls(
@@ -143,7 +146,7 @@ class CoordinatorStartup:
         return self
 
     def check(self) -> None:
-        """Raises FencedError if this process no longer holds the lane. Call it right before any write of your own."""
+        """Raise FencedError if this process no longer has the lease. Call it right before any write."""
         self.heartbeat.check()
 
     # --- opening
@@ -160,7 +163,10 @@ class CoordinatorStartup:
         self._apply_sink_changes()
 
     def _enter_open(self, plan: EpochPlan) -> None:
-        """Enter by the file of the open epoch. A sink that can no longer be opened keeps the lane from going on: say what does."""
+        """Open the sinks by the file of the open epoch.
+
+        If a sink can no longer be opened, the pipeline cannot continue. Add the way out to the error.
+        """
         same = plan.pipeline_hash == self.pipeline_hash
         try:
             self._open_version(self.compiled if same else self.ledger.compiled(plan.pipeline_hash), plan.pipeline_hash)
@@ -173,7 +179,7 @@ class CoordinatorStartup:
             raise
 
     def _open_version(self, compiled: Json, pipeline_hash: str) -> None:
-        """Opens the sinks of a compiled pipeline, fences them, and only then reads what they hold."""
+        """Open the sinks of a compiled pipeline and fence them. Read their records only after that."""
         self._close_sinks()
         self._agreed = False
         self._body, self._body_hash = compiled, pipeline_hash
@@ -200,7 +206,7 @@ class CoordinatorStartup:
                 raise SinkStateError(msg, hint=hint, node=name) from error
 
     def _release(self) -> None:
-        """Ends the claims of other pipelines at the targets that are to be taken over."""
+        """End the claims of other pipelines on the targets that are taken over."""
         for name, sink in self.sinks.items():
             if name not in self._take_over:
                 continue
@@ -210,7 +216,7 @@ class CoordinatorStartup:
                 self._released[name] = ended
 
     def _wait_out(self) -> None:
-        """Lets what a former holder began land before records are read, where a sink cannot refuse it."""
+        """Wait until commits that a former owner began have landed, if a sink cannot refuse them."""
         if self.lease.settled:
             return
         if not all(sink.supports_fencing for sink in self.sinks.values()):
@@ -220,7 +226,10 @@ class CoordinatorStartup:
         self.lease = self.ledger.settle(self.lease)
 
     def _reconcile_sinks(self) -> None:
-        """Judges every sink's record; raises SinkStateError for those that disagree and are not up for repair."""
+        """Reconcile every sink's record.
+
+        Raise SinkStateError for those that disagree and are not in `repair`.
+        """
         state = self._load_state()
         self._state = state = replace(state, restarted=self.ledger.restart(state.name, state.lane))
         last = next(self.ledger.epochs(state.name, state.lane, state.committed, state.committed), None)
@@ -238,7 +247,7 @@ class CoordinatorStartup:
             for name in self._newcomers():
                 sink, row = self.sinks[name], state.sinks.get(name)
                 if row is not None and row.state == "emptying":
-                    # A reset takes the target whatever its record says: all rows go before it joins.
+                    # A reset ignores the target's record: all rows are deleted before the sink registers.
                     self._findings[name] = ReconcileResult(name, ReconcileStatus.LEVEL, None)
                     continue
                 self._findings[name] = reconcile_new_sink(state, last, name, row, sink.record(), sink.find_conflicting_record(), self._file)
@@ -247,7 +256,7 @@ class CoordinatorStartup:
             raise sink_state_error(refused)
 
     def _apply_sink_changes(self) -> None:
-        """Drops an open epoch that nobody holds and the file no longer means; with none open, lets sinks leave and join."""
+        """Drop an open epoch of an old file that no sink has. With none open, remove and register sinks."""
         if self._problems():
             return
         plan = self._state.open_plan
@@ -260,7 +269,7 @@ class CoordinatorStartup:
             self._leave()
             for name in self._newcomers():
                 if (row := self._state.sinks.get(name)) is not None and row.state == "left":
-                    # It missed no epoch, and keeps its record and its baseline.
+                    # It missed no epoch. It keeps its record and its baseline.
                     self.ledger.set_sink(self.lease, name, "joined", row.epoch)
                 else:
                     if row is not None and row.state == "emptying":
@@ -281,8 +290,8 @@ class CoordinatorStartup:
     def _may_drop(self) -> bool:
         """Return whether the open epoch can be dropped.
 
-        It cannot if a target may have rows of it: after a replay of a sink whose record was lost, or while a paused process could write
-        it to a sink that does not compare generations.
+        It cannot if a target may have rows of it. That is the case after a replay of a sink whose record was
+        lost, and while a paused process could write it to a sink that does not compare generations.
         """
         if any(row.state == "replaying" for row in self._state.sinks.values()):
             return False
@@ -296,7 +305,10 @@ class CoordinatorStartup:
                 self.ledger.set_sink(self.lease, name, "joined", row.epoch)
 
     def _join(self, name: str, epoch: int, position: Position, data: Json | None = None) -> None:
-        """Lets a sink join after `epoch`. Dying anywhere in between is safe: it joins again."""
+        """Register a sink after `epoch`.
+
+        The process may die at any point, because the sink then registers again.
+        """
         self.check()
         self.ledger.set_sink(self.lease, name, "joining", epoch, data)
         written = self._write_join(name, epoch, position)
@@ -314,7 +326,10 @@ class CoordinatorStartup:
     # --- parts
 
     def _assert_lease(self) -> None:
-        """Raises FencedError if a newer holder has moved on meanwhile: then nothing is wrong but that this process is late."""
+        """Raise FencedError if a newer owner has the lease.
+
+        Then only this process is late, and no state is wrong.
+        """
         self.heartbeat.beat()
         self.check()
 
@@ -336,7 +351,7 @@ class CoordinatorStartup:
         return [one for one in self._findings.values() if one.status not in AGREES]
 
     def _open_epoch_records(self) -> dict[str, CommitRecord]:
-        """Records of the sinks that hold the open epoch."""
+        """Return the records of the sinks that have the open epoch."""
         return {one.sink: one.record for one in self._findings.values() if one.status is ReconcileStatus.AHEAD and one.record is not None}
 
     def _ensure_writable(self) -> None:
@@ -362,5 +377,5 @@ class CoordinatorStartup:
         except FencedError:
             log.info("the lane was no longer ours to give back: lane=%s generation=%s", self.lease.lane, self.lease.generation)
         except TransientError as error:
-            # Must not hide what went before; the lease expires by itself.
+            # This must not hide the earlier error. The lease expires by itself.
             log.warning("the lane could not be given back: lane=%s error=%s", self.lease.lane, error.message)

@@ -1,4 +1,4 @@
-"""The ledger: the lane's record of epochs, and the only truth about where it stands."""
+"""The ledger: the durable record of a pipeline's epochs and position."""
 
 from headrace.pipeline.protocol.ledger.model import EpochRow, Lease, PipelineState, SinkRow
 from headrace.pipeline.protocol.ledger.owner import describe_launcher, describe_owner, describe_process

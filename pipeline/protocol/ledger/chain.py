@@ -1,4 +1,4 @@
-"""The hash chain over committed epochs: each row carries a digest of itself and of the row before."""
+"""The hash chain over committed epochs. Each row has a digest of itself and of the previous row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ START = ""
 
 
 def link(before: str, number: int, plan: str, generation: int, committed_at: str, counts: str) -> str:
-    """The link of a committed epoch: 32 hex digits. Texts are hashed as they are stored."""
+    """Return the link of a committed epoch: 32 hex digits. Strings are hashed as they are stored."""
     parts = (before, str(number), plan, str(generation), committed_at, counts)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

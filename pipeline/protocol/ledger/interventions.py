@@ -1,4 +1,4 @@
-"""Ways out of a state that a lane cannot go on from: another position, an epoch that is skipped, a new start."""
+"""Interventions for a pipeline that cannot continue: rewind to a position, skip an epoch, reset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.pipeline.protocol.ledger.store import Tx
 
 
 class LedgerInterventions(RollUps):
-    """Each way out is one transaction, so that a process may die at any point."""
+    """Interventions in the ledger. Each one is a single transaction, so the process may die at any point."""
 
     def rewind(self, lease: Lease, position: Position, *, after: int) -> None:
         """Let the next epoch start at `position`, where epoch `after` ended. Epochs keep their numbers.
@@ -35,9 +35,9 @@ class LedgerInterventions(RollUps):
             self._note(tx, lease, "rewound", data)
 
     def skip(self, lease: Lease, number: int, counts: Mapping[str, WriteCounts], lacking: Collection[str]) -> None:
-        """Commit the open epoch without the sinks in `lacking`, and let those join after it.
+        """Commit the open epoch without the sinks in `lacking`, and let those sinks register after it.
 
-        The caller has fenced all sinks. The ledger keeps which rows they lack as the event `skipped`.
+        The caller has fenced all sinks. The ledger stores the rows that they lack as the event `skipped`.
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
@@ -49,10 +49,10 @@ class LedgerInterventions(RollUps):
             self._note(tx, lease, "skipped", data)
 
     def reset(self, lease: Lease, sinks: Mapping[str, bool]) -> None:
-        """Let the lane start over: the next opening takes a new position, and these sinks join again.
+        """Let the pipeline start over. The next start takes a new position, and these sinks register again.
 
-        `sinks` says of each whether its target is emptied before. Epochs keep their numbers. An open epoch is closed without
-        any sink, so that no sink can hold a later epoch than the ledger.
+        `sinks` maps each sink to whether its target is emptied first. Epochs keep their numbers. An open
+        epoch is closed without any sink, so that no sink can have a later epoch than the ledger.
         """
         with self._store.write() as tx:
             committed, former = self._hold(tx, lease)
@@ -67,7 +67,7 @@ class LedgerInterventions(RollUps):
             self._note(tx, lease, "reset", data)
 
     def _close_epoch(self, tx: Tx, lease: Lease, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
-        """Commit the open epoch: its row, and where the lane is."""
+        """Commit the open epoch: its row, and the pipeline's epoch number and position."""
         self._seal(tx, lease, plan.number, dump_counts(counts))
         tx.run(
             "update headrace_ledger_lane set committed = :number, position = :end, ended = :end, pipeline_hash = :hash"
@@ -101,7 +101,10 @@ class LedgerInterventions(RollUps):
 
 
 def skipped_epochs(events: Collection[Json], sink: str) -> list[Json]:
-    """Return the `skipped` events whose rows a sink still lacks: not replayed since, not read again after a rewind, and not reset."""
+    """Return the `skipped` events whose rows a sink still lacks.
+
+    A sink no longer lacks the rows after a replay, after a rewind that reads them again, or after a reset.
+    """
     lacking: dict[int, Json] = {}
     first: int | None = None
     for event in events:
@@ -120,7 +123,7 @@ def skipped_epochs(events: Collection[Json], sink: str) -> list[Json]:
 
 
 def skipped_ranges(event: Json) -> str:
-    """Return in words what a skipped epoch carried: offsets by source and partition, or pieces of history."""
+    """Return a description of a skipped epoch: offsets by source and partition, or splits of history."""
     data, found = event["data"], []
     for source, end in data["end"].items():
         start = data["start"].get(source, {}) if isinstance(data["start"], dict) else {}

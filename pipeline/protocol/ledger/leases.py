@@ -1,4 +1,4 @@
-"""Leases: who may write a lane, by compare-and-set on its generation."""
+"""Leases: decide which process may write a pipeline, by compare-and-set on its generation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GENERATIONS_BEGIN = 1_577_836_800  # 2020-01-01 UTC
 
 
 class Leases(LedgerReader):
-    """Takes, renews and gives back lanes."""
+    """Acquires, renews and releases the leases of pipelines."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
@@ -28,10 +28,11 @@ class Leases(LedgerReader):
         self._lock = threading.Lock()
 
     def acquire(self, name: str, lane: str, holder: Json, ttl: float) -> Lease:
-        """Takes the lane for this process and raises its generation; the pipeline gets its UUID at first start.
+        """Acquire the lease for this process and raise its generation. A new pipeline gets its UUID.
 
-        A holder that is proven dead is followed at once, another one when its lease has expired. A JVM that the former
-        holder named (`holder["jvm"]`) is killed when it still lives on this host. Raises LeaseHeldError.
+        A former owner that is proven dead is replaced at once. Any other owner is replaced when its lease has
+        expired. If the former owner named a JVM (`holder["jvm"]`) that is alive on this host, kill it. Raise
+        LeaseHeldError if another run has the lease.
         """
         with ExitStack() as undo:
             with self._store.write() as tx:
@@ -51,11 +52,15 @@ class Leases(LedgerReader):
             self._presences[lease.pipeline, lane, lease.generation] = presence
         if former is None or not (end_jvm(former) and gone):
             return replace(lease, settled=lease.settled and lease.clean)
-        # Whoever left the lane unsettled before the former holder is not settled by that one's death.
+        # An owner before the former one may have left the lease unsettled.
+        # The death of the former owner does not settle that.
         return self.settle(lease) if lease.settled else lease
 
     def _follow(self, tx: Tx, name: str, lane: str) -> tuple[Json | None, bool, Lease]:
-        """The former holder (None: it gave the lane back), whether it is proven dead, and the lease that would follow its own."""
+        """Return the former owner, whether it is proven dead, and the lease that would follow its lease.
+
+        The former owner is None if it released the lease; then it counts as dead.
+        """
         uuid = self._identity(tx, name)
         tx.run(
             "insert into headrace_ledger_lane values (:uuid, :lane, 0, 0, null, null, null, null, 0, '{}', 0)"
@@ -95,14 +100,14 @@ class Leases(LedgerReader):
             raise LeaseHeldError(msg)
 
     def settle(self, lease: Lease) -> Lease:
-        """Notes that nothing of an earlier holder can land any more: proven, or waited out."""
+        """Record that no write of an earlier owner can still land: this is proven, or the wait is over."""
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run("update headrace_ledger_lane set unsettled = 0 where uuid = :uuid and lane = :lane", **ids_of(lease))
         return replace(lease, settled=True)
 
     def heartbeat(self, lease: Lease, ttl: float, progress: Json | None = None) -> None:
-        """Puts off the expiry to `ttl` seconds from now, and says how it goes."""
+        """Move the expiry to `ttl` seconds from now, and store the progress of the run."""
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
@@ -113,7 +118,7 @@ class Leases(LedgerReader):
             )
 
     def release(self, lease: Lease, *, clean: bool = True) -> None:
-        """Gives the lane back. `clean=False` says that a write may still be under way somewhere."""
+        """Release the lease. `clean=False` means that a write may still be in progress."""
         try:
             with self._store.write() as tx:
                 self._hold(tx, lease)
@@ -131,7 +136,10 @@ class Leases(LedgerReader):
                 presence.release()
 
     def set_holder(self, lease: Lease, holder: Json) -> None:
-        """Replaces the holder's description, to add `"jvm"` once there is one. Call it before the first write to a sink."""
+        """Replace the owner's description, to add `"jvm"` once it is known.
+
+        Call it before the first write to a sink.
+        """
         with self._store.write() as tx:
             self._hold(tx, lease)
             tx.run(
@@ -151,7 +159,11 @@ class Leases(LedgerReader):
         return (row or missing_row())[0]
 
     def _hold(self, tx: Tx, lease: Lease) -> tuple[int, Json]:
-        """The compare-and-set under every change; also locks the lane's row. Returns committed epoch and position."""
+        """Do the compare-and-set that every change needs, and lock the pipeline's row.
+
+        Return the committed epoch and the position. Raise FencedError if the generation no longer has the
+        lease.
+        """
         row = tx.one(
             "update headrace_ledger_lane set generation = generation where uuid = :uuid and lane = :lane"
             " and generation = :generation and holder is not null"
@@ -179,19 +191,19 @@ class Leases(LedgerReader):
 def next_generation(former: int, now: float) -> int:
     """Return the generation that follows `former`: the seconds since 2020, and always more than `former`.
 
-    A ledger that lost its last commits (a failover, a backup) counts on from an old number. The clock keeps it from giving out
-    a generation twice, so that ledger and sinks can tell two holders apart. A generation must fit into 31 bits (Delta's
-    transaction version holds it with a step): it does until 2088.
+    A ledger that lost its last commits (a failover, a backup) would count on from an old number. The clock
+    keeps it from using a generation twice, so that ledger and sinks can tell two owners apart. A generation
+    must fit into 31 bits, because Delta's transaction version stores it with a step. It fits until 2088.
     """
     return max(former + 1, int(now) - _GENERATIONS_BEGIN)
 
 
 def ids_of(lease: Lease) -> dict[str, str]:
-    """The lane's key as bound values."""
+    """Return the key of the pipeline's row as bound values."""
     return {"uuid": lease.pipeline, "lane": lease.lane}
 
 
 def missing_row() -> Any:
-    """Stands for a row that must be there; raises InternalError."""
+    """Raise InternalError for a row that must exist."""
     msg = "a row of the ledger vanished inside its own transaction"
     raise InternalError(msg)

@@ -1,4 +1,4 @@
-"""What a ledger answers: leases, lane states, epochs."""
+"""The values that a ledger returns: leases, pipeline states, epochs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCo
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write a lane. `clean` says that the holder before gave it back by itself (or there was none).
+    """The right to write a pipeline.
 
-    `settled` says that nothing an earlier holder began can still land: it was given back with no write under way, or the
-    holder and its JVM are proven dead. Where not, a sink that does not fence must be waited out.
+    `clean` means that the previous owner released it, or that there was none.
+
+    `settled` means that no write of an earlier owner can still land. Either the lease was released with no
+    write in progress, or the owner and its JVM are proven dead. If it is not settled, the run waits before it
+    reads the records of a sink that does not fence.
     """
 
     pipeline: str
@@ -29,7 +32,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class SinkRow:
-    """A sink as the ledger knows it: `state` is joining, joined, replaying or left; `epoch` the one after which it joined."""
+    """A sink in the ledger. `state` is joining, joined, replaying or left.
+
+    `epoch` is the one after which it registered.
+    """
 
     sink: str
     state: str
@@ -38,7 +44,10 @@ class SinkRow:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Where a lane started over. Epochs before `first` are of an earlier start: their rows must not meet those of later epochs."""
+    """The point where a pipeline started over. Epochs before `first` belong to an earlier start.
+
+    Their rows must not be mixed with those of later epochs.
+    """
 
     first: int
     start: Position
@@ -47,7 +56,10 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class PipelineState:
-    """Where a lane stands. `committed` is 0 before the first epoch; `open_plan` is planned and not committed."""
+    """The state of a pipeline. `committed` is 0 before the first epoch.
+
+    `open_plan` is planned and not committed.
+    """
 
     pipeline: str
     name: str
@@ -74,7 +86,7 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """One epoch as the ledger keeps it. `error` is the last failure of an epoch that was tried more than once."""
+    """One epoch in the ledger. `error` is the last failure of an epoch that was tried more than once."""
 
     plan: EpochPlan
     generation: int
@@ -88,7 +100,10 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True)
 class RolledUp:
-    """A range of epochs without rows of their own. `windows` sums the counts of history by window and sink."""
+    """A range of epochs without rows of their own.
+
+    `windows` sums the counts of history by partition and sink.
+    """
 
     first: int
     last: int
@@ -104,7 +119,7 @@ class RolledUp:
 
 @dataclass(frozen=True, slots=True)
 class StoredEpoch:
-    """A committed epoch as it is stored, with what its hash chain covers. `linked` says whether that holds."""
+    """A committed epoch as it is stored. `linked` is true if its hash chain link is correct."""
 
     number: int
     window: str | None
@@ -115,7 +130,7 @@ class StoredEpoch:
 
 @dataclass(frozen=True, slots=True)
 class AuditProgress:
-    """How far an audit has checked the lane."""
+    """The last epoch that an audit of the pipeline has checked."""
 
     number: int
     link: str

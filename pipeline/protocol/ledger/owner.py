@@ -1,4 +1,4 @@
-"""Who holds a lane: a description for people, and the end of a JVM that outlived its driver."""
+"""The owner of a lease: its description, and the end of a JVM that outlived its driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILL_SECONDS = 10.0
 
 
 def describe_owner(run: str, launched_by: str, **more: Any) -> Json:
-    """This process as a lease's holder: host, pid, its start, the run id and what launched it."""
+    """Return this process as the owner of a lease: host, pid, start time, run id and what launched it."""
     me = psutil.Process()
     return {
         "host": socket.gethostname(),
@@ -37,21 +37,24 @@ def describe_launcher(launched_by: str, file: str) -> Json:
 
 
 def describe_process(pid: int) -> Json:
-    """`{"pid", "create_time"}` of a process, which names it even after its pid was given to another."""
+    """Return `{"pid", "create_time"}` of a process. They identify it even after its pid is used again."""
     return {"pid": pid, "create_time": psutil.Process(pid).create_time()}
 
 
 def format_owner(holder: Json) -> str:
-    """The holder in one clause, for messages."""
+    """Return the owner as one clause for messages."""
     parts = (("host", "host"), ("pid", "pid"), ("run", "run_id"), ("launched by", "launched_by"), ("since", "since"))
     return ", ".join(f"{word} {holder[key]}" for word, key in parts if holder.get(key) not in (None, "")) or "an unnamed process"
 
 
 def end_jvm(holder: Json) -> bool:
-    """Kills the JVM of a dead holder and waits for its end; a JVM outlives its driver by seconds and could still commit.
+    """Kill the JVM of a dead owner and wait for its end.
 
-    Returns whether no JVM of that holder can be alive: it is dead, or the holder never named one. False on another host,
-    where this process may not kill it, and where the holder was a former run of this very process, whose JVM may be ours.
+    A JVM outlives its driver by seconds and could still commit.
+
+    Return True if no JVM of that owner can be alive: it is dead, or the owner never named one. Return False
+    on another host, where this process may not kill it. Also return False if the owner was an earlier run of
+    this process, because its JVM may be the current one.
     """
     if holder.get("host") != socket.gethostname() or holder.get("pid") == os.getpid():
         return False
@@ -60,7 +63,7 @@ def end_jvm(holder: Json) -> bool:
         return True
     try:
         process = psutil.Process(jvm["pid"])
-        # The kernel counts in hundredths of a second, and psutil adds a boot time that drifts.
+        # The kernel counts in hundredths of a second. psutil adds a boot time that drifts.
         if abs(process.create_time() - jvm["create_time"]) > 1.0:
             return True
         log.warning("killing the JVM that outlived its driver: pid=%s", process.pid)
@@ -74,7 +77,10 @@ def end_jvm(holder: Json) -> bool:
 
 
 def _ended(process: psutil.Process) -> bool:
-    """Waits for the end. A zombie has ended: nobody may be there to reap it, in a container for instance."""
+    """Wait until the process has ended.
+
+    A zombie counts as ended, because in a container it may never be reaped.
+    """
     deadline = time.monotonic() + KILL_SECONDS
     while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What anybody may ask of a ledger, at any time and without a lease."""
+"""Reads of the ledger. They need no lease."""
 
 from __future__ import annotations
 
@@ -20,55 +20,58 @@ _LANE = """select p.uuid, p.name, l.lane, l.generation, l.committed, l.position,
 
 
 def dump(value: Any) -> str:
-    """JSON with one spelling per value."""
+    """Return the value as JSON. Equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def normalize_position(position: Position) -> Json:
-    """A position as it reads back from storage, so that `==` holds between the two. Raises TypeError for what is not JSON."""
+    """Return a position as storage returns it, so that `==` works between the two.
+
+    Raise TypeError if it is not JSON.
+    """
     return json.loads(dump(dict(position)))
 
 
 def timestamp() -> str:
-    """Now, as the ledger writes it down."""
+    """Return the current time in the ledger's format."""
     return datetime.now(UTC).isoformat()
 
 
 def load_plan(text: str) -> EpochPlan:
-    """A plan as `dump(plan.to_json())` stored it."""
+    """Return the plan that `dump(plan.to_json())` stored."""
     return EpochPlan.from_json(json.loads(text))
 
 
 def dump_counts(counts: Any) -> str:
-    """Counts by sink as JSON."""
+    """Return counts by sink as JSON."""
     return dump({sink: asdict(count) for sink, count in counts.items()})
 
 
 def add_counts(total: Json, counts: Json) -> None:
-    """Adds stored counts by sink to `total`, which changes."""
+    """Add stored counts by sink to `total`, in place."""
     for sink, more in counts.items():
         had = total.get(sink)
         total[sink] = more if had is None else asdict(WriteCounts(**had) + WriteCounts(**more))
 
 
 class LedgerReader:
-    """The read-only half of a ledger; every answer is one snapshot."""
+    """The read-only half of a ledger. Every result is one snapshot."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def state(self, name: str, lane: str = "main") -> PipelineState | None:
-        """Where a lane stands, None if it was never opened."""
+        """Return the state of a pipeline. None if it was never opened."""
         with self._store.read() as tx:
             return self._state(tx, name, lane)
 
     def lanes(self) -> list[PipelineState]:
-        """Every lane of the ledger, by pipeline name and lane."""
+        """Return every row of the ledger, by pipeline name and lane."""
         with self._store.read() as tx:
             return [self._lane(tx, row) for row in tx.all(f"{_LANE} order by p.name, l.lane")]
 
     def compiled(self, pipeline_hash: str) -> Json:
-        """The compiled pipeline that plans of this hash run by."""
+        """Return the compiled pipeline that plans with this hash use."""
         with self._store.read() as tx:
             row = tx.one("select body from headrace_ledger_compiled where hash = :hash", hash=pipeline_hash)
         if row is None:
@@ -77,7 +80,7 @@ class LedgerReader:
         return json.loads(row[0])
 
     def epochs(self, name: str, lane: str = "main", first: int = 1, last: int | None = None) -> Iterator[EpochRow]:
-        """Epochs first..last in order, the open one included; read page by page."""
+        """Yield the epochs first..last in order, including the open one. They are read page by page."""
         query = (
             "select number, plan, generation, committed_at, counts, attempts, error, repeats from headrace_ledger_epoch"
             " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
@@ -87,7 +90,10 @@ class LedgerReader:
             yield _epoch(tuple(row))
 
     def stored_epochs(self, name: str, lane: str = "main", after: int = 0, before: str = START) -> Iterator[StoredEpoch]:
-        """Committed epochs after a number in order, checked against the hash chain from the link `before`; read page by page."""
+        """Yield the committed epochs after a number, in order. They are read page by page.
+
+        Each is checked against the hash chain, which starts from the link `before`.
+        """
         query = (
             "select number, time_window, plan, generation, committed_at, counts, link from headrace_ledger_epoch"
             " where uuid = (select uuid from headrace_ledger_pipeline where name = :name) and lane = :lane"
@@ -99,7 +105,7 @@ class LedgerReader:
             before = stored or START
 
     def rolled_up(self, name: str, lane: str = "main") -> list[RolledUp]:
-        """The ranges of epochs that were rolled up, oldest first."""
+        """Return the ranges of epochs that were rolled up, oldest first."""
         with self._store.read() as tx:
             rows = tx.all(
                 "select first, last, start_position, end_position, first_at, last_at, link_before, link, counts, windows"
@@ -111,7 +117,7 @@ class LedgerReader:
         return [_rolled(row) for row in rows]
 
     def window_counts(self, name: str, lane: str = "main") -> dict[str, dict[str, WriteCounts]]:
-        """What history brought, by window and sink, from epochs with rows of their own and from those that were rolled up."""
+        """Return the counts of history by partition and sink. Epochs that were rolled up are included."""
         found: Json = {}
         with self._store.read() as tx:
             ids = {"name": name, "lane": lane, "history": str(Phase.HISTORY)}
@@ -134,7 +140,7 @@ class LedgerReader:
         return {window: _counts(by_sink) for window, by_sink in found.items()}
 
     def verified(self, name: str, lane: str = "main") -> AuditProgress | None:
-        """How far the last audit that found nothing wrong has come."""
+        """Return the progress of the last audit that found no problem."""
         with self._store.read() as tx:
             row = tx.one(
                 "select number, link from headrace_ledger_verified"
@@ -145,7 +151,7 @@ class LedgerReader:
         return AuditProgress(*row) if row else None
 
     def set_verified(self, uuid: str, lane: str, point: AuditProgress) -> None:
-        """Notes how far an audit has come. Needs no lease: the point only moves forward."""
+        """Store the progress of an audit. This needs no lease, because the point only moves forward."""
         with self._store.write() as tx:
             tx.run(
                 "insert into headrace_ledger_verified values (:uuid, :lane, :number, :link, :at) on conflict (uuid, lane) do update"
@@ -159,7 +165,7 @@ class LedgerReader:
             )
 
     def count_epochs(self, name: str, lane: str, last: int) -> int:
-        """How many epochs up to `last` have rows of their own."""
+        """Return the number of epochs up to `last` that have rows of their own."""
         with self._store.read() as tx:
             row = tx.one(
                 "select count(*) from headrace_ledger_epoch"
@@ -171,13 +177,16 @@ class LedgerReader:
         return row[0] if row else 0
 
     def content(self, ref: str) -> Any | None:
-        """Return what `Ledger.keep` stored under this hash, None where the ledger does not have it."""
+        """Return the value that `Ledger.store_content` stored under this hash.
+
+        None if the ledger does not have it.
+        """
         with self._store.read() as tx:
             row = tx.one("select body from headrace_ledger_content where hash = :hash", hash=ref)
         return json.loads(row[0]) if row else None
 
     def events(self, name: str, lane: str = "main") -> list[Json]:
-        """What happened to the lane beside its epochs, oldest first: `{"at", "generation", "kind", "data"}`."""
+        """Return the events of the pipeline, oldest first: `{"at", "generation", "kind", "data"}`."""
         with self._store.read() as tx:
             rows = tx.all(
                 "select at, generation, kind, data from headrace_ledger_event"
@@ -188,7 +197,7 @@ class LedgerReader:
         return [{"at": at, "generation": generation, "kind": kind, "data": json.loads(data)} for at, generation, kind, data in rows]
 
     def restart(self, name: str, lane: str = "main") -> Restart | None:
-        """Return the last reset of a lane, None where it never was reset."""
+        """Return the last reset of a pipeline. None if it was never reset."""
         with self._store.read() as tx:
             rows = tx.all(
                 "select kind, data from headrace_ledger_event"
@@ -206,7 +215,7 @@ class LedgerReader:
         return found
 
     def close(self) -> None:
-        """Lets go of the store."""
+        """Close the store."""
         self._store.close()
 
     def _pages(self, query: str, after: int, **values: Any) -> Iterator[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""What a lost ledger can be rebuilt to: the state that the sinks' records agree on, or a refusal."""
+"""The state to which a lost ledger can be rebuilt: the one that the sinks' records agree on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HINT = "Restore the ledger from a backup; or start over with empty targets: `he
 
 @dataclass(frozen=True, slots=True)
 class RecoveredState:
-    """A lane as its sinks know it. `plan` is the open epoch, where only some sinks hold it."""
+    """The state of a pipeline according to its sinks. `plan` is the open epoch if only some sinks have it."""
 
     pipeline: str
     committed: int
@@ -24,9 +24,11 @@ class RecoveredState:
 
 
 def from_records(name: str, lane: str, records: Mapping[str, CommitRecord], pipeline_hash: str) -> RecoveredState:
-    """The one state that all records fit. `pipeline_hash` is the file's; an open epoch can be finished only by its own.
+    """Return the one state that fits all records.
 
-    Raises SinkStateError where the records are none, belong to several pipelines, or cannot be brought level.
+    `pipeline_hash` is the hash of the current file. An open epoch can be finished only by the file that
+    planned it. Raise SinkStateError if there is no record, if the records belong to several pipelines, or if
+    they do not lead to one state.
     """
     if not records:
         msg = f"no sink of lane '{lane}' of pipeline '{name}' holds a record, so there is nothing to rebuild a ledger from"
@@ -62,7 +64,7 @@ def from_records(name: str, lane: str, records: Mapping[str, CommitRecord], pipe
 
 
 def _whole_end(record: CommitRecord) -> Position:
-    """Where a record's epoch ended, in full."""
+    """Return the complete position at which the record's epoch ended."""
     if record.end is None:
         msg = f"the record of epoch {record.epoch} has only the digest of its position, which is too large for a record during history"
         raise SinkStateError(msg, hint=_HINT, node=record.key.sink)
@@ -74,10 +76,10 @@ def _whole_end(record: CommitRecord) -> Position:
 
 
 def _common_record(records: Mapping[str, CommitRecord]) -> CommitRecord:
-    """The records' common statement about one epoch."""
+    """Return the record that all sinks have in common for one epoch. Raise SinkStateError if they differ."""
     first = next((record for record in records.values() if not record.is_registration), next(iter(records.values())))
     for sink, record in records.items():
-        # A sink that joined after the epoch knows its end only.
+        # A sink that registered after the epoch knows only its end.
         same = record.end_digest == first.end_digest if record.is_registration else _written(record) == _written(first)
         if not same:
             msg = f"two sinks hold epoch {record.epoch} with different contents: '{first.key.sink}' and '{sink}'"

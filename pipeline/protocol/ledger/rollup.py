@@ -1,6 +1,7 @@
-"""Roll-up: epochs that are old enough lose their rows, and a summary of their range takes their place.
+"""Roll-up: a summary replaces the rows of a range of old epochs.
 
-A summary joins the range before it by number, by position and by the hash chain, so that the lane stays provably gapless.
+A summary follows the previous range by number, by position and by the hash chain. The pipeline stays provably
+gapless.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class _Row(NamedTuple):
 
 
 class RollUps(Leases):
-    """Keeps the ledger small while a lane runs."""
+    """Keeps the ledger small while a pipeline runs."""
 
     def roll_up(self, lease: Lease, keep: int, *, history: bool) -> int:
-        """Rolls up at most `BATCH` epochs older than the last `keep`; returns how many.
+        """Roll up at most `BATCH` epochs older than the last `keep`. Return their number.
 
-        `history`: whether epochs of history may go too, which is right once all of it is in the sinks. Nothing is rolled up
-        while a sink is joining or being replayed, and nothing across a row that is missing or that was changed: an audit must
-        see it. Raises FencedError.
+        `history` allows the roll-up of history epochs, which is correct once all history is in the sinks.
+        Nothing is rolled up while a sink is joining or being replayed. A row that is missing or was changed
+        ends the range, because an audit must see it. Raise FencedError if the lease is lost.
         """
         with self._store.write() as tx:
             committed, _ = self._hold(tx, lease)
@@ -57,7 +58,7 @@ class RollUps(Leases):
         return len(rows)
 
     def _seal(self, tx: Tx, lease: Lease, number: int, counts: str) -> None:
-        """Marks the open epoch as committed, and links it to the one before."""
+        """Mark the open epoch as committed, and link it to the previous one."""
         row = tx.one(
             "select plan from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number = :n", n=number, **ids_of(lease)
         )
@@ -88,7 +89,7 @@ class RollUps(Leases):
         return tx.one(query, **ids_of(lease)) is not None
 
     def _due(self, tx: Tx, lease: Lease, last: int, *, history: bool) -> list[_Row]:
-        """The next epochs to roll up, into one summary: they follow on each other in number, position and chain."""
+        """Return the next epochs for one summary. They are consecutive in number, position and chain."""
         found = tx.all(
             "select number, phase, time_window, pipeline_hash, generation, committed_at, counts, link, plan from headrace_ledger_epoch"
             " where uuid = :uuid and lane = :lane and number <= :last and committed_at is not null order by number limit :batch",
@@ -120,7 +121,7 @@ class RollUps(Leases):
         return dict(zip(("first", "last", "history", "link", "counts", "windows", "end"), row, strict=True)) if row else None
 
     def _summarize(self, tx: Tx, lease: Lease, rows: list[_Row]) -> None:
-        """Adds rows to the newest summary, or begins one where they do not continue it."""
+        """Add rows to the newest summary, or start a new one if they do not continue it."""
         before, history = self._newest(tx, lease), int(_is_history(rows[0]))
         start, end = json.loads(rows[0].plan)["start"], json.loads(rows[-1].plan)["end"]
         extends = (
@@ -165,7 +166,7 @@ class RollUps(Leases):
         )
 
     def _forget(self, tx: Tx, lease: Lease, rows: list[_Row]) -> None:
-        """Removes what the summary stands for, and what nothing refers to any more."""
+        """Delete the epochs that the summary replaces, and data that nothing refers to any more."""
         tx.run(
             "delete from headrace_ledger_epoch where uuid = :uuid and lane = :lane and number >= :first and number <= :last",
             first=rows[0].number,
@@ -193,7 +194,10 @@ class RollUps(Leases):
         )
 
     def _forget_splits(self, tx: Tx, lease: Lease) -> None:
-        """Removes the worked out splits of windows once no epoch of history has a row: no rewind can need them."""
+        """Delete the stored splits of partitions once no epoch of history has a row.
+
+        No rewind can need them.
+        """
         left = tx.one(
             "select 1 from headrace_ledger_epoch where uuid = :uuid and lane = :lane and phase = :history limit 1",
             history=str(Phase.HISTORY),

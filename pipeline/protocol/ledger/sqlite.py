@@ -1,7 +1,8 @@
-"""A ledger in a SQLite file, for lanes that run on one host.
+"""A ledger in a SQLite file, for pipelines that run on one host.
 
-The database is durable at every commit (synchronous=FULL). A holder keeps a lock file per generation under flock(2), which
-the kernel drops when the process dies, so that a killed holder can be followed at once. Both need a local file system.
+The database is durable at every commit (synchronous=FULL). An owner keeps one lock file per generation under
+flock(2). The kernel drops the lock when the process dies, so that a killed owner can be replaced at once.
+Both need a local file system.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _FREE_PAGES, _TRIMMED_PAGES = 512, 256
 
 
 def open_sqlite(path: Path) -> Ledger:
-    """Opens the ledger at `path`, making it where it is not. Raises SettingsError on a network file system."""
+    """Open the ledger at `path`; create it if it does not exist.
+
+    Raise SettingsError on a network file system.
+    """
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     _refuse_network(path)
@@ -58,7 +62,10 @@ class FileLocks:
         return self.folder / f"{pipeline}.{quote(lane, safe='')}.{generation}"
 
     def present(self, pipeline: str, lane: str, generation: int) -> Presence:
-        """Takes the lock of a generation. The caller's transaction makes sure that nobody else wants it."""
+        """Take the lock of a generation.
+
+        The caller's transaction ensures that no other process competes for it.
+        """
         self.folder.mkdir(exist_ok=True)
         path = self._path(pipeline, lane, generation)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -67,13 +74,13 @@ class FileLocks:
         return _FileLock(file, path)
 
     def _sweep(self, pipeline: str, lane: str, own: Path) -> None:
-        """Removes the lock files of dead generations."""
+        """Remove the lock files of dead generations."""
         for path in self.folder.glob(f"{pipeline}.{quote(lane, safe='')}.*"):
             if path != own and self._free(path):
                 path.unlink(missing_ok=True)
 
     def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """Whether the lock is free. A lock file that is not there proves nothing."""
+        """Return whether the lock is free. A missing lock file proves nothing, so the result is False."""
         return self._free(self._path(pipeline, lane, generation))
 
     def _free(self, path: Path) -> bool:
@@ -103,7 +110,7 @@ class _FileLock:
 
 
 class SqliteStore:
-    """Store over one SQLite connection, shared by the threads of a process."""
+    """A store over one SQLite connection, which the threads of a process share."""
 
     def __init__(self, database: str, locks: Any) -> None:
         self._lock = threading.RLock()
@@ -113,11 +120,11 @@ class SqliteStore:
         self._configure()
         self._migrate()
 
-    # Two processes that make the file at once: the loser's change of the journal mode fails without waiting.
+    # If two processes create the file at once, one change of the journal mode fails without waiting.
     @stamina.retry(on=TransientError, attempts=20, wait_initial=0.02, wait_max=0.5, timeout=BUSY_SECONDS)
     def _configure(self) -> None:
         with self._lock, self._mapped():
-            # Only for a file that is empty: what is deleted later can then be given back page by page (`trim`).
+            # This works only on an empty file. `trim` can then return deleted pages one by one.
             self._connection.execute("pragma auto_vacuum=incremental")
             self._connection.execute("pragma journal_mode=wal")
             self._connection.execute(f"pragma journal_size_limit={_WAL_BYTES:d}")
@@ -134,7 +141,7 @@ class SqliteStore:
                 check_version(row[0], self._where)
 
     def clock(self) -> float:
-        """The host's clock: every holder of a SQLite ledger lives on this host."""
+        """Return the host's clock. Every owner of a SQLite ledger runs on this host."""
         return time.time()
 
     @contextmanager
@@ -160,30 +167,30 @@ class SqliteStore:
                 raise
 
     def write(self) -> Any:
-        """See Store."""
+        """See `Store.write`."""
         return self._transaction("begin immediate")
 
     def read(self) -> Any:
-        """See Store."""
+        """See `Store.read`."""
         return self._transaction("begin")
 
     def trim(self) -> None:
-        """See Store."""
+        """See `Store.trim`."""
         with self._lock, self._mapped():
             if self._connection.execute("pragma freelist_count").fetchone()[0] > _FREE_PAGES:
-                # `execute` makes one step of the statement, which frees one page.
+                # `execute` does one step of the statement, which frees one page.
                 self._connection.executescript(f"pragma incremental_vacuum({_TRIMMED_PAGES:d})")
 
     def present(self, pipeline: str, lane: str, generation: int) -> Presence:
-        """See Store."""
+        """See `Store.present`."""
         return self._locks.present(pipeline, lane, generation)
 
     def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """See Store."""
+        """See `Store.gone`."""
         return self._locks.gone(pipeline, lane, generation)
 
     def close(self) -> None:
-        """See Store."""
+        """See `Store.close`."""
         with self._lock:
             self._connection.close()
 

@@ -1,6 +1,6 @@
-"""What a ledger stands on: transactions over one SQL text, and the proof that a holder is gone.
+"""The storage under a ledger: transactions over one SQL dialect, and the proof that an owner has died.
 
-The text is plain SQL that SQLite and Postgres both take, with values bound as `:name`.
+The SQL is plain SQL that both SQLite and Postgres accept, with values bound as `:name`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SCHEMA = (
 
 
 class Tx(Protocol):
-    """One transaction. `now` is the store's clock in seconds; all holders of a ledger share it."""
+    """One transaction. `now` is the store's clock in seconds, which all owners of a ledger share."""
 
     @property
     def now(self) -> float:
@@ -59,56 +59,62 @@ class Tx(Protocol):
         ...
 
     def all(self, sql: str, /, **values: Any) -> list[tuple[Any, ...]]:
-        """Every row."""
+        """Return every row."""
         ...
 
     def one(self, sql: str, /, **values: Any) -> tuple[Any, ...] | None:
-        """The first row, or None."""
+        """Return the first row, or None."""
         ...
 
     def run(self, sql: str, /, **values: Any) -> int:
-        """Executes a change; returns how many rows it touched."""
+        """Execute a change. Return the number of rows that it changed."""
         ...
 
 
 class Presence(Protocol):
-    """Proof that a holder lives; the operating system takes it away when the process dies."""
+    """Proof that an owner is alive. The operating system removes it when the process dies."""
 
     def release(self) -> None:
-        """Gives it up. May be called twice."""
+        """Release the proof. May be called twice."""
         ...
 
 
 class Store(Protocol):
-    """A database that holds ledgers. Safe to use from several threads. Raises TransientError when it cannot be reached."""
+    """A database with ledgers. Safe to use from several threads.
+
+    Raises TransientError when it cannot be reached.
+    """
 
     def write(self) -> AbstractContextManager[Tx]:
-        """A transaction that changes things: durable when the block ends, undone when it raises."""
+        """Open a transaction that writes.
+
+        It is durable when the block ends, and is rolled back when the block raises.
+        """
         ...
 
     def read(self) -> AbstractContextManager[Tx]:
-        """A transaction that sees one snapshot."""
+        """Open a transaction that sees one snapshot."""
         ...
 
     def trim(self) -> None:
-        """Gives space that was freed back, a little at a time, where the database does not do that by itself."""
+        """Return freed space, a little at a time, if the database does not do that by itself."""
         ...
 
     def present(self, pipeline: str, lane: str, generation: int) -> Presence:
-        """Shows, for as long as this process lives, that the holder of this generation does."""
+        """Prove that the owner of this generation is alive, for as long as this process lives."""
         ...
 
     def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """Whether the holder of this generation is proven dead. False where that cannot be known."""
+        """Return whether the owner of this generation is proven dead. False if that cannot be known."""
         ...
 
     def close(self) -> None:
-        """Lets go of the connection and of every presence."""
+        """Close the connection and release every presence."""
         ...
 
 
 def check_version(found: int, where: str) -> None:
-    """Raises InternalError for a ledger that another version of Headrace wrote."""
+    """Raise InternalError for a ledger that another version of Headrace wrote."""
     if found != SCHEMA_VERSION:
         msg = f"the ledger {where} has schema version {found}, this Headrace knows {SCHEMA_VERSION}"
         raise InternalError(msg, hint="Run the Headrace version that wrote it, or a newer one.")

@@ -1,4 +1,4 @@
-"""The ledger over a store: leases by compare-and-set, epochs planned and committed, and what is known of sinks."""
+"""The ledger over a store: leases by compare-and-set, planned and committed epochs, states of sinks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,32 @@ SINK_STATES = ("joining", "joined", "replaying", "left", "emptying")
 
 
 class Ledger(LedgerInterventions):
-    """The truth about where lanes stand. Every change under a lease is a compare-and-set on its generation.
+    """The authoritative state of pipelines.
 
-    Usable from several threads. Changes raise FencedError once a newer generation holds the lane, and TransientError when
-    the store cannot be reached; after a TransientError ask `state` whether the change went through.
+    Every change under a lease is a compare-and-set on its generation.
+
+    Usable from several threads. A change raises FencedError once a newer generation has the lease. It raises
+    TransientError when the store cannot be reached; then read `state` to learn whether the change was
+    applied.
     """
 
     # --- epochs
 
     def store_content(self, value: Any) -> str:
-        """Store a JSON value under its hash, and return the hash, which positions refer to. Needs no lease: it is never changed."""
+        """Store a JSON value under its hash and return the hash, which positions refer to.
+
+        This needs no lease, because a stored value never changes.
+        """
         ref = content_ref(value)
         with self._store.write() as tx:
             tx.run("insert into headrace_ledger_content values (:hash, :body) on conflict (hash) do nothing", hash=ref, body=dump(value))
         return ref
 
     def begin(self, lease: Lease, initial: Callable[[], Position]) -> None:
-        """Give a new lane, or one that was reset, the position that it starts at; `initial` is called only then.
+        """Give a new or reset pipeline its first position. `initial` is called only then.
 
-        A lane that never planned an epoch is new at every start: a first run that failed at a sink leaves no old fence and no
-        old snapshot. Its sinks join again.
+        A pipeline that never planned an epoch is new at every start. A first run that failed at a sink leaves
+        no old handoff position and no old snapshot. Its sinks register again.
         """
         with self._store.read() as tx:
             if self._has_begun(tx, lease):
@@ -69,7 +75,10 @@ class Ledger(LedgerInterventions):
         return row[1] > 0 or planned is not None or tx.one(events, **ids_of(lease)) is not None
 
     def plan(self, lease: Lease, plan: EpochPlan, compiled: Json) -> None:
-        """Stores an epoch before any sink is touched. Immutable: raises InternalError if another plan is open."""
+        """Store an epoch before any sink is written.
+
+        A plan is immutable: raise InternalError if another plan is open.
+        """
         with self._store.write() as tx:
             committed, position = self._hold(tx, lease)
             self._insert_plan(tx, lease, plan, compiled, committed, position)
@@ -105,9 +114,9 @@ class Ledger(LedgerInterventions):
         )
 
     def commit(self, lease: Lease, number: int, counts: Mapping[str, WriteCounts]) -> None:
-        """Notes that every sink holds the open epoch.
+        """Record that every sink has the open epoch.
 
-        Raises InternalError unless `number` is the open plan's.
+        Raise InternalError unless `number` is the open plan's.
         """
         with self._store.write() as tx:
             self._hold(tx, lease)
@@ -115,7 +124,10 @@ class Ledger(LedgerInterventions):
             self._close_epoch(tx, lease, plan, counts)
 
     def drop_plan(self, lease: Lease, number: int, why: str) -> None:
-        """Forgets the open epoch. The caller has made sure that no sink holds it, nor ever will."""
+        """Delete the open epoch.
+
+        The caller has made sure that no sink has it and that none can get it later.
+        """
         with self._store.write() as tx:
             self._hold(tx, lease)
             plan = self._opened(tx, lease, number)
@@ -125,7 +137,10 @@ class Ledger(LedgerInterventions):
             self._note(tx, lease, "dropped", {"plan": plan.to_json(), "why": why})
 
     def record_failure(self, lease: Lease, number: int, node: str, error: str) -> int:
-        """Notes a failure of the open epoch; returns how many times in a row it failed like this, over restarts too."""
+        """Record a failure of the open epoch.
+
+        Return the number of equal failures in a row, across restarts.
+        """
         text = f"{node}: {error}"
         with self._store.write() as tx:
             self._hold(tx, lease)
@@ -150,7 +165,7 @@ class Ledger(LedgerInterventions):
     # --- sinks and events
 
     def set_sink(self, lease: Lease, sink: str, state: str, epoch: int, data: Json | None = None) -> None:
-        """Notes that a sink is joining, joined, replaying or left; `epoch` is the one after which it joined."""
+        """Record the state of a sink, one of `SINK_STATES`. `epoch` is the one after which it registered."""
         if state not in SINK_STATES:
             msg = f"a sink cannot be '{state}'"
             raise InternalError(msg)
@@ -160,17 +175,17 @@ class Ledger(LedgerInterventions):
             self._note(tx, lease, state, {"sink": sink, "epoch": epoch} | (data or {}))
 
     def event(self, lease: Lease, kind: str, data: Json) -> None:
-        """Notes something that happened to the lane."""
+        """Record an event of the pipeline."""
         with self._store.write() as tx:
             self._hold(tx, lease)
             self._note(tx, lease, kind, data)
 
     def rebuild(self, lease: Lease, records: Mapping[str, CommitRecord], compiled: Json, pipeline_hash: str) -> Lease:
-        """Takes identity, epoch, position and sinks over from the sinks' records into a ledger that knows nothing yet.
+        """Rebuild an empty ledger's identity, epoch, position and sinks from the sinks' records.
 
-        Returns the lease under the old identity. Its generation continues from the clock, above any that the lost ledger gave.
-        Raises SinkStateError where the records do not
-        agree (see `rebuild.from_records`) or the ledger is not empty.
+        Return the lease under the old identity. Its generation continues from the clock, above any that the
+        lost ledger used. Raise SinkStateError if the records do not agree (see `recovery.from_records`) or
+        the ledger is not empty.
         """
         found = from_records(lease.name, lease.lane, records, pipeline_hash)
         with self._store.write() as tx:
@@ -190,7 +205,7 @@ class Ledger(LedgerInterventions):
             )
             tx.run("update headrace_ledger_event set uuid = :to where uuid = :uuid and lane = :lane", to=found.pipeline, **ids_of(lease))
             for sink in records:
-                # When it joined is lost: a replay of all it holds must be refused, not begin at the rebuilt epoch.
+                # The epoch of its registration is lost. With 0, a replay of all its epochs is refused.
                 self._put_sink(tx, fresh, sink, "joined", 0)
             if found.plan is not None:
                 self._insert_plan(tx, fresh, found.plan, compiled, found.committed, normalize_position(found.position))
@@ -209,7 +224,10 @@ class Ledger(LedgerInterventions):
         return fresh
 
     def _rename(self, tx: Tx, lease: Lease, found: RecoveredState) -> None:
-        """Gives the pipeline its former UUID. Other lanes of the name must not have begun under the new one."""
+        """Give the pipeline its former UUID.
+
+        Other lanes of the name must not have begun under the new one.
+        """
         state = self._state(tx, lease.name, lease.lane)
         known = state is not None and (state.committed or state.open_plan or state.sinks)
         others = tx.one("select 1 from headrace_ledger_lane where uuid = :uuid and lane <> :lane", **ids_of(lease))
@@ -220,5 +238,5 @@ class Ledger(LedgerInterventions):
 
 
 def _error_fingerprint(error: str) -> str:
-    """An error without its digits: ports, offsets and times differ between failures that are the same."""
+    """Return an error without its digits. Ports, offsets and times differ between equal failures."""
     return re.sub(r"\d+", "#", error)
