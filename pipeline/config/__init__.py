@@ -1,1 +1,1 @@
-"""Settings: their model, the places that they are read from, secrets, and messages about wrong ones."""
+"""Settings: their model, their sources, secrets, and messages about wrong settings."""

@@ -1,4 +1,7 @@
-"""Wrong settings in words: which one, what it must be, and where it was looked for. Never shows what may be a secret."""
+"""Error messages for wrong settings: the name, the expected value, and the places searched.
+
+They show no secrets.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _SHOWN = frozenset(
 
 
 def describe_settings_errors(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()) -> list[str]:
-    """A paragraph per wrong setting. `above` is what the error's own names stand under."""
+    """Return one paragraph per wrong setting. `above` is the prefix of the names in the error."""
     found = [((*above, *(str(part) for part in item["loc"])), item) for item in error.errors()]
     return [_unknown(loc, model, layers) if item["type"] == "extra_forbidden" else _wrong(loc, item, model, layers) for loc, item in found]
 

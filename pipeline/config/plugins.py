@@ -1,4 +1,4 @@
-"""The model of the settings under `plugin`, and the prefixes of the environment variables that hold options of plugins."""
+"""The model of the settings under `plugin`, and the prefixes of environment variables with plugin options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIXES = ("HEADRACE__PLUGIN__", "STREAMLING__PLUGIN__")
 
 
 def _ids(value: object) -> object:
-    """A list, or in a variable the text of one: `a, b` or JSON."""
+    """Return a list from a list, or from a string: `a, b` or JSON."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):

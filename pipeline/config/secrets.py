@@ -1,4 +1,7 @@
-"""Secrets by reference: `{env: NAME}` or `{file: PATH}` stands where a password would, and is looked up when settings are read."""
+"""Secrets by reference: `{env: NAME}` or `{file: PATH}` in place of a password.
+
+They are resolved when settings are read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ KINDS = ("env", "file")
 
 
 class Reference:
-    """What is written instead of a secret. One value, however many keys it has: layers of settings never merge two of them."""
+    """A reference in place of a secret.
+
+    It is one value with any number of keys: layers never merge two references.
+    """
 
     __slots__ = ("written",)
 
@@ -23,7 +29,7 @@ class Reference:
         self.written = dict(written)
 
     def secret(self) -> str:
-        """What it leads to. Raises ValueError, without any value, where it leads nowhere."""
+        """Return the secret. Raise ValueError, without any value, if the reference cannot be resolved."""
         kinds = [kind for kind in KINDS if isinstance(self.written.get(kind), str)]
         if len(self.written) != 1 or not kinds:
             msg = "must be a text, or one of {env: NAME} and {file: PATH}"
@@ -49,7 +55,7 @@ def _file(path: Path) -> str:
         )
         msg = f"refers to the file {path}, which {reason}"
         raise ValueError(msg) from None
-    found = found.removesuffix("\n").removesuffix("\r")  # editors and `echo` end a file with one
+    found = found.removesuffix("\n").removesuffix("\r")  # editors and `echo` add one at the end of a file
     if not found:
         msg = f"refers to the file {path}, which is empty"
         raise ValueError(msg)
@@ -57,7 +63,10 @@ def _file(path: Path) -> str:
 
 
 def mask_secret(value: Any) -> Any:
-    """What stands at a secret setting, safe to show: a reference (a map, or in a variable JSON text of one), or a masked text."""
+    """Return a secret setting in a form that is safe to show: a reference or a masked string.
+
+    A reference is a mapping, or in a variable its JSON text.
+    """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
             found = json.loads(value)

@@ -1,7 +1,7 @@
 """Settings: embedded defaults < local services < config.yaml < environment.
 
-Environment names are `HEADRACE__A__B`. `STREAMLING__A__B` is read too, below the former. Local services are what
-`headrace services up` keeps in `<home>/services.json`. A secret is given as it is, or by reference: `{env: NAME}`, `{file: PATH}`.
+Variables are `HEADRACE__A__B`, then `STREAMLING__A__B`. `headrace services up` writes the local services to
+`<home>/services.json`. A secret is set directly or by reference: `{env: NAME}`, `{file: PATH}`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _lower(value: Any) -> Any:
 
 
 def _backend(value: Any) -> Any:
-    """The ledger's place, in lower case. Streamling's third one, in memory, is told what it would mean here."""
+    """Return the ledger's backend in lower case. Reject Streamling's in-memory backend."""
     if isinstance(value, str) and "".join(filter(str.isalnum, value)).lower() == "inmemory":
         msg = (
             f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would forget with the process what every target holds."
@@ -52,7 +52,7 @@ def _upper(value: Any) -> Any:
 
 
 def _parted(value: Any) -> Any:
-    """`a, b` is a list too, which is how a variable says one."""
+    """Split `a, b` into a list. A variable can only contain a string."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -74,7 +74,7 @@ class PostgresConnection(Section):
     statement_timeout_secs: int = Field(default=600, description="0: none.")
 
     def conninfo(self) -> dict[str, str]:
-        """Keyword arguments for libpq. Holds the password: never log it."""
+        """Return keyword arguments for libpq. They contain the password: never log them."""
         found = {"host": self.host, "port": str(self.port), "user": self.user, "dbname": self.db, "sslmode": self.sslmode}
         return found | ({"password": secret} if (secret := self.password.get_secret_value()) else {})
 
@@ -234,12 +234,12 @@ class MetricsSettings(Section):
 
     @property
     def tags(self) -> dict[str, str]:
-        """`global_tags` as a map."""
+        """`global_tags` as a mapping."""
         pairs = (part.partition(":") for part in self.global_tags.split(",") if part.strip())
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     def denied(self, name: str) -> bool:
-        """Whether a metric is left out, by its name with or without the prefix; `name` has none."""
+        """Return whether a metric is excluded. The exclusion may have the prefix; `name` has none."""
         names = (name, f"{self.prefix}_{name}")
         return any(re.search(part.strip(), one) for part in self.metric_deny_list.split(",") if part.strip() for one in names)
 
@@ -252,7 +252,7 @@ class InspectSettings(Section):
 
 
 def is_url(value: str) -> bool:
-    """Whether a setting names an HTTP address; `none`, for one, does not."""
+    """Return whether a setting names an HTTP address. `none` does not."""
     return value.startswith(("http://", "https://"))
 
 
@@ -311,13 +311,13 @@ class Settings(BaseSettings):
     plugin: PluginSettings = PluginSettings()
 
     def postgres_for(self, sink: str) -> PostgresConnection:
-        """The connection of one Postgres sink: its overrides over the general block."""
+        """Return the connection of one Postgres sink: its overrides over the general section."""
         name = "_".join(part for part in "".join(c if c.isalnum() else " " for c in sink.lower()).split())
         base = self.postgres_sink.model_dump()
         return PostgresConnection.model_validate(base | self.postgres_sink_connections.get(name, {}))
 
     def http_secret(self, name: str) -> tuple[str, str]:
-        """Name and value of the header that a node calls `secret_name`. Raises SettingsError that names the missing variable."""
+        """Return the header (name, value) of `secret_name`. Raise SettingsError naming a missing variable."""
         key = "_".join(part for part in re.split(r"[^a-z0-9]+", name.lower()) if part)
         header, value = self.http_secret_header.get(key), self.http_secret_value.get(key)
         for missing, setting in ((header, "http_secret_header"), (value, "http_secret_value")):
@@ -328,7 +328,7 @@ class Settings(BaseSettings):
         return str(header), value.get_secret_value() if value else ""
 
     def postgres_for_tables(self) -> TableConnection:
-        """The connection of dynamic tables: their section over the general block."""
+        """Return the connection of dynamic tables: their section over the general section."""
         return TableConnection.model_validate(self.postgres_sink.model_dump() | self.dynamic_table_backend.postgres)
 
     @classmethod
@@ -340,7 +340,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What is given in code goes before every place."""
+        """Return the sources. Values set in code take precedence over all others."""
         del env_settings, dotenv_settings, file_secret_settings
         return (init_settings, _Places(settings_cls))
 
@@ -349,12 +349,12 @@ class _Places(PydanticBaseSettingsSource):
     """All layers as one source."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Not asked: the whole tree is given at once."""
+        """Unused: `__call__` returns the whole tree."""
         del field
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """The merged tree. Raises SettingsError for a variable that is not what its setting needs."""
+        """Return the merged tree. Raise SettingsError if a variable does not fit its setting."""
         layers = read_layers(self.settings_cls)
         if lines := [line for layer in layers for line in layer.problems]:
             raise _wrong(lines)
@@ -362,7 +362,7 @@ class _Places(PydanticBaseSettingsSource):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """The settings of this process. Raises SettingsError that names each wrong setting and every place that was looked at."""
+    """Return the settings. Raise SettingsError with each wrong setting and every place searched."""
     layers = [Layer("the caller", overrides, told=False), *read_layers(Settings)]
     try:
         settings = Settings(**overrides)
@@ -378,7 +378,7 @@ def load_settings(**overrides: Any) -> Settings:
 
 
 def describe_setting_lookup(name: str) -> str:
-    """The places where a setting may be, in order, for whoever misses one: `iceberg.warehouse`."""
+    """Return the places searched for a setting such as `iceberg.warehouse`, in order."""
     return _looked_at(tuple(name.split(".")), read_layers(Settings))
 
 
@@ -387,7 +387,7 @@ def _wrong(lines: list[str]) -> SettingsError:
 
 
 def _sink_connections(settings: Settings, layers: list[Layer]) -> list[str]:
-    """What is wrong with connections of single sinks and of dynamic tables; else it would show when the sink is opened, hours later perhaps."""
+    """Return the mistakes in connections of single sinks and of dynamic tables before they are opened."""
     lines = []
     for name in settings.postgres_sink_connections:
         try:

@@ -1,6 +1,6 @@
-"""Where settings come from: the environment, config.yaml, the local services. What each place says, and where it says it.
+"""The sources of settings: the environment, config.yaml, the local services. Each layer keeps the locations.
 
-Nothing here shows a value: every place may hold a secret.
+No function here shows a value, because every source may contain a secret.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Loc = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class PartOf:
-    """Marks a map in which some keys of a section may stand, and no others."""
+    """Marks a mapping that may have some keys of a section, and no others."""
 
     model: type[BaseModel]
 
 
 @dataclass(slots=True)
 class Layer:
-    """One place that settings come from. `written` says where in it each of its settings stands."""
+    """One source of settings. `written` has the location of each of its settings."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Layer:
     told: bool = True
 
     def has(self, loc: Loc) -> bool:
-        """Whether it says something of a setting, or something that is no map above it."""
+        """Return whether the layer sets a setting, or has a non-mapping value above it."""
         found: Any = self.values
         for part in loc:
             if not isinstance(found, dict):
@@ -62,13 +62,16 @@ class Layer:
         return True
 
     def where(self, loc: Loc) -> str:
-        """Where it says that: the variable, or file, line and column."""
+        """Return the location of a setting: the variable, or file, line and column."""
         above = (self.written[loc[:end]] for end in range(len(loc), 0, -1) if loc[:end] in self.written)
         inside = (place for other, place in self.written.items() if other[: len(loc)] == loc)
         return next(above, None) or next(inside, self.name)
 
     def asked(self, loc: Loc) -> str:
-        """What was looked at in vain. Keys with dots have no variables of their own, only the map has that they are in."""
+        """Return the place that was searched without a result.
+
+        Keys with dots have no variables of their own. Only the mapping that contains them has one.
+        """
         if self.name in (OURS, THEIRS):
             named = itertools.takewhile(lambda part: part.isidentifier(), loc)
             return f"{self.name}{'__'.join(named).upper()} (not set)"
@@ -76,7 +79,7 @@ class Layer:
 
 
 def type_at(loc: Sequence[str], kind: Any) -> Any:
-    """The type of the setting at a location; None where there is no such setting."""
+    """Return the type of the setting at a location. None if there is no such setting."""
     for part in loc:
         kind = _bare(kind)
         if _is_section(kind):
@@ -92,7 +95,7 @@ def type_at(loc: Sequence[str], kind: Any) -> Any:
 
 
 def is_secret(loc: Sequence[str], model: type[BaseModel]) -> bool:
-    """Whether a setting is never shown: secrets, and what is not known."""
+    """Return whether a setting is never shown: secrets, and unknown settings."""
     kind = type_at(loc, model)
     return kind is None or kind is SecretStr
 
@@ -108,7 +111,10 @@ def _is_section(kind: Any) -> bool:
 
 
 def read_layers(model: type[BaseModel]) -> list[Layer]:
-    """Every place, strongest first. Raises SettingsError for a file that cannot be read; what is wrong inside is in `problems`."""
+    """Return every layer, the strongest first. Raise SettingsError for an unreadable file.
+
+    Other mistakes are in `problems`.
+    """
     home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
     layers = [_environment(OURS, model), _environment(THEIRS, model), _config_file(), _services_file(home)]
     for layer in layers:
@@ -118,7 +124,7 @@ def read_layers(model: type[BaseModel]) -> list[Layer]:
 
 
 def merged(layers: Sequence[Layer]) -> dict[str, Any]:
-    """One tree of all layers: maps are merged, of everything else the strongest stands."""
+    """Return one tree of all layers. Mappings are merged. Of other values the strongest wins."""
     found: dict[str, Any] = {}
     for layer in layers:
         _put_below(found, layer.values)
@@ -134,7 +140,7 @@ def _put_below(found: dict[str, Any], weaker: Mapping[str, Any]) -> None:
 
 
 def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
-    """Every place where a setting may be, in order, and which of them was taken."""
+    """Return every place in which a setting may be, in order, and which of them was used."""
     taken = next((layer for layer in layers if layer.has(loc)), None)
     said = []
     for layer in layers:
@@ -148,7 +154,7 @@ def describe_lookup(loc: Loc, layers: Sequence[Layer]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """A sentence below a line of a message, within 80 columns. What is in brackets stays with what it is about."""
+    """Return a sentence as a wrapped paragraph of at most 80 columns. Text in brackets stays on one line."""
     kept = re.sub(r" (?=\(|[^(]*\))", _NO_BREAK, text)
     return textwrap.fill(kept, 78, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False).replace(
         _NO_BREAK, " "
@@ -156,7 +162,7 @@ def paragraph(text: str) -> str:
 
 
 def _environment(prefix: str, model: type[BaseModel]) -> Layer:
-    """`PREFIX__A__B` as {a: {b: text}}. Where the setting is a map, the text is JSON."""
+    """Return `PREFIX__A__B` as {a: {b: text}}. If the setting is a mapping, the text is JSON."""
     layer = Layer(prefix)
     named = [name for name in os.environ if name.upper().startswith(prefix)]
     for name in sorted(named, key=lambda name: (name.count("__"), name)):
@@ -187,7 +193,10 @@ def _json_map(text: str) -> dict[str, Any] | None:
 
 
 def _config_file() -> Layer:
-    """The first of config.yaml, config.yml, config.json in the working directory. `${VAR}` means nothing there."""
+    """Return the first of config.yaml, config.yml, config.json in the working directory.
+
+    `${VAR}` is not filled in.
+    """
     path = next((Path(name) for name in CONFIG_NAMES if Path(name).is_file()), None)
     if path is None:
         return Layer(CONFIG_NAMES[0])
@@ -216,7 +225,7 @@ def _config_tree(path: Path, hint: str) -> YamlDocument:
 
 
 def _services_file(home: Path) -> Layer:
-    """Connections of the local servers, as `headrace services up` keeps them."""
+    """Return the connections of the local servers, as `headrace services up` stores them."""
     path = home / "services.json"
     layer = Layer(str(path))
     if not path.is_file():
@@ -239,7 +248,10 @@ def _services_file(home: Path) -> Layer:
 
 
 def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: Loc) -> None:
-    """Turns a layer into our settings: references are marked, Streamling's keys renamed, moved or left out, and its other variables too."""
+    """Convert a layer to the settings of Headrace, in place.
+
+    References are marked. Streamling's keys are renamed, moved or removed, and so are its other variables.
+    """
     kind = type_at(above, model)
     for key, name in RENAMED.items():
         if _is_section(kind) and name in kind.model_fields and key in values and name not in values:
@@ -269,7 +281,7 @@ def _adapt(layer: Layer, model: type[BaseModel], values: dict[str, Any], above: 
 
 
 def ignored(layers: Sequence[Layer]) -> Iterator[tuple[str, str, str]]:
-    """Settings of Streamling that are left out: name, where it stands, what there is instead."""
+    """Yield the settings of Streamling that are ignored: name, location, replacement."""
     for layer in layers:
         for loc, instead in layer.ignored.items():
             yield ".".join(loc), layer.where(loc), instead

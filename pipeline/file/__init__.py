@@ -1,1 +1,1 @@
-"""Pipeline files: reading one, its JSON Schema, automatic repair, and the comparison of two versions."""
+"""Pipeline files: load, JSON Schema, automatic fixes, and the comparison of two versions."""

@@ -1,4 +1,4 @@
-"""`headrace validate --fix`: an older or another tool's spelling becomes today's. Comments, order and quotes stay."""
+"""`headrace validate --fix`: rewrites old or foreign spelling. Comments, order and quotes are kept."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _WIDEST = 10_000
 
 
 def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
-    """The text in today's spelling, and what was changed in words; the same text and nothing where it is so already.
+    """Return the text in the current spelling, and a description of each change.
 
-    SQL that only another dialect can read gets its `dialect:`, where all that can read it mean the same by it. Else what the
-    pipeline does stays the same. Raises PipelineFileError where the file has mistakes beside that: those are for people to mend.
+    A text that needs no change is returned as it is, without descriptions. SQL that Spark cannot read gets a
+    `dialect:` if all dialects that can read it agree on its meaning. Otherwise the meaning of the pipeline
+    stays the same. Raise PipelineFileError if the file has other mistakes, which the user must fix.
     """
     try:
         before, said = parse_pipeline(text, shown), list[str]()
@@ -47,7 +48,7 @@ def fix_file_text(text: str, shown: str) -> tuple[str, list[str]]:
 
 
 def _loaded(text: str) -> tuple[YAML, CommentedMap]:
-    """The file, and what writes it again with its own indentation, comments and quotes."""
+    """Return the parsed file, and a YAML writer that keeps its indentation, comments and quotes."""
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
     yaml.preserve_quotes = True
@@ -63,7 +64,10 @@ def _dumped(yaml: YAML, root: CommentedMap) -> str:
 
 
 def _with_dialects(text: str) -> tuple[str, list[str]]:
-    """The text with a `dialect:` at the nodes whose SQL needs one; the same text and nothing where none does, or it is no map."""
+    """Return the text with a `dialect:` at the nodes whose SQL needs one, and a description of each change.
+
+    Return the same text and no description if no node needs one, or if the text is not a valid mapping.
+    """
     try:
         yaml, root = _loaded(text)
     except YAMLError:
@@ -82,7 +86,7 @@ def _with_dialects(text: str) -> tuple[str, list[str]]:
 
 
 def _only_meaning(text: str) -> list[str]:
-    """The dialects that can read a statement that Spark cannot, if all of them mean the same by it."""
+    """Return the dialects that can read a statement that Spark cannot, if they all agree on its meaning."""
     found: dict[str, Expr] = {}
     for dialect in DIALECTS:
         try:

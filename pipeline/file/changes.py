@@ -1,6 +1,7 @@
-"""What changed in a pipeline file since the position of its lane was made: what is allowed, and what is refused.
+"""Compares a pipeline file with the position of its pipeline: allowed and refused changes.
 
-Pure: it compares the file with a position and with the pipeline of the last committed epoch, and asks no system.
+The comparison is pure. It uses the file, a position and the pipeline of the last committed epoch, and reads
+no other system.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ TARGETS = {"postgres": ("schema", "table"), "delta": ("path",), "iceberg": ("tab
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """`refused` are changes that the lane cannot follow, each with its line. `notes` are effects of changes that it follows."""
+    """`refused` are changes that the pipeline cannot follow, each with its line.
+
+    `notes` are effects of the others.
+    """
 
     refused: list[PipelineStateError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def add(self, *found: PipelineStateError | str) -> None:
-        """Add what a check brought."""
+        """Add the results of a check."""
         for one in found:
             if isinstance(one, str):
                 self.notes.append(one)
@@ -43,10 +47,11 @@ class FileChanges:
 def file_changes(
     file: PipelineFile, position: Position, former: Json | None = None, identity: Callable[[str], Json | None] = lambda _: None
 ) -> FileChanges:
-    """Compare a file with the position that its next epoch starts at.
+    """Compare a file with the position at which its next epoch starts.
 
-    `former` is the compiled pipeline of the last committed epoch, None before the first. `identity` returns what a source was
-    when its position was made, by the hash that the position has of it, or None where that is lost.
+    `former` is the compiled pipeline of the last committed epoch, or None before the first. `identity`
+    returns the identity of a source when its position was created, by the hash in the position. It returns
+    None if that is lost.
     """
     changes = FileChanges()
     changes.add(*_sources(file, position, identity))
@@ -143,10 +148,13 @@ def _former(file: PipelineFile) -> str:
 
 
 def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
-    """A sink of the last epoch keeps its target and its key: rows of earlier epochs are there, under that key."""
+    """Yield changes of the target or the primary key of a sink.
+
+    Both are fixed after the first epoch, because rows of earlier epochs are in that target under that key.
+    """
     try:
         model = PipelineModel.model_validate(former)
-    except ValidationError:  # a plugin that is no longer installed; nothing of today's file depends on it
+    except ValidationError:  # a plugin that is no longer installed; the current file does not need it
         model = None
     now = file.compiled()["sinks"]
     for name, has in now.items():
@@ -192,7 +200,11 @@ def _effects(file: PipelineFile, former: Json) -> Iterator[str]:
 
 
 def _partitions(file: PipelineFile, position: Position) -> Iterator[PipelineStateError | str]:
-    """A window is known by its first day, so column, length and first day are fixed once a window has begun."""
+    """Yield changes of the partitions.
+
+    A partition is identified by its first day. Column, length and first day are therefore fixed once a
+    partition has begun.
+    """
     begun = {name: here for name, here in position.items() if name in file.model.sources and positions.has_begun(here)}
     for name, here in begun.items():
         former, now = here["history"]["by"], positions.partitions_json(file.model.partitions)
@@ -240,7 +252,7 @@ def _end_changed(file: PipelineFile, name: str, here: Json, position: Position) 
 
 
 def spell_partitions(partitions: Mapping[str, Any]) -> str:
-    """Return partitions as a line of YAML, in the order that people write them."""
+    """Return partitions as a line of YAML, in the order of the documentation."""
     return f"{{{', '.join(f'{key}: {partitions[key]}' for key in PartitionsConfig.model_fields if key in partitions)}}}"
 
 

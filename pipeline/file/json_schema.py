@@ -1,4 +1,4 @@
-"""The JSON Schema of a pipeline file, for editors: what they complete, explain and underline."""
+"""The JSON Schema of a pipeline file, which editors use to complete, explain and underline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 
 class _Generator(GenerateJsonSchema):
-    """Pydantic's generator in the words of the file: durations and days as they are written, columns with commas, `${VAR}`."""
+    """Pydantic's generator in the spelling of the file: durations, days, columns with commas, `${VAR}`."""
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
         del schema
@@ -63,7 +63,10 @@ class _Generator(GenerateJsonSchema):
         return {"anyOf": [found, {"type": "string"}]} if found.get("items") == {"type": "string"} else found
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> JsonSchemaValue:
-        """Nodes by their `type`; plugins, which only their own ids tell apart, are added in `file_schema`."""
+        """Return the schema of nodes by their `type`.
+
+        `file_schema` adds plugins, which only their ids identify.
+        """
         built_in = {tag: choice for tag, choice in schema["choices"].items() if tag != TAG}
         return super().tagged_union_schema({**schema, "choices": built_in, "discriminator": "type"})
 
@@ -74,11 +77,14 @@ class _Generator(GenerateJsonSchema):
 
 
 def file_schema() -> Json:
-    """The schema of a whole pipeline file. It tells less than `headrace validate`: nothing about SQL and who reads whom."""
+    """Return the schema of a whole pipeline file.
+
+    It checks less than `headrace validate`: neither SQL nor the inputs of nodes.
+    """
     found = nodes.PipelineModel.model_json_schema(by_alias=True, schema_generator=_Generator)
     for definition in found["$defs"].values():
         if "const" in definition["properties"].get("type", {}):
-            # The models give it a default so that code can make nodes without saying it twice; a file must say it.
+            # The models have a default so that code need not repeat the type. A file must set it.
             definition["required"] = ["type", *definition.get("required", [])]
             definition["properties"]["type"].pop("default", None)
     _add_plugins(found)
@@ -89,7 +95,7 @@ def file_schema() -> Json:
 
 
 def _add_plugins(found: Json) -> None:
-    """The nodes of those plugins that are installed here and can be loaded, as further choices."""
+    """Add the nodes of the plugins that are installed here and can be loaded."""
     parts = {model.KIND: part for part, model in NODES.items()}
     for plugin in installed():
         try:
@@ -101,7 +107,7 @@ def _add_plugins(found: Json) -> None:
         model = model_of(part, plugin.id)
         made = model.model_json_schema(by_alias=True, schema_generator=_Generator)
         found["$defs"] |= made.pop("$defs", {})
-        # Options may stand under `options:` or in the environment as well, so none of them must stand here.
+        # Options may also be under `options:` or in the environment, so none is required here.
         made["required"] = [key for key in made.get("required", []) if key == "from"] + ["type"]
         made["properties"]["type"].pop("default", None)
         made["additionalProperties"] = model.model_config.get("extra") == "allow"

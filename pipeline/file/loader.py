@@ -1,4 +1,4 @@
-"""Reading a pipeline file: YAML with places, `${VAR}`, all mistakes in one go."""
+"""Loads a pipeline file: YAML with locations, `${VAR}`, and all mistakes in one error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COMMAND = re.compile(r"(headrace (?:run|replay|accept-target|recover|rewind|res
 
 @dataclass(frozen=True, slots=True)
 class PipelineFile:
-    """A pipeline file that was read and found good. `hash` changes with everything that changes what rows come out."""
+    """A valid pipeline file. `hash` changes with everything that changes the resulting rows."""
 
     model: nodes.PipelineModel
     path: str
@@ -46,19 +46,22 @@ class PipelineFile:
 
     @property
     def name(self) -> str:
-        """The pipeline's name, for people."""
+        """The display name of the pipeline."""
         return self.model.name
 
     def place(self, *path: str | int) -> FileLocation:
-        """Where `path` stands in the file; the nearest thing above it if it is not written there."""
+        """Return the location of `path` in the file, or of its nearest parent that the file contains."""
         return nearest_location(self.places, path) or FileLocation(self.path)
 
     def place_of(self, name: str, *path: str | int) -> FileLocation:
-        """Where a node stands, or what is at `path` in it."""
+        """Return the location of a node, or of `path` in it."""
         return self.place(next(part for part in PARTS if name in getattr(self.model, part)), name, *path)
 
     def lines_of(self, name: str, key: str) -> FileLocation | None:
-        """Where the first line of a node's text of several lines stands, if it stands in the file line by line; else None."""
+        """Return the location of the first line of a node's multi-line string.
+
+        None if it is not stored line by line.
+        """
         node = self.model.nodes()[name]
         place, text = self.place_of(name, key), getattr(node, key, None)
         if not isinstance(text, str) or place.line is None:
@@ -74,7 +77,9 @@ class PipelineFile:
         return FileLocation(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
     def add_location(self, error: Exception) -> Exception:
-        """The same error, with the line of its node if that is what is to be mended, and not where the lane stands.
+        """Return the error with the location of its node, if the file is at fault.
+
+        A PipelineStateError gets none.
 
         Commands in its hint name this file.
         """
@@ -90,9 +95,10 @@ class PipelineFile:
         return error
 
     def compiled(self) -> Json:
-        """What the ledger stores beside an epoch: all that decides which rows come out, with variables filled in.
+        """Return the compiled pipeline that the ledger stores.
 
-        Texts that may carry secrets (`pipeline.yaml.interpolation`) are as the file has them.
+        It is everything that decides the rows, with variables filled in. Strings that may contain secrets
+        (`pipeline.yaml.interpolation`) are as the file has them.
         """
         silent: Any = {
             part: {
@@ -106,20 +112,20 @@ class PipelineFile:
 
     @property
     def hash(self) -> str:
-        """Of `compiled()`, 16 hex digits."""
+        """The hash of `compiled()`, 16 hex digits."""
         return hash_of(self.compiled())
 
 
 def hash_of(body: Json) -> str:
-    """The hash of a compiled pipeline as it is stored, whatever release wrote it."""
+    """Return the hash of a compiled pipeline as it is stored, independent of the release that wrote it."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None = None) -> PipelineFile:
-    """The pipeline that the ledger stored, as if read from a file.
+    """Return the pipeline that the ledger stored, as a pipeline file.
 
-    `now` is the file as it is today: secrets of plugins, which the ledger does not hold, come from there. Raises PluginError where
-    a plugin is gone, or does not take the options any more.
+    `now` is the current file. It supplies the secrets of plugins, which the ledger does not have. Raise
+    PluginError if a plugin is missing or no longer accepts the options.
     """
     secrets: dict[str, dict[str, Any]] = {}
     for node in now.model.nodes().values() if now else ():
@@ -136,16 +142,17 @@ def from_compiled(body: Json, path: str = "<ledger>", now: PipelineFile | None =
 
 
 def load_pipeline(path: str | Path) -> PipelineFile:
-    """Reads and checks a pipeline file.
+    """Read and check a pipeline file.
 
-    Raises PipelineFileError with every mistake that was found, each with its line and column. Opens no connection.
+    Raise PipelineFileError with every mistake that was found, each with its line and column. Open no
+    connection.
     """
     text = preprocess(read_text(path, "Give the path of a pipeline file, such as examples/flights.yaml."), str(path))
     return parse_pipeline(text.text, str(path)) if not text.lines else _rewritten(text, str(path))
 
 
 def _rewritten(text: PreprocessedText, shown: str) -> PipelineFile:
-    """The pipeline of a text that preprocessors changed, with the places of the file itself."""
+    """Return the pipeline of a text that preprocessors changed, with the locations of the original file."""
     try:
         found = parse_pipeline(text.text, shown)
     except PipelineFileError as error:
@@ -155,7 +162,10 @@ def _rewritten(text: PreprocessedText, shown: str) -> PipelineFile:
 
 
 def read_text(path: str | Path, hint: str, place: FileLocation | None = None) -> str:
-    """What a file says. Raises PipelineFileError where it cannot be read; `place` is where the path is written."""
+    """Return the content of a file. Raise PipelineFileError if it cannot be read.
+
+    `place` is the location at which the path is written.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -166,7 +176,7 @@ def read_text(path: str | Path, hint: str, place: FileLocation | None = None) ->
 
 
 def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
-    """The same for text; `shown` stands in messages where the path would."""
+    """Parse and check the text of a pipeline file. Messages show `shown` in place of its path."""
     tree = read_tree(text, shown)
     if not isinstance(tree.value, dict):
         msg = "a pipeline file is a map with `name`, `sources` and `sinks`"
@@ -195,7 +205,10 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
 
 
 def _types_in_scripts(file: PipelineFile) -> Iterator[UserError]:
-    """What cannot be taken out of TypeScript. Where its parser is not installed, a run says so."""
+    """Yield the parts that cannot be removed from TypeScript.
+
+    Without the parser's package nothing is checked here. A run then reports it.
+    """
     for name, node in file.model.transforms.items():
         if node.type == "script" and node.language == "typescript" and find_spec("tree_sitter_typescript"):
             try:
@@ -206,12 +219,15 @@ def _types_in_scripts(file: PipelineFile) -> Iterator[UserError]:
 
 
 def name_of(shown: str) -> str:
-    """The name of a pipeline whose file says none, as Streamling's do: the file's own, in letters that a name may have."""
+    """Return the name of a pipeline whose file has none, as in Streamling's files.
+
+    It is the file's own name, with only the letters that a name may have.
+    """
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(shown).name.split(".")[0]).strip("_")
     return name if re.match(r"[A-Za-z_]", name) else f"pipeline_{name}".rstrip("_")
 
 
 def in_order(problems: list[UserError], tree: YamlDocument) -> list[UserError]:
-    """Mistakes as they stand in the file, without what variables brought."""
+    """Return the mistakes in the order of the file, without the values of variables."""
     told = [as_written(problem, tree) for problem in problems]
     return sorted(told, key=lambda problem: (problem.place.line or 0, problem.place.column or 0) if problem.place else (0, 0))

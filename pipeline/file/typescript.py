@@ -1,6 +1,6 @@
-"""TypeScript to JavaScript by blanking what is only type: lines and columns stay as they are written.
+"""Turns TypeScript into JavaScript by blanking the types, so that lines and columns stay the same.
 
-What TypeScript adds beyond types, such as enums, is refused: no compiler stands behind this, and half of one would be worse than none.
+Everything that TypeScript adds beyond types, such as enums, is refused, because this is not a compiler.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _NEEDS = "pip install 'headrace[transforms]'"
 
 
 def javascript(text: str, *, node: str = "", at: FileLocation | None = None) -> str:
-    """The same program without its types. `at` is where its first line stands.
+    """Return the same program without its types. `at` is the location of its first line.
 
-    Raises UserError, with line and column, for what is more than types and for what cannot be parsed; and where the parser's package is
-    missing.
+    Raise UserError, with line and column, for a construct beyond types and for a syntax error. Also raise it
+    if the parser's package is missing.
     """
     strip = _Strip(text.encode(), node, at)
     strip.visit(_tree(text, node))
@@ -90,7 +90,10 @@ def _tree(text: str, node: str, *, jsx: bool = False) -> Node:
 
 @dataclass(slots=True)
 class _Strip:
-    """One program on its way. `blanks` are ranges of bytes that go, each with the character that stands first in its place."""
+    """One program during the work.
+
+    `blanks` are byte ranges to blank, each with the character that replaces its first.
+    """
 
     source: bytes
     node: str
@@ -98,7 +101,7 @@ class _Strip:
     blanks: list[tuple[int, int, str]] = field(default_factory=list)
 
     def text(self) -> str:
-        """What is left."""
+        """Return the program with the ranges blanked."""
         parts: list[str] = []
         end = 0
         for start, stop, first in sorted(self.blanks):
@@ -111,7 +114,7 @@ class _Strip:
         return "".join([*parts, self.source[end:].decode()])
 
     def visit(self, root: Node) -> None:
-        """Notes everything below a node. Not by recursion: long expressions nest deeply."""
+        """Add the ranges below a node. The traversal is iterative, because long expressions nest deeply."""
         if root.has_error:
             raise self._not_parsed(root)
         open_ = [root]
@@ -134,13 +137,16 @@ class _Strip:
             open_ += at.children
 
     def _type(self, at: Node) -> None:
-        """Whatever stands before a blanked statement must not run on into what follows it: a semicolon keeps them apart."""
+        """Blank a type or statement. A semicolon keeps the code before it apart from the code after it."""
         if at.parent is not None and at.parent.type == "arrow_function" and at.end_point.row != at.start_point.row:
             raise self._refused(at, "a return type of several lines before `=>`", "Give the type a name above, or write it on one line.")
         self._blank(at, ";" if at.type in _STATEMENTS else "")
 
     def _bracket(self, at: Node) -> None:
-        """A `[` on a new line begins a statement in TypeScript; this parser takes it for a part of the type before it."""
+        """Refuse a `[` on a new line after a type.
+
+        It begins a statement in TypeScript, but not for this parser.
+        """
         open_ = [at]
         while open_:
             inner = open_.pop()
@@ -153,7 +159,7 @@ class _Strip:
             open_ += inner.children
 
     def _tokens(self, at: Node) -> None:
-        """What goes of a node while the rest of it stays."""
+        """Add the ranges of a node whose other parts stay."""
         children = at.children
         if at.type in ("as_expression", "satisfies_expression"):
             self._bracket(at.children[-1])
@@ -171,12 +177,15 @@ class _Strip:
             self._member(at)
 
     def _behind(self, at: Node, expression: Node) -> None:
-        """`x as T` ends with x; where a statement without a semicolon ends there too, what follows could be read as part of it."""
+        """Reduce `x as T` to x.
+
+        If a statement without a semicolon ends there, keep it apart from the code after it.
+        """
         up = at.parent
         while up is not None and up.end_byte == at.end_byte and up.type not in _ENDS:
             up = up.parent
         last = up is not None and up.end_byte == at.end_byte and up.type in _ENDS
-        # TypeScript ends the statement before a bracket on the next line; this parser takes it for a call of what was cast.
+        # TypeScript ends the statement before a bracket on the next line. This parser reads a call instead.
         last = last or (at.parent is not None and at.parent.type in _CALLS and at.parent.children[0] == at)
         self.blanks.append((expression.end_byte, at.end_byte, ";" if last else ""))
 
@@ -198,13 +207,13 @@ class _Strip:
             return
         for index, child in enumerate(children):
             if child.type in _MODIFIERS:
-                # A field above without a semicolon would take `[x]` or `*x` for its own once the modifier is gone.
+                # A field above without a semicolon would include `[x]` or `*x` without the modifier.
                 self._blank(child, ";" if index == 0 and at.type in ("public_field_definition", "method_definition") else "")
             if child.type in ("?", "!"):
                 self._blank(child)
 
     def _export(self, at: Node) -> list[Node]:
-        """`export` before a declaration goes; nobody imports a script."""
+        """Blank the `export` of a declaration, because no other module imports a script."""
         kinds = [child.type for child in at.children]
         declared = at.child_by_field_name("declaration")
         if declared is not None:
@@ -252,7 +261,7 @@ class _Strip:
 
 
 def _first_wrong(root: Node) -> Node:
-    """The innermost first part that could not be parsed."""
+    """Return the innermost first part that could not be parsed."""
     at = root
     while True:
         inner = next((child for child in at.children if child.has_error or child.is_missing), None)

@@ -71,8 +71,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
             self.check()
             write(self._again(sink, epoch))
         self._writing = False
-        # The target may have rows of the open epoch under a lost record. The state stays `replaying` until the
-        # epoch is written again, so that the epoch is not dropped.
+        # The target may have rows of the open epoch under a lost record. The state stays `replaying` until
+        # the epoch is written again, so that the epoch is not dropped.
         state = "replaying" if sets_back and self._state.open_plan is not None else "joined"
         self.ledger.set_sink(self.lease, sink, state, joined, {"replayed": len(rows)})
         self._finish_repair(sink)
