@@ -1,1 +1,1 @@
-"""The SQL of transforms: parsing, translation to Spark's SQL, and what is refused."""
+"""The SQL of transforms: parsing, translation to Spark's SQL, and checks."""

@@ -1,4 +1,4 @@
-"""Dynamic tables in SQL: the calls that ask them, and the statement that fills one."""
+"""Dynamic tables in SQL: the calls that look them up, and the statement that fills one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ VALUE = "value"
 
 
 def calls(query: exp.Expr) -> list[exp.Anonymous]:
-    """The calls of `dynamic_table_check` in a statement."""
+    """Return the calls of `dynamic_table_check` in a statement."""
     return [call for call in query.find_all(exp.Anonymous) if call.name.lower() == FUNCTION]
 
 
 def looked_up_tables(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
-    """The tables that a statement asks, in order of appearance.
+    """Return the tables that a statement looks up, in order of appearance.
 
-    Raises UserError for a call that is not `dynamic_table_check('table', value)`, and where the SQL cannot be parsed.
+    Raise UserError for a call that is not `dynamic_table_check('table', value)`, and for invalid SQL.
     """
     if FUNCTION not in text.lower():
         return ()
@@ -40,7 +40,7 @@ def _table(call: exp.Anonymous, node: str) -> str:
 
 
 def check_population(text: str, *, node: str = "", dialect: str = "spark") -> None:
-    """Raises UserError, in Streamling's words, for SQL that cannot fill a dynamic table."""
+    """Raise UserError, with Streamling's message, for SQL that cannot fill a dynamic table."""
     refused = "only Projection and Filter SQL queries are supported for dynamic tables"
     try:
         query = statements.parse(text, node=node, dialect=dialect)

@@ -1,8 +1,8 @@
-"""The rewrite of one SELECT whose WHERE is to mark rows instead of leaving them out. See `retractions` for what that means.
+"""Rewrites one SELECT so that its WHERE marks rows instead of dropping them. `retractions` has the reason.
 
     SELECT id, 10 / v AS w FROM t WHERE v <> 0
 
-becomes, with `_gs_pos` as the hidden columns are carried,
+becomes, with `_gs_pos` as one of the system columns,
 
     SELECT id, CASE WHEN _gs_m._gs_at.sub >= 0 THEN 10 / v END AS w, …, _gs_m._gs_at AS _gs_pos
     FROM t LATERAL VIEW inline(array(named_struct('_gs_at', <the position, or a mark>))) _gs_m AS _gs_at
@@ -35,9 +35,10 @@ _MARK = "named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub'
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """What a statement keeps of rows that it leaves out: the columns `wanted` of its result. `marked`: rows that it reads may be marked.
+    """The columns that a statement keeps of dropped rows: the columns `wanted` of its result.
 
-    `keys` are the wanted columns that the key of every sink after it is made of, `plain` those that arrive there unchanged.
+    `marked` means that rows that it reads may be marked. `keys` are the wanted columns from which the key of
+    every downstream sink is computed. `plain` are those that arrive there unchanged.
     """
 
     wanted: frozenset[str]
@@ -58,9 +59,11 @@ class Marker:
         self._marked = marking.marked or (nested and (query.find(exp.Where) is not None or fans_out(query)))
 
     def mark(self, select: exp.Select, branch: Branch | None) -> tuple[list[exp.Expr], Marks | None]:
-        """Rewrites a SELECT but for its hidden columns; returns what numbers its rows, and its marks if it has any.
+        """Rewrite a SELECT, except for its system columns.
 
-        Raises UserError for a key or a list that may fail for rows that the filter leaves out.
+        Return its row numbers, and its marks if it has any.
+
+        Raise UserError for a key or a list that may fail for rows that the filter drops.
         """
         where = select.args.get("where")
         apart = bool(generators(select)) and not select.meta.get(BY_ITEM)
@@ -85,7 +88,7 @@ class Marker:
         return numbers, Marks(placed, alive)
 
     def _passes(self, select: exp.Select, position: exp.Expr) -> exp.Expr:
-        """The whole predicate; what leaves rows out for good stays behind in WHERE."""
+        """Return the whole predicate. Conditions that drop rows permanently stay in WHERE."""
         condition = select.args["where"].this
         plain = [part.copy() for part in _conjuncts(condition) if self._is_for_good(part, select)]
         select.set("where", exp.Where(this=exp.and_(*plain)) if plain else None)
@@ -99,7 +102,10 @@ class Marker:
         return all(is_for_good(part, keys, self._plain) for part in _conjuncts(condition))
 
     def _guard(self, select: exp.Select, alive: exp.Expr) -> None:
-        """What may fail for a marked row is not computed for it, but for the columns of its key, which are tried."""
+        """Do not compute an expression for a marked row if it may fail.
+
+        Key columns are tried without errors.
+        """
         for item in list(select.expressions):
             value = item.unalias()
             if item.is_star or isinstance(item, exp.Aliases) or item.alias_or_name.lower() in (OP, POS) or is_total(value):
@@ -123,7 +129,10 @@ class Marker:
                 raise UserError(msg, hint="Give the column a name: AS name.")
 
     def _check_lists(self, select: exp.Select, *, apart: bool) -> None:
-        """Lists are made into rows before the filter is asked. Where no key needs their items, a row that fails it has none."""
+        """Check lists, because they become rows before the filter is applied.
+
+        If no key needs their items, a row that fails the filter has no items.
+        """
         where = select.args.get("where")
         clauses = [*(select.args.get("laterals") or []), *(select.args.get("joins") or [])]
         alive = template("_0.sub >= 0", exp.column(exp.to_identifier(POS, quoted=True)))
@@ -146,7 +155,10 @@ class Marker:
 
 
 def leaves_for_good(query: exp.Query, keys: Collection[str], plain: Collection[str]) -> bool:
-    """Whether no row that the WHERE of a statement leaves out needs a mark. `keys` and `plain`: see `Marking`."""
+    """Return whether no row that the WHERE of a statement drops needs a mark.
+
+    `keys` and `plain` are those of `Marking`.
+    """
     query = query.copy()
     trace_plain(query, keys)
     inputs = plain_inputs(query, plain)
@@ -159,10 +171,10 @@ def leaves_for_good(query: exp.Query, keys: Collection[str], plain: Collection[s
 
 
 def is_for_good(part: exp.Expr, keys: Collection[str], plain: Collection[str] = ()) -> bool:
-    """Whether a condition leaves rows out for good.
+    """Return whether a condition drops rows permanently.
 
-    It asks the operation alone, or that a column of the key is there, or always says the same of rows of one key: it computes with
-    `plain` columns and nothing else.
+    It does if it tests only the operation, or only that a key column is not NULL. It also does if it has the
+    same result for all rows of one key, because it uses nothing but `plain` columns.
     """
     columns = list(part.find_all(exp.Column))
     names = {column.name.lower() for column in columns}
@@ -181,7 +193,7 @@ def is_for_good(part: exp.Expr, keys: Collection[str], plain: Collection[str] = 
 
 
 def generators(select: exp.Select) -> list[exp.Expr]:
-    """The functions of a SELECT itself that make several rows of one."""
+    """Return the row-generating functions of a SELECT itself."""
     return [part for part in select.walk() if is_generator(part) and part.find_ancestor(exp.Select) is select]
 
 
@@ -197,7 +209,7 @@ def _conjuncts(condition: exp.Expr) -> Iterator[exp.Expr]:
 def _placed(
     position: exp.Expr, numbers: Sequence[exp.Expr], branch: Branch | None, node: str, passes: exp.Expr | None, emptied: Sequence[exp.Expr]
 ) -> exp.Expr:
-    """The position of a row: as it is, a mark, or with the number that tells it from others of the same row."""
+    """Return the position of a row: unchanged, a mark, or with its number among rows of one source row."""
     normal = add_row_number(position, numbers, node, branch) if numbers or branch else position.copy()
     if passes is None and not emptied and normal == position:
         return normal
@@ -210,7 +222,7 @@ def _placed(
 
 
 def _add_view(select: exp.Select, placed: exp.Expr) -> None:
-    """A lateral view of one row, so that the predicate is computed once."""
+    """Add a lateral view of one row, so that the predicate is computed once."""
     for star in [star for item in select.expressions for star in item.find_all(exp.Star) if not isinstance(star.parent, exp.Column)]:
         star.set("except_", [*(star.args.get("except_") or []), exp.to_identifier(_AT, quoted=True)])
     made = exp.Anonymous(this="named_struct", expressions=[exp.Literal.string(_AT), placed])
@@ -223,7 +235,10 @@ def _add_view(select: exp.Select, placed: exp.Expr) -> None:
 
 
 def _shield(value: exp.Expr, alive: exp.Expr) -> None:
-    """Functions in Spark's workers are called for all rows, whatever CASE says: for marked rows with NULL."""
+    """Pass NULL to functions in Spark's workers for marked rows.
+
+    Spark calls them for all rows, even inside CASE.
+    """
     for call in list(value.find_all(exp.Anonymous)):
         if call.find_ancestor(exp.Lambda) is not None or any(isinstance(one, exp.Lambda) for one in call.expressions):
             continue
@@ -232,7 +247,7 @@ def _shield(value: exp.Expr, alive: exp.Expr) -> None:
 
 
 def _is_later_branch(select: exp.Select) -> bool:
-    """Whether a SELECT is a branch of a UNION ALL whose columns are named by another."""
+    """Return whether a SELECT is a branch of a UNION ALL and another branch names its columns."""
     at: exp.Expr = select
     while isinstance(at.parent, exp.SetOperation | exp.Subquery):
         if isinstance(at.parent, exp.SetOperation) and at.parent.expression is at and not at.parent.args.get("by_name"):
@@ -242,7 +257,10 @@ def _is_later_branch(select: exp.Select) -> bool:
 
 
 def conditions_for_good(predicate: str) -> list[str]:
-    """What of a source's filter, in Spark's SQL, asks for the operation alone: it leaves rows out, and marks none."""
+    """Return the conditions of a source's filter, in Spark's SQL, that test only the operation.
+
+    They drop rows permanently, and mark none.
+    """
     if OP not in predicate:
         return []
     try:

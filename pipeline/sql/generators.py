@@ -1,7 +1,7 @@
-"""Several rows of one: `explode`, `unnest` and their kin, in the SELECT list, as LATERAL VIEW, or behind FROM.
+"""Row-generating functions such as `explode` and `unnest`: in the SELECT list, as LATERAL VIEW, or after FROM.
 
-All become lateral views that also tell the number of each row, by which `_gs_pos` stays an order. Empty and NULL lists give no row,
-unless the outer form asks for one.
+All become lateral views that also return the number of each row, so that `_gs_pos` stays an order. Empty and
+NULL lists give no row, unless the outer form is used.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ _KNOWN = ("inline_outer", "explode_outer", "posexplode_outer")
 
 
 def is_generator(part: exp.Expr) -> bool:
-    """Whether an expression makes any number of rows of one. `json_tuple` makes one of one."""
+    """Return whether an expression makes any number of rows from one. `json_tuple` makes exactly one row."""
     if isinstance(part, exp.Anonymous):
         return part.name.lower() in _KNOWN
     return isinstance(part, exp.Explode | exp.Inline | exp.Stack | exp.Unnest)
 
 
 def fans_out(query: exp.Query) -> bool:
-    """Whether a statement can give more rows than it reads."""
+    """Return whether a statement can give more rows than it reads."""
     return any(is_generator(part) for part in query.walk())
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorCall:
-    """One generator: what it is called on, the alias and the names of its columns, and whether a row without items stays."""
+    """One row-generating call, with the alias and the names of its columns.
+
+    `outer` keeps a row without items.
+    """
 
     call: exp.Expr
     alias: str = ""
@@ -43,7 +46,7 @@ class GeneratorCall:
 
     @property
     def lists(self) -> list[exp.Expr]:
-        """The lists whose items it makes rows of."""
+        """The lists whose items become rows."""
         if isinstance(self.call, exp.Unnest | exp.Anonymous):
             return list(self.call.expressions)
         if isinstance(self.call, exp.Stack):
@@ -52,7 +55,7 @@ class GeneratorCall:
 
     @property
     def numbered(self) -> bool:
-        """Whether its first column is the number itself."""
+        """Whether its first column is the item's number."""
         return isinstance(self.call, exp.Posexplode) or (
             isinstance(self.call, exp.Anonymous) and self.call.name.lower() == "posexplode_outer"
         )
@@ -66,7 +69,7 @@ class GeneratorCall:
 
 
 def find_generator(part: exp.Expr) -> GeneratorCall | None:
-    """The generator that a join or a LATERAL VIEW holds; None for a join with another table."""
+    """Return the generator in a join or a LATERAL VIEW. None for a join with another table."""
     outer = isinstance(part, exp.Join) and part.side == "LEFT"
     read = part.this if isinstance(part, exp.Join) else part
     call = read if isinstance(read, exp.Unnest) else read.this if isinstance(read, exp.Lateral | exp.Table) else None
@@ -90,7 +93,7 @@ def _is_outer(call: exp.Expr) -> bool:
 
 
 def _stacked(stack: exp.Stack) -> exp.Expr:
-    """stack(2, a, b, c) as the list of its rows."""
+    """Return stack(2, a, b, c) as the list of its rows."""
     count = int(stack.this.name) if isinstance(stack.this, exp.Literal) and stack.this.name.isdigit() else 0
     if count < 1:
         msg = "the number of rows of stack must be written out, and be 1 or more"
@@ -115,7 +118,7 @@ def _struct(prefix: str, cells: list[exp.Expr]) -> exp.Anonymous:
 
 @dataclass(slots=True)
 class _Spread:
-    """The work on one SELECT."""
+    """The rewrite of one SELECT."""
 
     select: exp.Select
     views: list[exp.Lateral] = field(default_factory=list)
@@ -135,7 +138,10 @@ class _Spread:
         )
 
     def add(self, call: GeneratorCall, *, named: bool) -> str:
-        """Adds the lateral views of a generator; returns the alias of its columns. `named`: the user can see that alias."""
+        """Add the lateral views of a generator. Return the alias of its columns.
+
+        `named` means that the user can refer to that alias.
+        """
         if self.emptied is not None and not call.outer:
             alias = self.add(replace(call, outer=True), named=named)
             self.emptied.append(self.numbers[-1])
@@ -166,7 +172,7 @@ class _Spread:
         return alias
 
     def _two(self, call: GeneratorCall, items: exp.Expr, alias: str, number: exp.Identifier, hidden: str, item: str) -> None:
-        """One view for the items and their number, one for the columns that are made of an item."""
+        """Add one view for the items and their number, and one for the columns computed from an item."""
         self.lateral(GeneratorCall(exp.Posexplode(this=items)), [number, exp.to_identifier(item, quoted=True)], hidden, outer=call.outer)
         n, value = _in(hidden, number.name), _in(hidden, item)
         self.numbers.append(n)
@@ -190,17 +196,16 @@ def _star_of(alias: str, *left_out: str) -> exp.Column:
 
 
 def _zipped(lists: list[exp.Expr]) -> exp.Expr:
-    """As many items as the longest of several lists has."""
+    """Return a list with as many items as the longest of several lists."""
     sizes = [_call("array_size", one.copy()) for one in lists]
     return template("array_repeat(true, _0)", _call("greatest", *sizes, exp.Literal.number(0)))
 
 
 def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[exp.Expr]:
-    """Makes lateral views of all generators of a SELECT; returns what numbers the rows, outermost first.
+    """Replace all generators of a SELECT by lateral views. Return the row numbers, outermost first.
 
-    With `emptied`, rows without items stay, and it gets what is NULL for a row that stays for that reason alone.
-
-    Raises UserError where two of them stand in one SELECT list and are not both `unnest`.
+    With `emptied`, rows without items stay. It receives the columns that are NULL only for such a row. Raise
+    UserError if two generators are in one SELECT list and are not both `unnest`.
     """
     work = _Spread(select, emptied=emptied)
     joins = select.args.get("joins") or []
@@ -223,13 +228,16 @@ def spread(select: exp.Select, emptied: list[exp.Expr] | None = None) -> list[ex
 
 
 def _listed(select: exp.Select) -> Iterator[exp.Expr]:
-    """The generators in a SELECT list."""
+    """Yield the generators in a SELECT list."""
     for item in select.expressions:
         yield from (part for part in item.find_all(exp.Explode, exp.Inline, exp.Stack, exp.Unnest, exp.Anonymous) if is_generator(part))
 
 
 def _open_stars(work: _Spread) -> None:
-    """`*` becomes the stars of what stands behind FROM, so that the columns of the views that are added here are not in it."""
+    """Replace `*` by the star of the relation after FROM and the stars of the user's views.
+
+    The columns of the views that are added here are not in them.
+    """
     select = work.select
     read = select.args["from_"].this
     if isinstance(read, exp.Subquery) and not read.alias:
@@ -246,7 +254,7 @@ def _open_stars(work: _Spread) -> None:
 
 
 def _mark_stars(work: _Spread) -> None:
-    """`e.*` over a lateral view of the user leaves the number out."""
+    """Exclude the row number from `e.*` over a lateral view of the user."""
     for item in work.select.expressions:
         if isinstance(item, exp.Column) and isinstance(item.this, exp.Star) and (hidden := work.numbering.get(item.table.lower())):
             left_out = item.this.args.get("except_") or []
@@ -255,7 +263,7 @@ def _mark_stars(work: _Spread) -> None:
 
 
 def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
-    """The generators of the SELECT list as lateral views, and the items that stood for them."""
+    """Replace the generators of the SELECT list by lateral views and their columns."""
     calls = list({part.sql(dialect="spark"): part for part in listed}.values())
     if len(calls) > 1:
         _side_by_side(work, listed, calls)
@@ -283,7 +291,7 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
 
 
 def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) -> None:
-    """Several `unnest` in one list go along together, the shorter ones with NULL behind their end."""
+    """Combine several `unnest` in one list. The shorter lists give NULL after their end."""
     if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
         msg = "two functions that make several rows of one stand in one SELECT list"
         raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
@@ -295,7 +303,7 @@ def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) 
 
 
 def _names(call: exp.Expr) -> tuple[exp.Identifier, ...]:
-    """What the columns of a generator in a SELECT list are called; none where Spark's own names hold."""
+    """Return the column names of a generator in a SELECT list. Empty if Spark's own names apply."""
     item = call.parent
     if isinstance(item, exp.Aliases):
         return tuple(name.copy() for name in item.expressions)
@@ -312,7 +320,7 @@ def _several(call: exp.Expr) -> bool:
 
 
 def _put(part: exp.Expr, column: exp.Column) -> None:
-    """The column in the place of a generator; a bare `unnest` is named so."""
+    """Replace a generator by its column. A bare `unnest` gets that name."""
     part.replace(exp.alias_(column, "unnest") if isinstance(part.parent, exp.Select) else column)
 
 

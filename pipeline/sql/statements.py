@@ -1,8 +1,8 @@
-"""The SQL of transforms: what it reads, what is allowed in it, and the hidden columns added to it.
+"""The SQL of transforms: its inputs, the allowed statements, and the system columns added to it.
 
-A per-row transform is a projection, a filter, an unnest, or a union all of such. Joins, aggregates, windows, sort, limit and
-distinct need state across rows; they are refused with the reason (`refused`). Statements in other dialects are looked at in Spark's
-terms (`dialects`): whatever `parse` returns is what Spark is asked.
+A per-row transform is a projection, a filter, an unnest, or a UNION ALL of these. Joins, aggregates, windows,
+sort, limit and distinct need state across rows. They are refused with the reason (`unsupported`). Statements
+in other dialects are handled in Spark's SQL (`dialects`): Spark runs the statement that `parse` returns.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ def _checked(text: str, dialect: str) -> exp.Query:
 
 
 def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
-    """The statement in Spark's SQL, checked.
+    """Return the statement in Spark's SQL, checked.
 
-    Raises UserError for what cannot be parsed, is not allowed in a per-row transform, or cannot be said in Spark's SQL.
+    Raise UserError for a statement that cannot be parsed, is not allowed in a per-row transform, or has no
+    equivalent in Spark's SQL.
     """
     try:
         return _checked(text, dialect).copy()
@@ -47,19 +48,22 @@ def parse(text: str, *, node: str = "", dialect: str = "spark") -> exp.Query:
 
 
 def spark_text(text: str, *, node: str = "", dialect: str = "spark") -> str:
-    """The statement in Spark's SQL as text; one that is so already stays as it is written."""
+    """Return the statement in Spark's SQL, as a string. One in Spark's SQL is returned unchanged."""
     return text if dialect == "spark" else parse(text, node=node, dialect=dialect).sql(dialect=DIALECT)
 
 
 def input_nodes(text: str, *, node: str = "", dialect: str = "spark") -> tuple[str, ...]:
-    """The nodes that the statement reads, in order of appearance, without those that its own WITH defines."""
+    """Return the nodes that the statement reads, in order of appearance. Exclude names of its own WITH."""
     found = parse(text, node=node, dialect=dialect)
     own = {cte.alias for cte in found.find_all(exp.CTE)}
     return tuple(name for name in dict.fromkeys(_table_names(found)) if name not in own)
 
 
 def table_uses(text: str, *, node: str = "", dialect: str = "spark") -> dict[str, int]:
-    """How many SELECTs read each node: an upper bound of how often one input row can appear in the result, but for `multiplies`."""
+    """Return how many SELECTs read each node.
+
+    Unless `multiplies`, this is an upper bound of how often one input row can appear in the result.
+    """
     read_ = input_nodes(text, node=node, dialect=dialect)
     names = _table_names(parse(text, node=node, dialect=dialect))
     own = len(names) - sum(name in read_ for name in names)
@@ -67,7 +71,7 @@ def table_uses(text: str, *, node: str = "", dialect: str = "spark") -> dict[str
 
 
 def multiplies(text: str, *, node: str = "", dialect: str = "spark") -> bool:
-    """Whether any number of rows can come of one."""
+    """Return whether one row can become any number of rows."""
     return fans_out(parse(text, node=node, dialect=dialect))
 
 
@@ -89,18 +93,20 @@ def compile_statement(
     sources: Mapping[str, Collection[str]] | None = None,
     marking: Marking | None = None,
 ) -> str:
-    """The statement with the hidden columns carried through every SELECT, functions expanded, clocks fixed, and tables renamed.
+    """Return the statement with system columns in every SELECT.
+
+    Functions are expanded, clocks fixed and tables renamed.
 
     Args:
-        text: in Spark's SQL, or what `parse` made of it.
+        text: in Spark's SQL, or the result of `parse`.
         hidden: `connectors.base.HIDDEN`, or some of it.
-        now: the epoch's planned time: `now()` and its kin mean that, so that a replay computes the same rows.
+        now: the epoch's planned time, which clocks return. A replay computes the same rows.
         rename: views by the names of nodes.
-        node: whose statement it is, for errors.
-        sources: those behind each node that it reads; if not given, each node is one.
-        marking: rows that a WHERE leaves out are marked and kept, see `retractions`; if not given, they are left out.
+        node: the node of the statement, for errors.
+        sources: the sources upstream of each node that it reads. By default each node counts as one.
+        marking: marks and keeps rows that a WHERE drops (see `retractions`). By default they are dropped.
 
-    Raises UserError where the statement sets a hidden column to what it cannot be.
+    Raise UserError if the statement sets a system column to an invalid value.
     """
     found = parse(text, node=node) if isinstance(text, str) else text.copy()
     functions.expand(found, node=node, now=now)
@@ -141,12 +147,12 @@ _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.
 
 
 def is_relative_timestamp(text: str) -> bool:
-    """Whether a text means a moment that moves where Spark makes it a time."""
+    """Return whether a string becomes a changing timestamp when Spark casts it to a timestamp."""
     return _WORDS.fullmatch(text) is not None
 
 
 def may_have_relative_timestamps(text: str) -> bool:
-    """Whether a statement may hold such a text: False is certain."""
+    """Return whether a statement may contain such a string. Only False is certain."""
     return re.search(rf"['\"]{_WORDS.pattern}['\"]", text, re.IGNORECASE) is not None
 
 
@@ -163,7 +169,7 @@ def _fix_clocks(query: exp.Query, now: datetime) -> None:
 
 
 def _clock_type(call: exp.Expr) -> str | None:
-    """What a clock tells: the moment, or the day; None for what is no clock."""
+    """Return the type of a clock's result: "moment" or "day". None for other calls."""
     name = call.name.lower() if isinstance(call, exp.Anonymous) else ""
     if isinstance(call, exp.CurrentTimestamp | exp.Localtimestamp) or name in ("now", "localtimestamp"):
         return "moment"
@@ -171,10 +177,13 @@ def _clock_type(call: exp.Expr) -> str | None:
 
 
 def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str, exp.Literal]]:
-    """The words such as `'now'` that are cast to a time, and where they stand; those with a zone behind them, or those without."""
+    """Yield the words such as `'now'` that are cast to a timestamp, with their literals.
+
+    `zoned` selects those with a time zone, or those without.
+    """
     for cast in query.find_all(exp.Cast, exp.TryCast, exp.Date, exp.TsOrDsToDate, exp.Anonymous):
         into, text = not isinstance(cast, exp.Cast) or cast.to.this in _TIMES, cast.this
-        if isinstance(cast, exp.Anonymous):  # with a format it is text like any other
+        if isinstance(cast, exp.Anonymous):  # with a format it is an ordinary string
             into, text = cast.name.lower() in _INTO_TIMES and len(cast.expressions) == 1, next(iter(cast.expressions), None)
         if into and isinstance(text, exp.Literal) and text.is_string and (found := _WORDS.fullmatch(text.name)) and bool(found[2]) == zoned:
             yield found[0].strip() if zoned else found[1], text
@@ -183,7 +192,7 @@ def _clock_words(query: exp.Query, *, zoned: bool = False) -> Iterator[tuple[str
 _IMPURE = frozenset(
     {
         *("rand", "randn", "random", "randstr", "uniform", "uuid", "shuffle"),
-        "aes_encrypt",  # by a vector of chance, save where one is given
+        "aes_encrypt",  # with a random vector unless one is passed
         *("monotonically_increasing_id", "spark_partition_id", "input_file_name", "input_file_block_start", "input_file_block_length"),
         *("reflect", "java_method", "try_reflect"),
         *("current_user", "session_user", "user", "version"),
@@ -193,7 +202,7 @@ _IMPURE = frozenset(
 
 
 def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
-    """What in the statement gives other values when an epoch is replayed: names of functions, and texts such as `today CET`."""
+    """Return the non-deterministic parts of a statement: function names, and strings such as `today CET`."""
     query = parse(text, dialect=dialect)
     found = (
         part.sql_name().lower() if isinstance(part, exp.Func) and not isinstance(part, exp.Anonymous) else part.name.lower()
@@ -203,9 +212,9 @@ def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, .
 
 
 def nondeterministic_filter_calls(predicate: str) -> tuple[str, ...]:
-    """Calls in a source's filter, in Spark's SQL, by which other rows are read the next time; none where it cannot be parsed.
+    """Return the non-deterministic calls in a source's filter, in Spark's SQL. Empty if it cannot be parsed.
 
-    Clocks are among them: they stand still in transforms alone.
+    They include clocks, because clocks are fixed only in transforms.
     """
     text = f"SELECT * FROM s WHERE (\n{predicate}\n)"  # noqa: S608  looked at, and not run
     try:

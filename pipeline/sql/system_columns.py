@@ -1,7 +1,7 @@
-"""The two columns that every row carries beside its payload, and how a SELECT hands them on. No user sees them unasked.
+"""The two system columns of every row, and how a SELECT propagates them. Users see them only on request.
 
-`_gs_op` is the user's to read and to set; `_gs_pos`, the order that "last one wins" means, is not. Both stand at the end of every
-SELECT, so that the branches of a UNION ALL fit by their places.
+Users may read and set `_gs_op`. They may not set `_gs_pos`, the order that decides the last row of a key.
+Both are at the end of every SELECT, so that the branches of a UNION ALL match by position.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CHECKED = (
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How the rows of one SELECT are marked (`filter_marking`): their position, and whether a row is not marked."""
+    """The marks of one SELECT (`filter_marking`): the position of a row, and whether it is not marked."""
 
     position: exp.Expr
     alive: exp.Expr
@@ -45,16 +45,17 @@ class Marks:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The place of a SELECT among those of a UNION ALL: `sub` becomes `sub * count + at`."""
+    """The index of a SELECT in a UNION ALL: `sub` becomes `sub * count + at`."""
 
     at: int
     count: int
 
 
 def branches(query: exp.Query, sources: Mapping[str, Collection[str]]) -> dict[int, Branch]:
-    """The SELECTs, by `id()`, of every UNION ALL that one row may come through twice: without a number both would stand at one place.
+    """Return the SELECTs, by `id()`, of every UNION ALL through which one row may pass twice.
 
-    `sources` are those behind each node that the statement reads; a node that is not named is taken for one.
+    Without a number, both results would have the same position. `sources` has the sources upstream of each
+    node that the statement reads. A node without an entry counts as one source.
     """
     ctes = {cte.alias: cte.this for cte in query.find_all(exp.CTE)}
 
@@ -97,17 +98,17 @@ def add_system_columns(
     branch: Branch | None = None,
     marks: Marks | None = None,
 ) -> None:
-    """Puts the hidden columns at the end of a SELECT, once each.
+    """Add the system columns at the end of a SELECT, once each.
 
     Args:
         select: changed in place.
         hidden: names of the columns.
-        numbers: what numbers the rows that are made of one, outermost first; empty where a row stays one.
-        node: whose statement it is, for errors that rows raise.
+        numbers: the row numbers of generated rows, outermost first. Empty if no row is generated.
+        node: the node of the statement, for errors that rows raise.
         branch: see `branches`.
         marks: the position of a row that may be marked, with its numbers in it.
 
-    Raises UserError where the statement sets `_gs_pos`, or `_gs_op` to a text that is no operation.
+    Raise UserError if the statement sets `_gs_pos`, or sets `_gs_op` to a string that is no operation.
     """
     own: dict[str, exp.Expr] = {}
     for item in list(select.expressions):
@@ -135,7 +136,7 @@ def add_system_columns(
 
 
 def _stars(select: exp.Select) -> Iterator[exp.Star]:
-    """The stars that stand for all columns of what the SELECT reads, also inside of functions."""
+    """Yield the stars that mean all columns of the inputs of a SELECT, including those inside functions."""
     names = relation_names(select)
     for item in select.expressions:
         for star in item.find_all(exp.Star):
@@ -145,7 +146,7 @@ def _stars(select: exp.Select) -> Iterator[exp.Star]:
 
 
 def relation_names(select: exp.Select) -> set[str]:
-    """What the columns of the relation behind FROM may be qualified with, in lower case."""
+    """Return the qualifiers of the columns of the relation after FROM, in lower case."""
     clause = select.args.get("from_")
     read = clause.this if clause is not None else None
     if read is None:
@@ -158,7 +159,10 @@ def relation_names(select: exp.Select) -> set[str]:
 
 
 def _checked(value: exp.Expr, node: str) -> exp.Expr:
-    """An operation that a statement computes. Raises UserError for a text that is none; what rows say is checked row by row."""
+    """Return an operation that a statement computes, with a check per row.
+
+    Raise UserError for a literal that is no operation.
+    """
     hint = f"Allowed: {', '.join(OPERATIONS)}."
     if isinstance(value, exp.Literal):
         if not value.is_string or value.name not in OPERATIONS:
@@ -169,7 +173,10 @@ def _checked(value: exp.Expr, node: str) -> exp.Expr:
 
 
 def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = "", branch: Branch | None = None) -> exp.Expr:
-    """The position of each row of those that are made of one. An outer generator gives no number for a row without items."""
+    """Return the position of each generated row.
+
+    An outer generator gives no number for a row without items.
+    """
     many = _failing(_TOO_MANY, "Cut the list before, with slice or filter.", node)
     deep = _failing(_TOO_DEEP, "Make them in one transform, such as with flatten.", node)
     sub = template("_0.sub", position)
@@ -182,7 +189,7 @@ def add_row_number(position: exp.Expr, numbers: Sequence[exp.Expr], node: str = 
             many,
             deep,
         )
-    if branch:  # Spark's own arithmetic fails where no number is left
+    if branch:  # Spark's own arithmetic fails on overflow
         sub = template(f"_0 * {branch.count} + {branch.at}", sub)
     return template("named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', _1)", position, sub)
 

@@ -1,4 +1,4 @@
-"""Expressions of Spark's SQL that fail for no row, and what to write for those that might."""
+"""Expressions of Spark's SQL that never fail for a row, and replacements for those that might."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REPEATABLE_NAMED = _NAMED | {"pmod", "mod"}
 
 
 def is_repeatable(value: exp.Expr) -> bool:
-    """Whether an expression gives the same for the same columns whenever it is computed. False is no certainty."""
+    """Return whether an expression always has the same result for the same columns. Only True is certain."""
     return all(
         part.name.lower() in _REPEATABLE_NAMED if isinstance(part, exp.Anonymous) else isinstance(part, (*_TOTAL, *_REPEATABLE))
         for part in value.walk()
@@ -42,7 +42,7 @@ def is_repeatable(value: exp.Expr) -> bool:
 
 
 def is_total(value: exp.Expr) -> bool:
-    """Whether an expression gives a value, perhaps NULL, for every row. False is no certainty."""
+    """Return whether an expression gives a value or NULL for every row. Only True is certain."""
     return all(_is_total(part) for part in value.walk())
 
 
@@ -57,12 +57,12 @@ def _is_total(part: exp.Expr) -> bool:
 
 
 def _is_strict(cast: exp.Cast) -> bool:
-    """Whether a cast fails where it cannot be: to the parser, Spark's CAST is a TRY_CAST that is not safe."""
+    """Return whether a cast raises an error. The parser reads Spark's CAST as a TRY_CAST that is not safe."""
     return not (isinstance(cast, exp.TryCast) and cast.args.get("safe"))
 
 
 def without_errors(value: exp.Expr) -> exp.Expr | None:
-    """The same value, but NULL where it would fail; None where there is no way to write that."""
+    """Return an equal expression that gives NULL instead of an error. None if there is none."""
     made = exp.Paren(this=value.copy())
     for part in list(made.walk(bfs=False))[::-1]:
         if isinstance(part, exp.Cast) and _is_strict(part) and part.to.this not in _TEXTS:

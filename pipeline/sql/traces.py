@@ -1,4 +1,7 @@
-"""Which columns a statement makes some of its own columns of, by name: read from the SQL alone, and at most too many."""
+"""Traces columns of a result to the input columns, by name.
+
+It reads only the SQL, and may return too many.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _LIST_COLUMNS = ("col", "pos", "key", "value")
 
 
 def trace(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:
-    """By node that a statement reads: the columns, in lower case, that `columns` of its result are made of.
+    """Return the input columns, in lower case, from which `columns` of the result are computed, by node.
 
-    Notes in the `meta` of the statement's parts what it sees.
+    Store details in the `meta` of the statement's parts.
     """
     work = _Trace()
     work.query(query, _Wanted({name.lower() for name in columns}), {})
@@ -30,14 +33,20 @@ def trace(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:
 
 
 def trace_plain(query: exp.Query, columns: Collection[str]) -> None:
-    """Note in the `meta` of each SELECT, under `PLAIN`, what it hands on as these columns of the result alone."""
+    """Find the columns of each SELECT that only pass on these result columns.
+
+    Store them in its `meta` under `PLAIN`.
+    """
     for select in query.find_all(exp.Select):
         select.meta.pop(PLAIN, None)
     trace(query, columns)
 
 
 def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
-    """Return the columns that one SELECT over one node hands on unchanged as `columns`; none for any other statement."""
+    """Return the columns that one SELECT over one node passes on unchanged as `columns`.
+
+    Empty for any other statement.
+    """
     if not isinstance(query, exp.Select) or len(list(query.find_all(exp.Select))) > 1 or query.args.get("joins"):
         return frozenset()
     found: set[str] = set()
@@ -55,7 +64,7 @@ def plain_inputs(query: exp.Query, columns: Collection[str]) -> frozenset[str]:
 
 @dataclass(slots=True)
 class _Wanted:
-    """Columns by name; by place where those are known, as for the branches of a UNION ALL."""
+    """Columns by name. Also by index if that is known, as for the branches of a UNION ALL."""
 
     names: set[str]
     places: set[int] | None = None
@@ -115,7 +124,7 @@ class _Trace:
 
 
 def _by_alias(columns: Sequence[str], wanted: _Wanted) -> _Wanted:
-    """What is wanted below `AS t(a, b)`, which names columns by their place."""
+    """Return the wanted columns below `AS t(a, b)`, which names columns by their index."""
     if not columns:
         return wanted
     places = {at for at, name in enumerate(columns) if name.lower() in wanted.names}
@@ -123,7 +132,7 @@ def _by_alias(columns: Sequence[str], wanted: _Wanted) -> _Wanted:
 
 
 def _places(query: exp.SetOperation, names: set[str]) -> set[int] | None:
-    """The places of wanted columns in the first branch of a UNION ALL; None where a `*` hides them."""
+    """Return the indexes of wanted columns in the first branch of a UNION ALL. None if it has a `*`."""
     first: exp.Expr = query
     while isinstance(first, exp.SetOperation | exp.Subquery):
         first = first.this
@@ -138,7 +147,7 @@ def _is_named(item: exp.Expr, names: set[str]) -> bool:
 
 
 def _to_the_left(items: Sequence[exp.Expr], chosen: set[int]) -> set[int]:
-    """Items whose alias a chosen one further right may mean."""
+    """Return the items whose alias a chosen item further right may refer to."""
     return {
         at
         for at, item in enumerate(items)
@@ -149,6 +158,9 @@ def _to_the_left(items: Sequence[exp.Expr], chosen: set[int]) -> set[int]:
 
 
 def _columns(part: exp.Expr) -> Iterator[str]:
-    """The names of all columns in an expression; of `a.b`, which may be a field of a struct, both."""
+    """Yield the names of all columns in an expression.
+
+    Of `a.b`, which may be a struct's field, yield both.
+    """
     for column in part.find_all(exp.Column):
         yield from (name.name.lower() for name in column.parts if isinstance(name, exp.Identifier))

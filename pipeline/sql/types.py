@@ -1,7 +1,7 @@
-"""Rewrite statements where only the types of their columns decide what Spark must do.
+"""Rewrites statements whose meaning in Spark depends on the types of their columns.
 
-Operators on numbers of more than 38 digits become functions (`int256`). `/` of whole numbers becomes DIV for dialects in which it
-gives a whole number. A type that cannot be inferred is UNKNOWN and changes nothing.
+Operators on numbers of more than 38 digits become functions (`int256`). `/` of integers becomes DIV for
+dialects in which it gives an integer. A type that cannot be inferred is UNKNOWN and changes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Types = Mapping[str, exp.DataType]
 
 
 def spark_type(spelled: str) -> exp.DataType:
-    """Return the type that Spark spells so, UNKNOWN for one that sqlglot does not know."""
+    """Return the type with this spelling in Spark. UNKNOWN if sqlglot does not know it."""
     try:
         return exp.DataType.build(spelled, dialect=DIALECT)
     except (ValueError, SqlglotError):
@@ -60,7 +60,10 @@ def spark_type(spelled: str) -> exp.DataType:
 
 
 def needs_types(query: exp.Query, wide: bool) -> bool:
-    """Whether types decide anything in a statement. `wide`: one of its inputs has numbers of more than 38 digits."""
+    """Return whether types decide anything in a statement.
+
+    `wide` means that one of its inputs has numbers of more than 38 digits.
+    """
     return wide or any(
         (isinstance(part, exp.Div) and part.args.get("typed"))
         or isinstance(part, exp.Unnest)
@@ -72,14 +75,14 @@ def needs_types(query: exp.Query, wide: bool) -> bool:
 
 @dataclass(slots=True)
 class _TypeScope:
-    """The columns that a SELECT reads, by the relation that gives them. All names are in lower case."""
+    """The columns that a SELECT reads, by the relation that contains them. All names are in lower case."""
 
     relations: list[tuple[frozenset[str], dict[str, exp.DataType]]]
     """The names that a relation's columns may be qualified with, and its columns."""
     aliases: dict[str, exp.DataType] = field(default_factory=dict)
 
     def columns_of(self, qualifier: str) -> dict[str, exp.DataType]:
-        """Return the columns of one relation, of all for an empty qualifier."""
+        """Return the columns of one relation, or of all relations if the qualifier is empty."""
         found: dict[str, exp.DataType] = {}
         for names, columns in self.relations:
             if not qualifier or qualifier.lower() in names:
@@ -100,7 +103,7 @@ class _TypeScope:
 
 
 class _Typer:
-    """Set the types in one statement and rewrite what they decide, in place."""
+    """Sets the types in one statement and rewrites it by them, in place."""
 
     def __init__(self, nodes: Mapping[str, Types]) -> None:
         self._nodes = nodes
@@ -166,7 +169,7 @@ class _Typer:
         scope.relations.append((frozenset({call.alias.lower()}), columns))
 
     def _expression(self, root: exp.Expr, scope: _TypeScope) -> exp.Expr:
-        """Return the expression with types, rewritten; it replaces the old one in the statement."""
+        """Return the expression with types, rewritten. It replaces the old one in the statement."""
         for column in root.find_all(exp.Column):
             column.type = scope.find([part.name.lower() for part in column.parts])
         for call in root.find_all(exp.Func):
@@ -191,7 +194,7 @@ class _Typer:
 
 
 def _generated(call: GeneratorCall, kind: exp.DataType) -> list[tuple[str, exp.DataType]]:
-    """Return the columns that a generator makes of one list or map; none where its type cannot be inferred."""
+    """Return the columns that a generator makes from one list or map. None if its type cannot be inferred."""
     parts = kind.expressions
     if kind.this == exp.DType.MAP and len(parts) == 2:
         return list(zip(("key", "value"), parts, strict=True))
@@ -226,7 +229,10 @@ def _open_struct(item: exp.Expr, scope: _TypeScope) -> exp.Expr:
 
 
 def _divide(division: exp.Div) -> exp.Expr:
-    """Return `/` of a dialect in which whole numbers divide to whole numbers. Raise UserError where a type is missing for that."""
+    """Return `/` of a dialect in which integers divide to an integer.
+
+    Raise UserError if a type is missing for that.
+    """
     kinds = [infer_type(side) for side in (division.left, division.right)]
     if any(kind.this == exp.DType.UNKNOWN for kind in kinds) and all(kind.this in (*INTEGERS, exp.DType.UNKNOWN) for kind in kinds):
         msg = f"the types of `{division.sql(dialect=DIALECT)}` cannot be inferred, and decide whether it gives a whole number"
@@ -239,7 +245,7 @@ def _divide(division: exp.Div) -> exp.Expr:
 
 
 def _star_columns(star: exp.Expr, scope: _TypeScope) -> dict[str, exp.DataType]:
-    """Return the columns that a star stands for: those of all relations, of one, or the fields of a struct."""
+    """Return the columns that a star means: those of all relations, of one, or the fields of a struct."""
     inner = star.this if isinstance(star, exp.Column) else star
     left_out = {column.name.lower() for column in inner.args.get("except_") or ()}
     qualifier = [part.name.lower() for part in star.parts[:-1]] if isinstance(star, exp.Column) else []
@@ -254,7 +260,10 @@ def _renamed(types: dict[str, exp.DataType], names: list[str]) -> dict[str, exp.
 
 
 def _branch_type(name: str, left: exp.DataType, right: exp.DataType) -> exp.DataType:
-    """Return the type of a column of two branches. Raise UserError where they are not one type, and one is a wide number."""
+    """Return the type of a column in two branches.
+
+    Raise UserError if the types differ and one is a wide number.
+    """
     if (found := common_type([left, right])) is not None:
         return found
     msg = f"column `{name}` is {_spell_type(left)} in one branch of UNION ALL, and {_spell_type(right)} in another"
@@ -268,7 +277,10 @@ def _spell_type(kind: exp.DataType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WideColumns:
-    """The columns of a statement, in lower case, which Spark has as text: wide numbers, and lists, maps and structs with such inside."""
+    """The columns of a statement, in lower case, that Spark stores as strings.
+
+    They are wide numbers, and lists, maps and structs that contain them.
+    """
 
     numbers: dict[str, pa.DataType]
     nested: dict[str, exp.DataType]

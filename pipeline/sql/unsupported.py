@@ -1,4 +1,4 @@
-"""What a per-row transform may not say, why, and where it is possible instead."""
+"""Constructs that a per-row transform does not support, with the reason and the alternative."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transf
 
 
 def check(query: exp.Query) -> None:
-    """Raises UserError, "unsupported plan: ...", at the first thing in a statement that a per-row transform may not say."""
+    """Raise UserError, "unsupported plan: ...", for the first unsupported construct in a per-row transform."""
     for part in query.walk():
         for what, hint in _wrong(part):
             msg = f"unsupported plan: {what} is not possible in a per-row transform"
@@ -100,7 +100,7 @@ def _select(select: exp.Select) -> Iterator[tuple[str, str]]:
 
 
 def _generator(part: exp.Expr) -> Iterator[tuple[str, str]]:
-    """Where one row becomes several: in a SELECT list, in LATERAL VIEW or behind FROM, and nowhere else."""
+    """Yield problems of a generator that is not in a SELECT list, LATERAL VIEW or FROM clause."""
     name = part.name if isinstance(part, exp.Anonymous) else part.sql_name() if isinstance(part, exp.Func) else "unnest"
     name = name.lower()
     inside = part.find_ancestor(exp.Where, exp.Select)

@@ -1,4 +1,7 @@
-"""Functions of other dialects, said in Spark's SQL: by name and number of arguments, `_0`, `_1` ... being the arguments."""
+"""Functions of other dialects in Spark's SQL, by name and number of arguments.
+
+`_0`, `_1` ... are the arguments.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def _parsed(text: str) -> exp.Expr:
 
 
 def template(text: str, *arguments: exp.Expr) -> exp.Expr:
-    """Spark SQL with `_0`, `_1` ... replaced by expressions; `_0.name` is a field of one."""
+    """Return Spark SQL with `_0`, `_1` ... replaced by expressions. `_0.name` is a field of one."""
 
     def fill(part: exp.Expr) -> exp.Expr:
         if isinstance(part, exp.Column):
@@ -42,14 +45,17 @@ def template(text: str, *arguments: exp.Expr) -> exp.Expr:
 
 
 def builder(name: str, templates: Templates) -> Callable[[list[Any]], exp.Expr]:
-    """What sqlglot's parser calls for the function; with another number of arguments it stays as it is."""
+    """Return the function that sqlglot's parser calls.
+
+    A call with another number of arguments stays as it is.
+    """
 
     def build(arguments: list[Any]) -> exp.Expr:
         said = templates(arguments) if callable(templates) else templates.get(len(arguments))
         made = template(said, *arguments) if isinstance(said, str) else said
         if made is None:
             return exp.Anonymous(this=name, expressions=arguments)
-        # The parser counts the arguments of what it gets as if they had been written so.
+        # The parser checks the number of arguments of the result as if the user had written it.
         return exp.Paren(this=made) if isinstance(made, exp.Func) and len(arguments) > len(made.arg_types) else made
 
     return build
@@ -73,7 +79,7 @@ def _regexp_like(arguments: list[Any]) -> exp.Expr:
 
 
 def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
-    """Encode and decode: by the name of the code."""
+    """Return the builder of encode and decode, by the name of the encoding."""
 
     def build(arguments: list[Any]) -> exp.Expr:
         code = arguments[1].name.lower() if len(arguments) == 2 and isinstance(arguments[1], exp.Literal) else ""
@@ -86,7 +92,10 @@ def _coded(names: Mapping[str, str]) -> Callable[[list[Any]], exp.Expr]:
 
 
 def _formatted(said: str) -> Callable[[list[Any]], exp.Expr]:
-    """Functions of a time and a format in percent signs, as Rust's chrono and C write them."""
+    """Return the builder of a function of a time and a format.
+
+    The format has percent signs, as in Rust's chrono and in C.
+    """
 
     def build(arguments: list[Any]) -> exp.Expr:
         if len(arguments) == 1:
@@ -107,7 +116,10 @@ _CHRONO = {
 
 
 def java_format(text: str) -> str:
-    """A format such as %Y-%m-%dT%H:%M:%S in Java's letters. Raises UserError for a sign that has none."""
+    """Return a format such as %Y-%m-%dT%H:%M:%S in Java's letters.
+
+    Raise UserError for a sign without a counterpart.
+    """
     found = []
     for sign, letters, rest in re.findall(r"%([:.]?\d?[A-Za-z%])|([A-Za-z']+)|(.)", text, re.DOTALL):
         if sign and sign not in _CHRONO:
@@ -135,14 +147,14 @@ def _refused(name: str, instead: str, arguments: list[Any]) -> exp.Expr:
 
 
 def _first_alone(name: str, arguments: list[Any]) -> exp.Expr | None:
-    """Spark takes what stands behind the pattern for something else."""
+    """Refuse arguments after the pattern, because Spark gives them another meaning."""
     if len(arguments) > 2:
         return _refused(f"{name} with more than a text and a pattern", f"{name}(text, pattern) on a part of the text", arguments)
     return None
 
 
 def _one_list(arguments: list[Any]) -> exp.Expr | None:
-    """Lists one behind the other, NULL being none."""
+    """Concatenate lists. NULL counts as an empty list unless all are NULL."""
     found, *others = arguments or [None]
     for one in others:
         both = exp.Anonymous(this="concat", expressions=[found.copy(), one.copy()])
@@ -151,7 +163,7 @@ def _one_list(arguments: list[Any]) -> exp.Expr | None:
 
 
 def _by_unit(build: Callable[[exp.Expr, exp.Expr], exp.Expr]) -> Callable[[list[Any]], exp.Expr | None]:
-    """A function of a unit's name, which is written out, and a time."""
+    """Return the builder of a function of a literal unit name and a time."""
 
     def built(arguments: list[Any]) -> exp.Expr | None:
         if len(arguments) != 2 or not isinstance(arguments[0], exp.Literal):

@@ -1,4 +1,4 @@
-"""Operators, literals, items of lists and types of other dialects in Spark's terms: one node of a statement's tree at a time."""
+"""Operators, literals, list items and types of other dialects in Spark's SQL, one tree node at a time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ _WIDER = {"INT128": "DECIMAL(38, 0)", "UINT128": "DECIMAL(38, 0)", "UBIGINT": "D
 
 
 def translated(part: exp.Expr, dialect: str) -> exp.Expr:
-    """One node of the tree in Spark's terms; what is below it is so already. Raises UserError for what cannot be said."""
+    """Return one node of the tree in Spark's SQL. Its children are translated already.
+
+    Raise UserError if there is no equivalent.
+    """
     rule = _RULES.get(type(part))
     return rule(part, dialect) if rule else part
 
 
 def _explode(call: exp.Explode, dialect: str) -> exp.Expr:
-    """Sqlglot reads `unnest` in a SELECT list as Spark's `explode`, which is called otherwise and stands alone."""
+    """Return `unnest` in a SELECT list as Unnest. sqlglot reads it as Spark's `explode`.
+
+    Spark's `explode` has another column name and must be alone in the list.
+    """
     del dialect
     return call if isinstance(call.parent, exp.Lateral | exp.Table) else exp.Unnest(expressions=[call.this])
 
@@ -63,12 +69,12 @@ def _replace(call: exp.RegexpReplace, dialect: str) -> exp.Expr:
 
 
 def _is_place(arg: exp.Expr) -> bool:
-    """Whether it is a whole number above 0 that is written out, or a text."""
+    """Return whether the argument is a literal integer above 0, or a string."""
     return isinstance(arg, exp.Literal) and arg.name != "0"
 
 
 def _substring(call: exp.Substring, dialect: str) -> exp.Expr:
-    """Places before the first letter count, where Spark counts from the end."""
+    """Count positions before the first letter. Spark would count from the end there."""
     start, length = call.args.get("start"), call.args.get("length")
     del dialect
     if start is None or _is_place(start):
@@ -80,7 +86,7 @@ def _substring(call: exp.Substring, dialect: str) -> exp.Expr:
 
 
 def _end(call: exp.Left | exp.Right, dialect: str) -> exp.Expr:
-    """All but some letters, where Spark gives none."""
+    """Drop letters for a negative count. Spark returns an empty string there."""
     count = call.expression
     del dialect
     if isinstance(count, exp.Literal):
@@ -90,13 +96,13 @@ def _end(call: exp.Left | exp.Right, dialect: str) -> exp.Expr:
 
 
 def _initcap(call: exp.Initcap, dialect: str) -> exp.Expr:
-    """A word begins behind whatever is no letter and no digit; Spark's begin behind blanks."""
+    """Start a word after any character that is no letter or digit. In Spark words start after blanks."""
     del dialect
     return template(_CAPITALS, call.this)
 
 
 def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
-    """A unit that Spark does not know would give NULL."""
+    """Refuse a unit that Spark does not know. Spark would return NULL."""
     del dialect
     name = _text(call.args.get("unit")).upper()
     if name not in _UNITS:
@@ -106,7 +112,7 @@ def _unit(call: exp.TimestampTrunc | exp.DateTrunc, dialect: str) -> exp.Expr:
 
 
 def _group(found: re.Match[str]) -> str:
-    """What stands for a group, a backslash or a dollar in Java's replacements."""
+    """Return a group, a backslash or a dollar in the spelling of Java's replacements."""
     said = found[0]
     if said[1:] and said[1:] != "\\":
         return "$0" if said[1] == "&" else f"${said[1]}"
@@ -114,7 +120,7 @@ def _group(found: re.Match[str]) -> str:
 
 
 def _cut(call: exp.Cast, dialect: str) -> exp.Expr:
-    """Postgres cuts a text to the length of its type, and fills up a `char`; Spark's types of text have none in a CAST."""
+    """Cut or pad a string to the length of its type, as Postgres does. Spark ignores the length in a CAST."""
     kind = call.to
     if dialect != "postgres" or kind.this not in (exp.DType.VARCHAR, exp.DType.CHAR) or not kind.expressions:
         return call
@@ -123,7 +129,7 @@ def _cut(call: exp.Cast, dialect: str) -> exp.Expr:
 
 
 def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
-    """Seconds since 1970 with their fraction, and days of the week from Sunday, which is 0."""
+    """Return seconds since 1970 with their fraction, or the day of the week from Sunday, which is 0."""
     del dialect
     if call.name.upper() == "EPOCH":
         return template("CAST(CAST(_0 AS TIMESTAMP) AS DOUBLE)", call.expression)
@@ -131,13 +137,13 @@ def _extract(call: exp.Extract, dialect: str) -> exp.Expr:
 
 
 def _from_unix(call: exp.UnixToTime, dialect: str) -> exp.Expr:
-    """With its fraction."""
+    """Keep the fraction of the seconds."""
     del dialect
     return call if call.args.get("scale") is not None else template("CAST(_0 AS TIMESTAMP)", call.this)
 
 
 def _equal(node: exp.EQ, dialect: str) -> exp.Expr:
-    """`x = ANY(list)`."""
+    """Translate `x = ANY(list)`."""
     del dialect
     several = node.expression
     if isinstance(several, exp.Any) and not isinstance(several.this, exp.Query):
@@ -146,7 +152,7 @@ def _equal(node: exp.EQ, dialect: str) -> exp.Expr:
 
 
 def _division(node: exp.Div, dialect: str) -> exp.Expr:
-    """Marked where whole numbers divide to a whole number; `sql.types` says where they do."""
+    """Mark a division in which integers give an integer. `sql.types` decides where that is."""
     del dialect
     node.set("typed", True)
     return node
@@ -157,7 +163,7 @@ def _text(node: exp.Expr | None) -> str:
 
 
 def _flagged(pattern: exp.Expr, flags: str) -> exp.Expr:
-    """A pattern with its flags in front, as Java reads them."""
+    """Return a pattern with its flags as a prefix, as Java reads them."""
     prefix = f"(?{flags})" if flags else ""
     if isinstance(pattern, exp.Literal):
         return exp.Literal.string(prefix + pattern.name)
@@ -165,7 +171,7 @@ def _flagged(pattern: exp.Expr, flags: str) -> exp.Expr:
 
 
 def _item(bracket: exp.Bracket, dialect: str) -> exp.Expr:
-    """`xs[1]` is the first item; one that is not there is NULL. A name in quotes is a field or the key of a map."""
+    """Return an item: `xs[1]` is the first, a missing one is NULL. A quoted name is a field or a map key."""
     (index,) = bracket.expressions if len(bracket.expressions) == 1 else (None,)
     if index is None or (isinstance(index, exp.Literal) and index.is_string):
         return bracket

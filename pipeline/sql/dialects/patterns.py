@@ -1,4 +1,4 @@
-"""SIMILAR TO and date_bin of other dialects in Spark's terms."""
+"""SIMILAR TO and date_bin of other dialects in Spark's SQL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _MICROS = {
 
 
 def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
-    """Return `a SIMILAR TO pattern` as RLIKE: a regular expression in DataFusion, in Postgres a pattern for the whole string."""
+    """Return `a SIMILAR TO pattern` as RLIKE.
+
+    In DataFusion the pattern is a regular expression. In Postgres it is an SQL pattern for the whole string.
+    """
     pattern = node.expression
     known = isinstance(pattern, exp.Literal) and pattern.is_string and "[:" not in pattern.name
     if isinstance(node.parent, exp.Escape) or (dialect == "postgres" and not known):
@@ -32,7 +35,7 @@ def similar(node: exp.SimilarTo, dialect: str) -> exp.Expr:
 
 
 def _of_like(text: str) -> str:
-    """A pattern of Postgres' as Java's."""
+    """Return a pattern of Postgres as a pattern of Java."""
     found, listed = [], False
     letters = iter(text)
     for letter in letters:
@@ -50,7 +53,10 @@ def _of_like(text: str) -> str:
 
 
 def binned(arguments: list[Any]) -> exp.Expr:
-    """`date_bin(stride, time, origin)`: the begin of the stretch of time that holds a time; stretches are counted from 1970 without an origin."""
+    """Return `date_bin(stride, time, origin)`: the start of the interval that contains a time.
+
+    Without an origin, intervals are counted from 1970.
+    """
     if len(arguments) not in (2, 3):
         msg = f"date_bin takes a stride, a time and an origin, found {len(arguments)} arguments"
         raise UserError(msg, hint="It is called as date_bin(INTERVAL '15 minutes', at, TIMESTAMP '2001-01-01 00:00:00').")
@@ -65,7 +71,7 @@ def binned(arguments: list[Any]) -> exp.Expr:
 
 
 def _micros(stride: exp.Expr) -> int | None:
-    """The microseconds of a span of time that is written out; None for everything else."""
+    """Return the microseconds of a literal time span. None for every other expression."""
     unit = stride.args.get("unit") if isinstance(stride, exp.Interval) else None
     value = stride.this if isinstance(stride, exp.Interval) else stride
     if not isinstance(value, exp.Literal):

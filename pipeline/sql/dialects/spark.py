@@ -1,4 +1,4 @@
-"""Spark's SQL as sqlglot reads and writes it here."""
+"""Spark's SQL, as Headrace configures it for sqlglot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.pipeline import functions
 
 
 class HeadraceSpark(Spark):
-    """Spark 4's SQL. The library reads 'It''s' as two literals side by side, so that the quote would be lost without a word."""
+    """Spark 4's SQL. sqlglot reads 'It''s' as two adjacent literals, which would silently lose the quote."""
 
     class Tokenizer(Spark.Tokenizer):
         """A doubled quote inside a literal is one quote."""
@@ -18,7 +18,7 @@ class HeadraceSpark(Spark):
         STRING_ESCAPES: ClassVar[list[str]] = ["\\", "'", '"']
 
     class Parser(Spark.Parser):
-        """The names of our own functions stay as they are written."""
+        """Keeps the names of Headrace's functions as they are written."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = {**Spark.Parser.FUNCTIONS, **functions.parsed_names("spark")}
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(Spark.Parser.FUNCTION_PARSERS)

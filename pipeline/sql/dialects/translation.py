@@ -1,7 +1,8 @@
-"""In which SQL a transform is written, and what it says in Spark's.
+"""The dialects of transforms, and their translation to Spark's SQL.
 
-sqlglot reads it; what means another thing under the same name is translated by `operators` and `functions`.
-What no rule is for is passed on under its name, so that Spark says that it has no such function, rather than do something else.
+sqlglot parses them. `operators` and `functions` translate what has another meaning under the same name.
+Anything without a rule keeps its name, so that Spark reports an unknown function instead of computing
+something else.
 """
 
 from __future__ import annotations
@@ -31,31 +32,31 @@ template = dialect_functions.template
 
 
 def _functions(parser: type[Any], table: Mapping[str, dialect_functions.Templates], dialect: str) -> dict[str, Any]:
-    """A parser's functions, with those that mean something else in Spark, and under them our own."""
+    """Return a parser's functions, those with another meaning in Spark, and Headrace's own."""
     translated_ = {name.upper(): dialect_functions.builder(name, templates) for name, templates in table.items()}
     return {**parser.FUNCTIONS, **translated_, **functions.parsed_names(dialect)}
 
 
 class HeadracePostgres(Postgres):
-    """Postgres with items of arrays by the number that is written."""
+    """Postgres, with array items at the index that is written."""
 
     INDEX_OFFSET = 0
 
     class Parser(Postgres.Parser):
-        """Functions of the same name that mean something else in Spark."""
+        """Functions with the same name but another meaning in Spark."""
 
         FUNCTIONS: ClassVar[dict[str, Any]] = _functions(Postgres.Parser, {**dialect_functions.POSTGRES, "date_bin": binned}, "postgres")
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = functions.with_clauses(
             {
                 name: read
                 for name, read in Postgres.Parser.FUNCTION_PARSERS.items()
-                if name != "DECODE"  # that is Oracle's
+                if name != "DECODE"  # Oracle has this one
             }
         )
 
 
 class HeadraceDataFusion(HeadracePostgres):
-    """DataFusion: Postgres' syntax, `^` as bitwise xor, functions of its own, and those that Streamling has replaced."""
+    """DataFusion: Postgres' syntax, `^` as bitwise xor, its own functions, and those of Streamling."""
 
     class Tokenizer(HeadracePostgres.Tokenizer):
         """FLOAT has 32 bits."""
@@ -83,7 +84,7 @@ _TITLES = {"datafusion": "DataFusion", "postgres": "Postgres"}
 
 
 def read(text: str, dialect: str) -> exp.Query:
-    """One statement as it is written in that dialect. Raises UserError for what is none."""
+    """Parse one statement of a dialect. Raise UserError if it is invalid."""
     if not text.strip():
         msg = "a sql transform is one SELECT statement, and this is empty"
         raise UserError(msg, hint="Write one, such as SELECT * FROM and the name of a source.")
@@ -109,7 +110,7 @@ def read(text: str, dialect: str) -> exp.Query:
 
 
 def _offer(text: str, dialect: str) -> str:
-    """A word on the dialects that the text may be written in, where Spark's parser refuses it."""
+    """Return a hint with the dialects that can read the text, if Spark's parser refuses it."""
     if dialect != "spark":
         return ""
     found = [name for name in DIALECTS if name != dialect and _reads(text, name)]
@@ -128,23 +129,23 @@ def _reads(text: str, dialect: str) -> bool:
         found = read(text, dialect)
     except UserError:
         return False
-    # Some parsers take any word for a type that the user made; there are none here.
+    # Some parsers accept any word as a user-defined type. Headrace has no such types.
     return not any(kind.this is exp.DataType.Type.USERDEFINED for kind in found.find_all(exp.DataType))
 
 
 @lru_cache(maxsize=256)
 def double_quoted(text: str) -> tuple[str, ...]:
-    """The texts that a statement has in double quotes: to Spark they are literals, elsewhere they are names."""
+    """Return the texts in double quotes. They are string literals in Spark, and names in other dialects."""
     tokens = sqlglot.tokenize(text, dialect=DIALECT)
     return tuple(dict.fromkeys(token.text for token in tokens if token.token_type is TokenType.STRING and text[token.start] == '"'))
 
 
 def translate_to_spark(query: exp.Query, dialect: str) -> exp.Query:
-    """The statement in Spark's SQL. Raises UserError for what cannot be said there."""
+    """Return the statement in Spark's SQL. Raise UserError if there is no equivalent."""
     if dialect == "spark":
         return query
     query = normalize_identifiers(query, dialect=DIALECTS[dialect])
-    for part in reversed(list(query.dfs())):  # from the leaves up, so that what is replaced has been translated inside
+    for part in reversed(list(query.dfs())):  # from the leaves up, so that the children of a replaced node are translated
         said = translated(part, dialect)
         if said is not part:
             part.replace(said)

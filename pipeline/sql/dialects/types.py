@@ -1,4 +1,4 @@
-"""Arrow's names of types, as DataFusion's arrow_cast and CAST take them, as types of Spark's SQL."""
+"""Arrow's type names, as DataFusion's arrow_cast and CAST accept them, as Spark SQL types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ARROW_TYPES = {
 
 
 def arrow_type(name: str) -> exp.DataType | None:
-    """Spark's type for a name as arrow_cast takes it, such as Int64, Timestamp(Microsecond, None) or Decimal128(10, 2)."""
+    """Return Spark's type for a name of arrow_cast.
+
+    Examples: Int64, Timestamp(Microsecond, None), Decimal128(10, 2).
+    """
     word, _, arguments = name.strip().rstrip(")").partition("(")
     word = word.strip().lower()
     if word in ("decimal128", "decimal256", "decimal"):

@@ -1,7 +1,10 @@
-"""Operators on numbers of more than 38 digits. To Spark they are text of decimal digits, so operators become functions of digits.
+"""Operators on numbers of more than 38 digits.
 
-`w + 1` is `u256_add(w, to_u256('1'))`, `w < n` is `u256_compare(w, n) < 0`. Decimals are compared, and not computed with. `_RULES` and
-`_NAMES` list what is allowed. Everything else is refused, because Spark would compare or compute with the digits as a text.
+Spark stores these as decimal strings, so operators become functions.
+
+`w + 1` is `u256_add(w, to_u256('1'))`, `w < n` is `u256_compare(w, n) < 0`. Decimals are only compared.
+`_RULES` and `_NAMES` list the allowed operators. All others are refused, because Spark would treat the digits
+as a string.
 """
 
 from __future__ import annotations
@@ -42,20 +45,20 @@ _ONE_TYPE = "Give both the same type with CAST: uint256, int256 or bigint for th
 
 
 def is_cast_to_int256(node: exp.Expr) -> bool:
-    """Whether it is CAST(… AS uint256) or CAST(… AS int256)."""
+    """Return whether a node is CAST(… AS uint256) or CAST(… AS int256)."""
     return isinstance(node, exp.Cast) and node.to.this in INTEGERS_256
 
 
 def takes_int256(node: exp.Expr) -> bool:
-    """Whether it is a call of a function whose signature names 256-bit integers."""
+    """Return whether a node is a call of a function whose signature has 256-bit integers."""
     own = function_of(node) if isinstance(node, exp.Anonymous) else None
     return own is not None and (own.group is Group.WIDE or "int256" in own.signature)
 
 
 def rewrite(node: exp.Expr) -> exp.Expr:
-    """Return one node of an expression, whose own parts are rewritten already, as Spark must read it.
+    """Return one node of an expression as Spark must read it. Its children are rewritten already.
 
-    Raise UserError for an operator that would lose digits, or take the digits for a text.
+    Raise UserError for an operator that would lose digits, or treat the digits as a string.
     """
     numbers = [part for part in node.iter_expressions() if is_wide(part)]
     if not numbers and not is_cast_to_int256(node):
@@ -87,7 +90,7 @@ def refuse_operator(node: exp.Expr, number: exp.Expr) -> UserError:
 
 
 def _refuse_pair(node: exp.Expr, left: exp.Expr, right: exp.Expr) -> UserError:
-    """Return the error for a wide number that meets a value of another type."""
+    """Return the error for an operation on a wide number and a value of another type."""
     number, other = (left, right) if is_wide(left) else (right, left)
     what = f"`{_spell(number)}`, which is {_spell_type(number)}, with `{_spell(other)}`, which is {_spell_type(other)}"
     return UserError(f"`{_spell(node)}` combines {what}", hint=_ONE_TYPE)
@@ -116,7 +119,7 @@ def _call(name: str, kind: exp.DataType | str, *arguments: exp.Expr) -> exp.Anon
 
 
 def _to_int256(node: exp.Expr, kind: WideInteger) -> exp.Expr:
-    """Return an operand as that type; a literal becomes its digits."""
+    """Return an operand as that type. A literal becomes its digits."""
     if _int256_of(node) == kind:
         return node
     digits = literal_integer(node)
@@ -124,7 +127,7 @@ def _to_int256(node: exp.Expr, kind: WideInteger) -> exp.Expr:
 
 
 def _compute(node: exp.Expr) -> exp.Expr:
-    """`+ - * / % DIV`. Signed where one side is signed or a negative literal."""
+    """Rewrite `+ - * / % DIV`. The result is signed if one side is signed or a negative literal."""
     sides = [node.this, node.expression]
     if (decimal := next((side for side in sides if is_wide(side) and _int256_of(side) is None), None)) is not None:
         raise refuse_operator(node, decimal)
@@ -137,7 +140,7 @@ def _compute(node: exp.Expr) -> exp.Expr:
 
 
 def _sign(node: exp.Expr) -> exp.Expr | None:
-    """Unary minus and `abs`."""
+    """Rewrite unary minus and `abs`."""
     kind = _int256_of(node.this)
     if kind is None:
         return None
@@ -148,7 +151,10 @@ def _sign(node: exp.Expr) -> exp.Expr | None:
 
 
 def _compare(node: exp.Expr, left: exp.Expr, right: exp.Expr) -> exp.Expr:
-    """Return -1, 0 or 1, NULL where one side is: whole numbers of the smallest unit of both sides are compared."""
+    """Return -1, 0 or 1, or NULL if one side is NULL.
+
+    The sides are compared as integers, in the smaller unit of the two.
+    """
     scales = [0 if isinstance(side.unnest(), exp.Null) else scale_of(side) for side in (left, right)]
     has_decimal = any(isinstance(wide_of_type(infer_type(side)), pa.Decimal256Type) for side in (left, right))
     scale = max(0 if one is None else one for one in scales)
@@ -164,7 +170,7 @@ def _is_unsigned(node: exp.Expr) -> bool:
 
 
 def _units(side: exp.Expr, scale: int) -> exp.Expr:
-    """Return the digits of a number without its point, with `scale` digits for those after it."""
+    """Return the digits of a number without its point, with `scale` digits for those after the point."""
     if (number := literal_number(side)) is not None:
         numerator, denominator = number.as_integer_ratio()
         return exp.Literal.string(str(numerator * 10**scale // denominator))
@@ -181,7 +187,7 @@ def _comparison(node: exp.Expr) -> exp.Expr:
 
 
 def _null_safe(node: exp.Expr) -> exp.Expr:
-    """`<=>`, `IS DISTINCT FROM` and `equal_null`, for which NULL equals NULL."""
+    """Rewrite `<=>`, `IS DISTINCT FROM` and `equal_null`, for which NULL equals NULL."""
     left, right = node.this, node.expression
     same = template("(coalesce(_0 = 0, false) OR (_1 IS NULL AND _2 IS NULL))", _compare(node, left, right), left, right)
     return exp.not_(same) if isinstance(node, exp.NullSafeNEQ) else same
@@ -205,7 +211,7 @@ def _nullif(node: exp.Expr) -> exp.Expr:
 
 
 def _cast(node: exp.Expr) -> exp.Expr | None:
-    """NULL stays NULL. A cast to a type that Spark knows reads the digits."""
+    """Rewrite a cast. NULL stays NULL. A cast to a type that Spark knows reads the digits."""
     value, target = node.this, node.args["to"].this
     source, kind = _int256_of(value), INTEGERS_256.get(target)
     if kind is None:
@@ -227,7 +233,10 @@ def _cast(node: exp.Expr) -> exp.Expr | None:
 
 
 def _choose(node: exp.Expr) -> exp.Expr | None:
-    """CASE, `if`, `coalesce`, `nvl2` and `array`: one type for all results. Integer literals take the type of the others."""
+    """Give all results of CASE, `if`, `coalesce`, `nvl2` and `array` one type.
+
+    Integer literals take the type of the others.
+    """
     if isinstance(node, exp.Case | exp.If) and node.this is not None and is_wide(node.this):
         return None
     results = _results(node)
@@ -248,7 +257,7 @@ def _choose(node: exp.Expr) -> exp.Expr | None:
 
 
 def _results(node: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions of which a choice gives one, or the items of a list."""
+    """Return the possible results of a choice, or the items of a list."""
     if isinstance(node, exp.Case):
         results = [branch.args["true"] for branch in node.args["ifs"]] + [node.args.get("default")]
     elif isinstance(node, exp.If | exp.Nvl2):
@@ -263,19 +272,22 @@ def _has_room(number: int, kind: pa.DataType) -> bool:
 
 
 def _pass_on(node: exp.Expr) -> exp.Expr:
-    """Parentheses and names."""
+    """Pass on the type through parentheses and names."""
     node.type = infer_type(node.expression if isinstance(node, exp.PropertyEQ) else node.this)
     return node
 
 
 def _build(node: exp.Expr) -> exp.Expr | None:
-    """A struct or a map, with the types of its parts."""
+    """Set the type of a struct or a map from the types of its parts."""
     node.type = infer_type(node)
     return node if is_wide(node) and not any(part.is_star for part in node.expressions) else None
 
 
 def _take(node: exp.Expr) -> exp.Expr | None:
-    """An item of a list, a value of a map, a field of a struct. Refused where the index or the keys of the map are wide numbers."""
+    """Set the type of a list item, a map value or a struct field.
+
+    Refuse it if the index or the keys of the map are wide numbers.
+    """
     container, *index = node.expressions if isinstance(node, exp.Anonymous) else [node.this, *node.expressions]
     kind = infer_type(container)
     has_wide_keys = kind.this == exp.DType.MAP and wide_of_type(kind.expressions[0]) is not None
@@ -286,7 +298,10 @@ def _take(node: exp.Expr) -> exp.Expr | None:
 
 
 def _explode(node: exp.Expr) -> exp.Expr | None:
-    """`explode` and `unnest` of one list in a SELECT list. Without a name of its own the column would lose its type."""
+    """Set the type of `explode` or `unnest` of one list in a SELECT list.
+
+    Refuse it without an alias, because the column would lose its type.
+    """
     lists = node.expressions or [node.this]
     kind = infer_type(lists[0])
     if isinstance(node.parent, exp.Select) or len(lists) != 1 or kind.this != exp.DType.ARRAY:
@@ -296,12 +311,12 @@ def _explode(node: exp.Expr) -> exp.Expr | None:
 
 
 def _take_numbers(node: exp.Expr) -> exp.Expr | None:
-    """Functions that take the digits of a number, and no list, map or struct."""
+    """Allow functions of a number's digits, but not of a list, map or struct."""
     return node if all(wide_of_type(part.type) is not None for part in node.iter_expressions() if is_wide(part)) else None
 
 
 def _make_text(node: exp.Expr) -> exp.Expr | None:
-    """Functions that make a text of the digits."""
+    """Allow functions that make a string from the digits."""
     node.type = exp.DataType.build("STRING", dialect="spark")
     return _take_numbers(node)
 

@@ -1,6 +1,8 @@
-"""Types of expressions. Numbers of more than 38 digits are text to Spark, so only their type tells them from a text.
+"""Types of expressions.
 
-The rewriting in `rewrite` sets the type of every expression that holds such a number. sqlglot infers the rest.
+Spark stores numbers of more than 38 digits as strings, so only the type identifies them.
+
+`rewrite` sets the type of every expression that contains such a number. sqlglot infers the others.
 """
 
 from __future__ import annotations
@@ -31,24 +33,27 @@ def type_of_wide(kind: pa.DataType) -> exp.DataType:
 
 
 def wide_of_type(kind: exp.DataType | None) -> pa.DataType | None:
-    """Return the Arrow type for sqlglot's type, None unless it is a number of more than 38 digits."""
+    """Return the Arrow type for sqlglot's type. None unless it is a number of more than 38 digits."""
     if kind is not None and kind.this == exp.DType.DECIMAL256:
         return pa.decimal256(*(int(part.name) for part in kind.expressions))
     return INTEGERS_256.get(kind.this) if kind is not None else None
 
 
 def holds_wide(kind: exp.DataType | None) -> bool:
-    """Whether a type is a number of more than 38 digits, or a list, map or struct with one inside."""
+    """Return whether a type is a number of more than 38 digits, or contains one in a list, map or struct."""
     return kind is not None and any(wide_of_type(part) is not None for part in kind.find_all(exp.DataType))
 
 
 def is_wide(node: exp.Expr) -> bool:
-    """Whether an expression holds a number of more than 38 digits. Its parts must be rewritten."""
+    """Return whether an expression contains a number of more than 38 digits.
+
+    Its children must be rewritten.
+    """
     return not isinstance(node, exp.DataType) and holds_wide(node.type)
 
 
 def infer_type(node: exp.Expr) -> exp.DataType:
-    """Return the type of an expression, UNKNOWN where it cannot be inferred."""
+    """Return the type of an expression. UNKNOWN if it cannot be inferred."""
     node = node.unalias().unnest()
     if node.type is not None and node.type.this != exp.DType.UNKNOWN:
         return node.type
@@ -83,13 +88,16 @@ def _struct_type(node: exp.Expr) -> exp.DataType:
 
 
 def element_type(container: exp.DataType) -> exp.DataType:
-    """Return the type of a list's items or of a map's values, UNKNOWN for every other type."""
+    """Return the type of a list's items or of a map's values. UNKNOWN for every other type."""
     is_container = container.this in (exp.DType.ARRAY, exp.DType.MAP)
     return container.expressions[-1] if is_container and container.expressions else UNKNOWN
 
 
 def field_type(struct: exp.DataType, name: str) -> exp.DataType | None:
-    """Return the type of a struct's field, or the list of it for a list of structs; None where there is no such field."""
+    """Return the type of a struct's field. None if there is no such field.
+
+    For a list of structs, return the list of the field's type.
+    """
     if struct.this == exp.DType.ARRAY and struct.expressions and struct.expressions[0].this == exp.DType.STRUCT:
         inner = field_type(struct.expressions[0], name)
         return _container(exp.DType.ARRAY, [inner]) if inner is not None else None
@@ -103,9 +111,10 @@ def list_type(item: exp.DataType) -> exp.DataType:
 
 
 def common_type(kinds: Sequence[exp.DataType]) -> exp.DataType | None:
-    """Return the one type of several values. NULL and empty containers fit every type.
+    """Return the common type of several values. NULL and empty containers fit every type.
 
-    Types without wide numbers give UNKNOWN where they differ. A wide number fits only its own type: None where it meets another.
+    Different types without wide numbers give UNKNOWN. A wide number fits only its own type: None with another
+    type.
     """
     return reduce(_common, kinds)
 
@@ -135,12 +144,12 @@ def _container(kind: exp.DType, parts: Sequence[exp.Expr | None]) -> exp.DataTyp
 
 
 def _is_empty(kind: exp.DataType) -> bool:
-    """Whether it is the type of `array()` or `map()`."""
+    """Return whether a type is that of `array()` or `map()`."""
     return kind.this in (exp.DType.ARRAY, exp.DType.MAP) and all(part.this == exp.DType.NULL for part in kind.expressions)
 
 
 def literal_number(node: exp.Expr) -> Decimal | None:
-    """Return the number that a literal without an exponent spells, in quotes or not; None for every other expression."""
+    """Return the number in a literal without an exponent, quoted or not. None for every other expression."""
     bare = node.unnest()
     literal = bare.this.unnest() if isinstance(bare, exp.Neg) else bare
     if not isinstance(literal, exp.Literal) or (literal is not bare and literal.is_string):
@@ -154,13 +163,16 @@ def literal_number(node: exp.Expr) -> Decimal | None:
 
 
 def literal_integer(node: exp.Expr) -> int | None:
-    """Return the whole number that a literal spells, None for every other expression."""
+    """Return the integer in a literal. None for every other expression."""
     number = literal_number(node)
     return int(number) if number is not None and number.as_integer_ratio()[1] == 1 else None
 
 
 def scale_of(node: exp.Expr) -> int | None:
-    """Return how many digits an exact number has after the point; None for floats, texts and types that cannot be inferred."""
+    """Return the number of digits after the point of an exact number.
+
+    None for floats, strings and types that cannot be inferred.
+    """
     if (number := literal_number(node)) is not None:
         return max(0, -int(number.as_tuple().exponent)) if literal_integer(node) is None else 0
     kind = infer_type(node)
@@ -184,7 +196,7 @@ def bind_lambda(function: exp.Expr) -> None:
 
 
 def _is_label(part: exp.Expr) -> bool:
-    """Whether an identifier only names a column, an alias or a field of a struct."""
+    """Return whether an identifier only names a column, an alias or a field of a struct."""
     labels = ((exp.Column, None), (exp.Dot, "expression"), (exp.PropertyEQ, "this"))
     is_label = any(isinstance(part.parent, kind) and key in (None, part.arg_key) for kind, key in labels)
     return isinstance(part, exp.Identifier) and (part.arg_key == "alias" or is_label)
