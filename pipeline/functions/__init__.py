@@ -1,4 +1,4 @@
-"""Functions of `sql` transforms beyond Spark's own: what each means, and how a statement that calls them becomes plain Spark SQL."""
+"""Functions of `sql` transforms beyond Spark's own, and their expansion into plain Spark SQL."""
 
 from __future__ import annotations
 

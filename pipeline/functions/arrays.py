@@ -27,13 +27,13 @@ def _among(call: FunctionCall) -> exp.Expr:
 
 
 def _one_field(call: FunctionCall) -> exp.Expr:
-    """Of the whole list at once: nothing is done item by item outside of what Spark compiles."""
+    """Read the field from the whole list at once, because Spark compiles that."""
     of = exp.Dot(this=exp.Paren(this=call.args[0].copy()), expression=exp.to_identifier(literal_text(call, 1, "the field"), quoted=True))
     return fill("CAST(_1 AS ARRAY<STRING>)", [of])
 
 
 def _zip(call: FunctionCall) -> exp.Expr:
-    """By the place of each item: the names of the fields are ours."""
+    """Combine the items by index. Headrace chooses the names of the fields."""
     others = range(2, len(call.args) + 1)
     fields = "".join(f", 'f{place - 1}', get(_{place}, hr_i)" for place in others)
     unequal = " OR ".join(f"size(_1) <> size(_{place})" for place in others)

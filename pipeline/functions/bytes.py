@@ -1,4 +1,4 @@
-"""Hashes, and bytes as text."""
+"""Hashes, and bytes as strings."""
 
 from __future__ import annotations
 

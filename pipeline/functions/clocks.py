@@ -1,4 +1,4 @@
-"""Clocks that stand still within an epoch, and ids that a replay gives again."""
+"""Clocks that are fixed within an epoch, and ids that a replay reproduces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = "headrace_numbers"
 
 
 def _uuid7(call: FunctionCall) -> exp.Expr:
-    """48 bits of the epoch's milliseconds, then 74 bits that follow from the row's place, the node and the call."""
+    """Return 48 bits of the epoch's milliseconds, then 74 bits from row position, node and call."""
     numbers = exp.Literal.string("")
     numbers.meta[NUMBERS] = True
     milliseconds = int((call.now or _START).timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""What the parsers of statements need: the clauses of the SQL standard's JSON functions."""
+"""Parser extensions: the clauses of the SQL standard's JSON functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BEHAVIOURS = ("NULL", "ERROR", "DEFAULT", "EMPTY", "TRUE", "FALSE", "UNKNOWN")
 
 
 def with_clauses(known: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """A parser's `FUNCTION_PARSERS` with the JSON functions that take clauses; clauses become named arguments."""
+    """Return a parser's `FUNCTION_PARSERS` with the JSON functions whose clauses become named arguments."""
     return {**known, **{name: _parser(name.lower()) for name in ("JSON_VALUE", "JSON_QUERY", "JSON_EXISTS", "JSON_ARRAY")}}
 
 
@@ -38,7 +38,10 @@ def _parser(name: str) -> Callable[[Any], exp.Expr]:
 
 
 def _clause(parser: Any, options: dict[str, exp.Expr]) -> bool:
-    """One clause, put into `options`: returning, wrapper, on_empty, on_error, or the word before ON NULL. False where there is none."""
+    """Parse one clause into `options`. Return False if there is none.
+
+    It is returning, wrapper, on_empty, on_error, or the word before ON NULL.
+    """
     start = parser._index  # noqa: SLF001
     if parser._match_text_seq("RETURNING"):  # noqa: SLF001
         options["returning"] = parser._parse_types()  # noqa: SLF001

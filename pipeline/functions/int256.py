@@ -1,4 +1,4 @@
-"""256-bit integers. In Spark they are text of decimal digits, which these functions compute with; results are in canonical form."""
+"""256-bit integers. Spark stores them as strings of decimal digits. Results are in canonical form."""
 
 from __future__ import annotations
 
@@ -134,7 +134,10 @@ _SHORT = (
 
 
 def _compare(call: FunctionCall) -> exp.Expr:
-    """Digits are compared by their number, then as text: no Python is needed, and a filter stays one."""
+    """Compare digits by their number, then as strings.
+
+    This needs no Python, so a filter stays a Spark filter.
+    """
     signed = call.name.lower().startswith("i")
     digits, minus = "^-?[0-9]+$" if signed else "^[0-9]+$", "startswith(CAST({} AS STRING), '-')"
     bare = "ltrim('0', ltrim('-', CAST({} AS STRING)))" if signed else "ltrim('0', CAST({} AS STRING))"

@@ -1,6 +1,6 @@
-"""JSON in text: Flink's names and rules. Paths are `$`, `.key`, `[n]` and `['key']`, and are written out in the statement.
+"""JSON in strings, by Flink's names and rules. Paths are literals of `$`, `.key`, `[n]` and `['key']`.
 
-Numbers with a fraction come as a double prints them; whole numbers keep all their digits.
+Numbers with a fraction are printed as doubles. Integers keep all their digits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LIKE_SCALAR, _LIKE_CONTAINER = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].
 
 
 def _path(call: FunctionCall) -> exp.Expr:
-    """The path, checked; keys in double quotes are said in Spark's way."""
+    """Return the checked path. Keys in double quotes are translated to Spark's form."""
     path = _QUOTED.sub(r"['\1']", literal_text(call, 1, "the path"))
     if not _PATH.fullmatch(path):
         msg = f"`{call.name}`: the path `{path}` is not possible"
@@ -48,7 +48,7 @@ def _path(call: FunctionCall) -> exp.Expr:
 
 
 def _may_be_null(path: exp.Expr) -> bool:
-    """Whether Spark gives JSON's null as a text there: at the root and in lists."""
+    """Return whether Spark gives JSON's null as a string at the path: at the root and in lists."""
     return path.name.endswith(("$", "]"))
 
 
@@ -57,7 +57,7 @@ def _unsure(path: exp.Expr) -> str:
 
 
 def _scalar(call: FunctionCall) -> exp.Expr:
-    """What is neither an object, nor an array, nor null."""
+    """Return a value that is neither an object, nor an array, nor null."""
     path = _path(call)
     doubtful = f"CASE WHEN {_unsure(path)} AND {_IS_TEXT} THEN {_FOUND} END"
     if call.shared:
@@ -77,7 +77,7 @@ def _container(call: FunctionCall) -> exp.Expr:
 
 
 def _json_exists(call: FunctionCall) -> exp.Expr:
-    """NULL for NULL; what cannot be read is false, unless a clause says otherwise. JSON's null is nothing."""
+    """Return NULL for NULL, and by default false for invalid JSON. JSON's null does not exist."""
     call = _by_clauses(call)
     path = _path(call)
     there = f"{_FOUND} IS NOT NULL"
@@ -101,7 +101,7 @@ def _json_exists(call: FunctionCall) -> exp.Expr:
 
 
 def _json_value(call: FunctionCall) -> exp.Expr:
-    """The scalar; RETURNING casts it, and the clauses say what stands for a missing one and for one that cannot be had."""
+    """Return the scalar, cast by RETURNING. Clauses set the result for a missing value and an error."""
     call = _by_clauses(call)
     scalar = found = _scalar(call)
     returning = call.options.get("returning")
@@ -113,9 +113,10 @@ def _json_value(call: FunctionCall) -> exp.Expr:
 
 
 def _with_clauses(call: FunctionCall, found: exp.Expr, uncast: exp.Expr | None = None) -> exp.Expr:
-    """Nothing, null, and what is of the other kind are empty; what is no JSON, or `uncast` and no more once it is cast, is an error.
+    """Apply the clauses. Missing values, null, and values of the other type are empty.
 
-    What is found comes first and alone: only where it is NULL the document is looked at for the reason.
+    Invalid JSON is an error, and so is `uncast` if its cast gives NULL. The document is checked only for a
+    NULL result.
     """
     wrong = f"NOT {VALID.format('_1')}" + (" OR _3 IS NOT NULL" if uncast is not None else "")
     whole = fill(
@@ -142,7 +143,7 @@ def _instead(call: FunctionCall, clause: str, what: str) -> exp.Expr:
 
 
 def _json_query(call: FunctionCall) -> exp.Expr:
-    """Objects and arrays; a wrapper puts brackets round everything, or round all but arrays."""
+    """Return objects and arrays. A wrapper puts brackets around everything, or around all but arrays."""
     call = _by_clauses(call)
     wrapper = (text_of(call.options["wrapper"]) or "") if "wrapper" in call.options else "WITHOUT"
     found = _container(call)
@@ -163,7 +164,7 @@ _PLACES = {"json_value": 7, "json_query": 6, "json_exists": 3}
 
 
 def _by_clauses(call: FunctionCall) -> FunctionCall:
-    """What stands behind the path, where Streamling has the clauses, as clauses. Raises UserError for what is none of its words."""
+    """Return Streamling's arguments after the path as clauses. Raise UserError for an unknown word."""
     behind = call.args[2:]
     if not behind:
         return call
@@ -208,7 +209,7 @@ def _is_json(call: FunctionCall) -> exp.Expr:
 
 
 def checked(template: str) -> Builder:
-    """A template that knows whether its argument is JSON, and the function's name."""
+    """Return a builder of the template with the validity of its argument and the function's name."""
     return lambda call: with_failures(fill(template.format(valid=VALID.format("_1"), name=call.name), call.args), call.node)
 
 

@@ -1,4 +1,4 @@
-"""JSON made of values, and JSON text as a value."""
+"""JSON built from values, and JSON strings as values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RAW = (
 
 
 def _written(value: exp.Expr) -> exp.Expr:
-    """Any value as JSON; NULL stays NULL. What is JSON already stays as it is."""
+    """Return any value as JSON. NULL stays NULL. JSON stays unchanged."""
     if isinstance(value, exp.Null):
         return exp.Null()
     return value.copy() if value.meta.get(NAME) in _RAW else fill(_WRITTEN.format("_1"), [value])
@@ -68,7 +68,7 @@ def _array(call: FunctionCall, *, absent: bool) -> exp.Expr:
 
 
 def _joined(opening: str, parts: Sequence[exp.Expr], closing: str) -> exp.Expr:
-    """NULL parts are left out."""
+    """Join the parts without those that are NULL."""
     inside = exp.Anonymous(this="concat_ws", expressions=[exp.Literal.string(","), *parts])
     return exp.Anonymous(this="concat", expressions=[exp.Literal.string(opening), inside, exp.Literal.string(closing)])
 

@@ -1,4 +1,7 @@
-"""Patterns in text: Flink's names and rules. One that Java cannot compile gives NULL, and so does a NULL argument."""
+"""Patterns in strings: Flink's names and rules.
+
+A pattern that Java cannot compile, or a NULL argument, gives NULL.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _FLAGS = "imsx"
 
 
 def _groups(pattern: exp.Expr) -> int | None:
-    """The number of groups of a literal pattern that surely compiles in Java, None for any other."""
+    """Return the number of groups of a literal pattern that certainly compiles in Java.
+
+    None for any other.
+    """
     text = text_of(pattern)
     if text is None or _PLAIN.fullmatch(text) is None:
         return None
@@ -33,7 +39,7 @@ def _groups(pattern: exp.Expr) -> int | None:
 
 
 def _guarded(pattern: exp.Expr, found: exp.Expr) -> exp.Expr:
-    """NULL where Java cannot compile the pattern; nothing is asked of one that surely compiles."""
+    """Return NULL if Java cannot compile the pattern. A pattern that certainly compiles needs no check."""
     if _groups(pattern) is not None:
         return found
     return fill("CASE WHEN try_reflect('java.util.regex.Pattern', 'compile', CAST(_1 AS STRING)) IS NOT NULL THEN _2 END", [pattern, found])
@@ -48,7 +54,7 @@ def _pattern(template: str, *defaults: str) -> Builder:
 
 
 def _extract(template: str, otherwise: int, kind: str) -> Builder:
-    """With a group: NULL where there is no such group."""
+    """Return the builder of a function with a group. NULL if there is no such group."""
 
     def build(call: FunctionCall) -> exp.Expr:
         group = call.args[2] if len(call.args) > 2 else exp.Literal.number(otherwise)
@@ -63,7 +69,7 @@ def _extract(template: str, otherwise: int, kind: str) -> Builder:
 
 
 def _like(call: FunctionCall) -> exp.Expr:
-    """With flags, they stand in front of the pattern, as Java reads them."""
+    """Put the flags before the pattern, as Java reads them."""
     text, pattern, *flags = call.args
     if flags and (said := literal_text(call, 2, "the flags")):
         if not set(said) <= set(_FLAGS):
@@ -76,7 +82,7 @@ def _like(call: FunctionCall) -> exp.Expr:
 
 
 def _replace(call: FunctionCall) -> exp.Expr:
-    """The replacement as it is: backslashes and dollars in it mean themselves."""
+    """Use the replacement literally, including its backslashes and dollars."""
     said = text_of(call.args[2])
     if said is not None:
         by: exp.Expr = exp.Literal.string(said.replace("\\", "\\\\").replace("$", "\\$"))
@@ -86,12 +92,15 @@ def _replace(call: FunctionCall) -> exp.Expr:
 
 
 def _place(text: str) -> str:
-    """Where the first match of `_2` begins, 0 if there is none: in characters, of which Spark counts some as two."""
+    """Return the position of the first match of `_2`, 0 if there is none.
+
+    It is counted in characters. Spark counts some of them as two.
+    """
     return f"(CASE WHEN regexp_instr({text}, _2) > 1 THEN length(get(split({text}, _2, 2), 0)) + 1 ELSE regexp_instr({text}, _2) END)"
 
 
 def _regexp_instr(call: FunctionCall) -> exp.Expr:
-    """Spark's tells the first match alone: what comes before a later one is cut off first."""
+    """Search for later matches in the rest of the string. Spark's function finds only the first match."""
     args = [*call.args, *(exp.Literal.number(1) for _ in range(4 - len(call.args)))]
     plain = all(isinstance(arg, exp.Literal) and arg.name == "1" for arg in args[2:])
     if plain:

@@ -1,4 +1,4 @@
-"""What a function is, as data, and the list of all of them: the built-in ones and those that plugins register."""
+"""The definition of functions as data, and the registry of built-in functions and those of plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.pipeline.errors import UserError
 
 
 class Group(StrEnum):
-    """The heading below which a function stands on the page of functions."""
+    """The heading of a function on the documentation page."""
 
     STRINGS = "strings"
     JSON = "JSON in text"
@@ -27,7 +27,7 @@ class Group(StrEnum):
 
 
 class DialectScope(StrEnum):
-    """In which dialects of `sql` transforms a name has the meaning that is written here."""
+    """The dialects of `sql` transforms in which a name has the meaning of the registry."""
 
     EVERYWHERE = "every dialect"
     SPARK = "every dialect; Spark's own function"
@@ -36,10 +36,11 @@ class DialectScope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """One call in a statement. `args` are the arguments, expanded already; `options` are clauses such as `on_empty`.
+    """One call in a statement. `args` are the expanded arguments. `options` are clauses such as `on_empty`.
 
-    `node` names the transform, `place` counts the calls of the statement from 0, `now` is the epoch's planned time.
-    `shared` says that what stands twice in the expression is computed once: Spark does so for what a column needs of every row.
+    `node` names the transform, `place` counts the calls of the statement from 0, `now` is the epoch's planned
+    time. `shared` means that Spark computes a repeated expression once, as it does for values that a column
+    needs in every row.
     """
 
     name: str
@@ -58,10 +59,11 @@ Builder = Callable[[FunctionCall], exp.Expr]
 class Function:
     """A function of `sql` transforms.
 
-    Exactly one of `sql` and `arrow` is given. `sql` is a template in Spark SQL with the arguments as `_1`, `_2` and so on, or a
-    callable that makes the expression. `arrow` is "module:function": it takes one `pyarrow.Array` per argument and returns one of the
-    same length and of the Spark type `returns`; the module must be importable in Spark's workers. An Arrow function of text says that
-    a row is wrong by a text that begins with `ERROR`; the row fails the epoch only if that value is used.
+    Exactly one of `sql` and `arrow` is set. `sql` is a template in Spark SQL with the arguments as `_1`, `_2`
+    and so on, or a callable that makes the expression. `arrow` is "module:function". It takes one
+    `pyarrow.Array` per argument and returns one of the same length and of the Spark type `returns`. The
+    module must be importable in Spark's workers. An Arrow function of strings reports a wrong row by a string
+    that begins with `ERROR`. The row fails the epoch only if that value is used.
     """
 
     name: str
@@ -95,7 +97,7 @@ class Function:
 
     @property
     def kind(self) -> str:
-        """How it runs."""
+        """The implementation of the function."""
         return "Arrow" if self.arrow else "expression"
 
 
@@ -114,9 +116,10 @@ _loaded: list[str] = []
 
 
 def register(function: Function) -> None:
-    """Adds a function, by its name and aliases; a later one takes the place of an earlier one with that name.
+    """Register a function under its name and aliases. It replaces an earlier function of the same name.
 
-    For plugins: `register(Function(name="twice", signature="twice(int)", group=Group.PLUGIN, sql="_1 * 2", ...))`.
+    For plugins: `register(Function(name="twice", signature="twice(int)", group=Group.PLUGIN, sql="_1 * 2",
+    ...))`.
     """
     for name in (function.name, *function.aliases):
         key = name.lower()
@@ -124,7 +127,7 @@ def register(function: Function) -> None:
 
 
 def _load() -> None:
-    """The built-in functions, once; plugins that came before keep their names."""
+    """Register the built-in functions once. Functions that plugins registered before keep their names."""
     if _loaded:
         return
     _loaded.append("")
@@ -136,18 +139,18 @@ def _load() -> None:
 
 
 def functions() -> Mapping[str, Function]:
-    """Every function by each of its names, in lower case."""
+    """Return every function under each of its names, in lower case."""
     _load()
     return _found
 
 
 def distinct() -> Iterable[Function]:
-    """Every function once."""
+    """Return every function once."""
     return {id(one): one for one in functions().values()}.values()
 
 
 def find_function(name: str, arguments: int = 0) -> Function | None:
-    """The function that a name means once a statement is parsed, None where it is Spark's own or there is none."""
+    """Return the function of a name in a parsed statement. None if it is Spark's own or unknown."""
     found = functions().get(name.lower())
     if found is None and (found := functions().get(_PREFIX + name.lower())) is not None:
         return found if found.only_from and arguments >= found.only_from else None
@@ -155,7 +158,10 @@ def find_function(name: str, arguments: int = 0) -> Function | None:
 
 
 def parsed_names(dialect: str) -> Mapping[str, Callable[[list[Any]], exp.Expr]]:
-    """For the `FUNCTIONS` of a dialect's parser: our own names in capitals, and what keeps their calls as they are written."""
+    """Return entries for the `FUNCTIONS` of a dialect's parser. They keep the calls as they are written.
+
+    The keys are Headrace's own function names in capitals.
+    """
     found = {}
     for key, function in functions().items():
         name = key.removeprefix(_PREFIX)
@@ -171,12 +177,12 @@ def _builder(name: str) -> Callable[[list[Any]], exp.Expr]:
 
 
 def display_name(name: str) -> str:
-    """A function's name as the user writes it."""
+    """Return a function's name as the user writes it."""
     return name.lower().removeprefix(_PREFIX)
 
 
 def suggestable_names() -> tuple[str, ...]:
-    """The names of all functions, and of those of Spark's that are called most."""
+    """Return the names of all functions, and of Spark's most common ones."""
     return (*dict.fromkeys(map(display_name, functions())), "dynamic_table_check", *_SPARKS)
 
 
@@ -191,7 +197,7 @@ _SPARKS = (
 
 
 def check_count(function: Function, call: FunctionCall) -> None:
-    """Raises UserError where a call has too few or too many arguments."""
+    """Raise UserError if a call has too few or too many arguments."""
     count = len(call.args)
     if count < function.least or (function.most is not None and count > function.most):
         most = "or more" if function.most is None else f"to {function.most}"

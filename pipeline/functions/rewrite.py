@@ -1,4 +1,4 @@
-"""Calls in a statement become the expressions that they stand for."""
+"""Replaces calls in a statement by their expressions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _OUTSIDE = (
 
 
 def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> None:
-    """Replaces every call of a function of the registry, the inner ones first. `now` is the epoch's planned time.
+    """Replace every call of a registered function, the inner ones first. `now` is the epoch's planned time.
 
-    Raises UserError, with the node, for a wrong number of arguments or an argument that the function cannot take.
+    Raise UserError, with the node, for a wrong number of arguments or an argument that the function cannot
+    take.
     """
     calls = [part for part in query.walk() if function_of(part) is not None]
     for place, part in reversed(list(enumerate(calls))):
@@ -42,13 +43,13 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
 
 
 def function_of(node: exp.Expr) -> Function | None:
-    """The function that an expression is a call of, None for everything else."""
+    """Return the function that an expression calls. None for every other expression."""
     name, args, _ = _call(node)
     return find_function(name, len(args)) if name else None
 
 
 def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
-    """Name, arguments and clauses of a call; no name for what is none."""
+    """Return name, arguments and clauses of a call. The name is empty for every other expression."""
     if isinstance(node, exp.Anonymous):
         args = [arg for arg in node.expressions if not isinstance(arg, exp.Kwarg)]
         return node.name, args, {arg.this.name: arg.expression for arg in node.expressions if isinstance(arg, exp.Kwarg)}
@@ -69,7 +70,7 @@ def _call(node: exp.Expr) -> tuple[str, list[exp.Expr], dict[str, exp.Expr]]:
 
 
 def _is_column(part: exp.Expr) -> bool:
-    """Whether an expression is a column of a SELECT, or such a column's value but for a cast."""
+    """Return whether an expression is a column of a SELECT, ignoring aliases, parentheses and casts."""
     above = part.parent
     while isinstance(above, (exp.Alias, exp.Paren, exp.Cast)):
         above = above.parent
@@ -77,7 +78,7 @@ def _is_column(part: exp.Expr) -> bool:
 
 
 def number_generated_rows(select: exp.Select, numbers: Sequence[exp.Expr]) -> None:
-    """Where a SELECT makes several rows of one: ids in it follow from the number of the row as well."""
+    """Make ids in a SELECT depend on the number of the generated row."""
     if numbers:
         told = [exp.Cast(this=number.copy(), to=exp.DataType.build("string", dialect="spark")) for number in numbers]
         for mark in [one for one in select.find_all(exp.Literal) if one.meta.get(NUMBERS)]:

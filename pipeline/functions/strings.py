@@ -1,4 +1,4 @@
-"""Text: Flink's names and rules. A NULL argument gives NULL."""
+"""Strings: Flink's names and rules. A NULL argument gives NULL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _split(call: FunctionCall) -> exp.Expr:
 
 
 def _pieces(text: exp.Expr, at: exp.Expr) -> exp.Expr:
-    """The delimiter means itself; an empty one cuts between characters."""
+    """Split at the literal delimiter. An empty one splits between characters."""
     said = text_of(at)
     if said is not None:
         return fill(
@@ -37,7 +37,10 @@ def _split_index(call: FunctionCall) -> exp.Expr:
 
 
 def _instr(call: FunctionCall) -> exp.Expr:
-    """Forward from a place, or backward from one counted from the end; each match begins one character behind the one before."""
+    """Search forward from a position, or backward from one counted from the end.
+
+    Each match begins at least one character after the previous one.
+    """
     start = call.args[2] if len(call.args) > 2 else exp.Literal.number(1)
     occurrence = call.args[3] if len(call.args) > 3 else exp.Literal.number(1)
     ahead = "locate(_2, _1, {})".format
@@ -60,7 +63,7 @@ def _instr(call: FunctionCall) -> exp.Expr:
 
 
 def _whole(arg: exp.Expr) -> int | None:
-    """The number that is written out."""
+    """Return the value of a literal integer. None for other expressions."""
     said = arg.this if isinstance(arg, exp.Neg) else arg
     if not isinstance(said, exp.Literal) or said.is_string or not said.name.isdecimal() or len(said.name) > _DIGITS:
         return None
@@ -68,7 +71,7 @@ def _whole(arg: exp.Expr) -> int | None:
 
 
 def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> str | None:
-    """A search of which all but the text is known, without a list to go through; None for others."""
+    """Return a search in which all but the text is literal, without a list. None for other searches."""
     if not sub or not start or occurrence is None or not 0 < occurrence <= _NESTED:
         return None
     if start > 0:
@@ -82,7 +85,7 @@ def _written_out(sub: str | None, start: int | None, occurrence: int | None) -> 
 
 
 def _nth(first: str, following: str) -> str:
-    """The occurrence `_4`, where `hr_at` stands for the place of the one before."""
+    """Return the search for occurrence `_4`. `hr_at` is the position of the previous one."""
     later = f"aggregate(sequence(2, _4), {first}, (hr_at, hr_n) -> CASE WHEN hr_at = 0 THEN 0 ELSE {following} END)"
     return f"(CASE WHEN _4 = 1 THEN {first} WHEN _4 > 1 THEN {later} ELSE 0 END)"
 

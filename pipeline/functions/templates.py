@@ -1,4 +1,7 @@
-"""From templates to expressions. Function names in a template are Spark's, and stay exactly as they are written."""
+"""Turns templates into expressions.
+
+Function names in a template are Spark's, and stay as they are written.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ NAME = "headrace_function"
 
 
 class _Template(Spark):
-    """Spark's grammar without any function that would be written differently."""
+    """Spark's grammar without functions that would be written differently."""
 
     class Parser(Spark.Parser):
         FUNCTIONS: ClassVar[dict[str, Callable[..., Any]]] = {}
@@ -41,7 +44,7 @@ def _parsed(template: str) -> exp.Expr:
 
 
 def fill(template: str, args: Sequence[exp.Expr], **named: exp.Expr) -> exp.Expr:
-    """The template with its `_1`, `_2` and `_name` replaced; names of lambda variables in it begin with `hr_`."""
+    """Return the template with `_1`, `_2` and `_name` replaced. Its lambda variables begin with `hr_`."""
     values = {f"_{place}": arg for place, arg in enumerate(args, start=1)} | {f"_{name}": arg for name, arg in named.items()}
     whole = exp.Paren(this=_parsed(template).copy())
     for column in list(whole.find_all(exp.Column)):
@@ -55,7 +58,7 @@ def _safe(arg: exp.Expr) -> exp.Expr:
 
 
 def expand_call(function: Function, call: FunctionCall) -> exp.Expr:
-    """The Spark expression that a call stands for."""
+    """Return the Spark expression that replaces a call."""
     if function.arrow:
         found = _arrow(function, call)
     elif isinstance(function.sql, str):
@@ -69,7 +72,10 @@ def expand_call(function: Function, call: FunctionCall) -> exp.Expr:
 
 
 def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
-    """A call of an Arrow function. An error inside of another one's argument goes on through it, and is raised outside."""
+    """Return a call of an Arrow function.
+
+    An error in an argument passes through it, and is raised outside.
+    """
     if (known := _known_number(function, call)) is not None:
         return known
     args = [arg.meta.get(INNER, arg) for arg in call.args]
@@ -87,7 +93,7 @@ def _arrow(function: Function, call: FunctionCall) -> exp.Expr:
 
 
 def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
-    """The digits of a whole number that is written out and has room; None leaves everything else to the rows."""
+    """Return the digits of a literal integer that is in range. None leaves other arguments to the rows."""
     kind = {"to_u256": UINT256, "to_i256": INT256}.get(function.name)
     if kind is None:
         return None
@@ -100,14 +106,14 @@ def _known_number(function: Function, call: FunctionCall) -> exp.Expr | None:
 
 
 def with_failures(found: exp.Expr, node: str) -> exp.Expr:
-    """The expression with each `hr_fail(text)` in it as an error of this node's."""
+    """Return the expression with each `hr_fail(text)` replaced by an error of this node."""
     for part in [one for one in found.find_all(exp.Anonymous) if one.name == "hr_fail"]:
         part.replace(failing(part.expressions[0], node))
     return found
 
 
 def failing(what: exp.Expr, node: str) -> exp.Expr:
-    """An expression that fails the row with this text, told with the name of the node."""
+    """Return an expression that fails the row with this text and the name of the node."""
     return fill(
         "raise_error(concat(_mark, to_json(named_struct('node', _node, 'what', _1, 'hint', ''))))",
         [what],
@@ -117,12 +123,12 @@ def failing(what: exp.Expr, node: str) -> exp.Expr:
 
 
 def text_of(arg: exp.Expr) -> str | None:
-    """What a literal text says, None for any other expression."""
+    """Return the value of a string literal. None for any other expression."""
     return arg.this if isinstance(arg, exp.Literal) and arg.is_string else None
 
 
 def literal_text(call: FunctionCall, place: int, what: str) -> str:
-    """The literal text at an argument's place (from 0). Raises UserError where something else stands there."""
+    """Return the string literal at an argument's index (from 0). Raise UserError for any other expression."""
     found = text_of(call.args[place])
     if found is None:
         msg = f"`{call.name}`: {what} must be written out as a text, found `{call.args[place].sql('spark')}`"
@@ -131,10 +137,10 @@ def literal_text(call: FunctionCall, place: int, what: str) -> str:
 
 
 def field_of(variable: str, name: str) -> exp.Expr:
-    """A field of a lambda's variable."""
+    """Return a field of a lambda's variable."""
     return exp.Dot(this=exp.to_identifier(variable), expression=exp.to_identifier(name, quoted=True))
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string."""
+    """Return a string as JSON."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Row-generating functions such as `explode` and `unnest`: in the SELECT list, as LATERAL VIEW, or after FROM.
+"""Row-generating functions (`explode`, `unnest` ...): in the SELECT list, as LATERAL VIEW, or after FROM.
 
 All become lateral views that also return the number of each row, so that `_gs_pos` stays an order. Empty and
 NULL lists give no row, unless the outer form is used.

@@ -47,7 +47,7 @@ AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transf
 
 
 def check(query: exp.Query) -> None:
-    """Raise UserError, "unsupported plan: ...", for the first unsupported construct in a per-row transform."""
+    """Raise UserError, "unsupported plan: ...", for the first construct that a per-row transform lacks."""
     for part in query.walk():
         for what, hint in _wrong(part):
             msg = f"unsupported plan: {what} is not possible in a per-row transform"

@@ -1,7 +1,7 @@
-"""Types: how a pipeline file names them, what they are in Arrow, and what they become in Postgres and in Spark.
+"""Types: their names in a pipeline file, their Arrow types, and their types in Postgres and in Spark.
 
-Arrow is the common tongue. The tables below are data, so that the docs print what the code does.
-Timestamps are microseconds in UTC; a timestamp without a zone stays without one.
+Arrow is the common form. The tables below are data, so that the docs print what the code does. Timestamps are
+microseconds in UTC. A timestamp without a zone stays without one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ _DECIMAL = re.compile(r"(decimal|decimal128|decimal256)\s*(?:\(\s*(\d+)\s*(?:,\s
 
 
 def parse_type(text: str) -> pa.DataType:
-    """The Arrow type that a pipeline file's type string means. Raises SchemaError with the nearest known name."""
+    """Return the Arrow type of a pipeline file's type string.
+
+    Raise SchemaError with the nearest known name.
+    """
     name = text.strip().lower()
     if (found := FILE_TYPES.get(name)) is not None:
         return found
@@ -78,12 +81,12 @@ def _decimal(text: str, name: str, precision: str | None, scale: str | None) -> 
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Structs, lists and maps: JSON in systems without them."""
+    """Return whether a type is a struct, list or map. Systems without these store JSON."""
     return kinds.is_nested(kind)
 
 
 def is_binary(kind: pa.DataType) -> bool:
-    """Bytes of any of Arrow's layouts."""
+    """Return whether a type is bytes, in any of Arrow's layouts."""
     return kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind) or kinds.is_binary_view(kind)
 
 
@@ -145,12 +148,12 @@ SPARK: tuple[Row, ...] = (
 
 
 def postgres_type(kind: pa.DataType) -> str:
-    """The Postgres column type of an Arrow type, dictionary types by their values."""
+    """Return the Postgres column type of an Arrow type. Dictionary types use the type of their values."""
     return _look_up(POSTGRES, kind)
 
 
 def spark_type(kind: pa.DataType) -> str:
-    """The Spark SQL type of an Arrow type, as DDL."""
+    """Return the Spark SQL type of an Arrow type, as DDL."""
     if kinds.is_dictionary(kind):
         return spark_type(kind.value_type)
     if kinds.is_struct(kind):

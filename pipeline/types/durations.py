@@ -1,4 +1,4 @@
-"""Durations as people write them: `500ms`, `1s`, `1h 30m`."""
+"""Durations in text form: `500ms`, `1s`, `1h 30m`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration that `text` says. Raises UserError for anything else."""
+    """Return the duration in `text`. Raise UserError if it is invalid."""
     seconds, at = 0.0, 0
     while at < len(text.rstrip()):
         part = _PART.match(text, at)
@@ -32,7 +32,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def spell_duration(duration: timedelta) -> str:
-    """The shortest way to write it, such as `1h 30m`; the inverse of `parse_duration`."""
+    """Return the shortest text of a duration, such as `1h 30m`: the inverse of `parse_duration`."""
     left = round(duration.total_seconds() * 1e6)
     parts: list[str] = []
     for unit in ("w", "d", "h", "m", "s", "ms", "us"):

@@ -1,6 +1,9 @@
-"""Numbers that are wider than Spark's 38 digits: they travel as their digits, in text, and keep their type by name.
+"""Numbers that are wider than Spark's 38 digits.
 
-Decimals of 39 to 76 digits are Arrow's own; for 256-bit integers (78 digits) Arrow has none, so there is an extension type.
+They are stored as strings of digits, and keep their type by name.
+
+Decimals of 39 to 76 digits are Arrow's own. Arrow has no 256-bit integers (78 digits), so there is an
+extension type.
 """
 
 from __future__ import annotations
@@ -29,17 +32,17 @@ class WideInteger(pa.ExtensionType):
         super().__init__(pa.string(), f"headrace.{'int256' if signed else 'uint256'}")
 
     def __arrow_ext_serialize__(self) -> bytes:
-        """What tells two of them apart."""
+        """Return the parameter of the type: signed or unsigned."""
         return b"signed" if self.signed else b"unsigned"
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> WideInteger:
-        """The type again."""
+        """Create the type from its serialized parameter."""
         del storage_type
         return cls(signed=serialized == b"signed")
 
     def __str__(self) -> str:
-        """As a pipeline file writes it."""
+        """Return the type's name in a pipeline file."""
         return "int256" if self.signed else "uint256"
 
     def __hash__(self) -> int:
@@ -60,22 +63,25 @@ INT256, UINT256 = WideInteger(signed=True), WideInteger(signed=False)
 
 
 def is_wide(kind: pa.DataType) -> bool:
-    """Whether a number has no room in Spark's decimals."""
+    """Return whether a number does not fit into Spark's decimals."""
     return isinstance(kind, WideInteger) or (kinds.is_decimal(kind) and kind.precision > SPARK_DIGITS)
 
 
 def stored(schema: pa.Schema) -> pa.Schema:
-    """The same columns as rows hold them: wide numbers are text."""
+    """Return the schema as rows store it: wide numbers are strings."""
     return pa.schema([field.with_type(pa.string()) if is_wide(field.type) else field for field in schema])
 
 
 def digits(kind: Any) -> tuple[int, int]:
-    """Precision and scale of a wide number."""
+    """Return precision and scale of a wide number."""
     return (_INTEGER_DIGITS, 0) if isinstance(kind, WideInteger) else (kind.precision, kind.scale)
 
 
 def pattern(kind: pa.DataType) -> str:
-    """A regular expression that the text of a wide number matches as a whole; the range of integers is not in it."""
+    """Return a regular expression for the whole text of a wide number.
+
+    It does not check the range of integers.
+    """
     precision, scale = digits(kind)
     behind = rf"(\.\d{{0,{scale}}}0*)?" if scale else r"(\.0*)?"
     sign = "" if isinstance(kind, WideInteger) and not kind.signed else "-?"
@@ -84,7 +90,10 @@ def pattern(kind: pa.DataType) -> str:
 
 
 def plain_digits(text: str) -> str:
-    """The one text of a number, as keys are compared: `7` for `007.0`. What is no number stays as it is."""
+    """Return the canonical text of a number, as keys are compared: `7` for `007.0`.
+
+    Other text stays unchanged.
+    """
     if (found := re.match(SPELLED, text, re.ASCII)) is None:
         return text
     said = f"{found[1]}{found[2]}{found[3] or ''}"
@@ -92,6 +101,6 @@ def plain_digits(text: str) -> str:
 
 
 def plain_columns(column: Any) -> Any:
-    """The same for a column of Arrow's texts."""
+    """Return a column of Arrow strings with each value as in `plain_digits`."""
     said = pc.replace_substring_regex(column, SPELLED, r"\1\2\3")
     return pc.if_else(pc.equal(said, MINUS_NOTHING), "0", said)
