@@ -1,1 +1,4 @@
-"""The pure part of Headrace: the pipeline file, settings, errors, types, epochs and the ledger. No Spark, no Dagster, no driver."""
+"""The pure part of Headrace: pipeline file, settings, errors, types, epochs, ledger.
+
+No Spark, Dagster or driver.
+"""

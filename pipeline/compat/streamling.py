@@ -1,6 +1,6 @@
-"""What Streamling's topology files may say and Headrace cannot do yet, with what there is instead.
+"""Keys of Streamling's topology files that Headrace does not support yet, with the alternative.
 
-Such a word is no typo, and no mistake of the user: it gets an answer of its own.
+Such a key is not a typo, so it gets its own message.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ VALUES: Mapping[tuple[str, str], str] = {
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a type's name can only be that of a plugin."""
+    """Return whether a type's name can only be that of a plugin."""
     return name in PLUGINS or "." in name.strip(".")

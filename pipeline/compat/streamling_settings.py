@@ -1,4 +1,7 @@
-"""Settings of Streamling that mean nothing here, with what there is instead. They are accepted, so that its config files work."""
+"""Streamling's settings without effect in Headrace, with the alternative.
+
+They are accepted, so that its config files work.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which source columns a column is computed from, and which filters can retract rows."""
+"""Lineage: the source columns of each column, and the filters that can retract rows."""

@@ -1,7 +1,8 @@
-"""Which source columns every column of a pipeline comes from, and through which expressions. Read from the SQL alone.
+"""The source columns of every column of a pipeline, with the expressions between them. It reads only the SQL.
 
-A SELECT of a per-row transform reads one relation (joins are refused), so a name has one meaning and no schema is needed to
-find it: only `*` needs to know the columns. Names are compared without case and shown as they are written.
+A SELECT of a per-row transform reads one relation, because joins are refused. A name therefore has one
+meaning and needs no schema. Only `*` needs the columns. Names are compared case-insensitively and shown as
+they are written.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ Schemas = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class NodeLineage:
-    """The columns of a node in order. `unknown` says why there are others, or none at all; empty where all are told."""
+    """The columns of a node in order.
+
+    `unknown` is the reason if columns are missing, or empty if all are listed.
+    """
 
     columns: Mapping[str, ColumnLineage]
     types: Mapping[str, str]
@@ -40,7 +44,7 @@ def lineage(model: PipelineModel, schemas: Schemas) -> dict[str, NodeLineage]:
 
     Args:
         model: the pipeline.
-        schemas: the columns of nodes, as far as they are known. Those of transforms give their columns' true names and types.
+        schemas: the known columns of nodes. Those of a transform give its columns their true names and types.
     """
     relations: dict[str, Relation] = {}
     reasons: dict[str, str] = {}
@@ -102,7 +106,7 @@ def _node_lineage(name: str, relations: Mapping[str, Relation], reasons: Mapping
 
 
 def _named(found: Relation, node: str, known: Mapping[str, str] | None) -> Relation:
-    """With the names that Spark gives, and with items that stand for several columns spread over theirs."""
+    """Return the relation with Spark's names. An item for several columns becomes one entry per column."""
     several = [place for place, (name, _) in enumerate(found.columns) if name == "*"]
     if known is None or not found.complete:
         if several:
@@ -126,7 +130,7 @@ def _labelled(spread: ColumnLineage, node: str, name: str) -> ColumnLineage:
 
 
 def _types(query: exp.Query, inputs: Schemas) -> list[str]:
-    """The types of a statement's columns in order, as far as they can be told without Spark; none where they cannot."""
+    """Return the types of a statement's columns in order. Empty if they need Spark."""
     if not all(inputs.values()) or any(not kind for columns in inputs.values() for kind in columns.values()):
         return []
     schema: dict[str, Any] = {node: dict(columns) for node, columns in inputs.items()}

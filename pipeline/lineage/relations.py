@@ -1,4 +1,7 @@
-"""What one SELECT makes its columns of: names looked up in the relation that it reads, through WITH, UNION ALL and subqueries."""
+"""The inputs of one SELECT's columns.
+
+Names are resolved in its relation, through WITH, UNION ALL and subqueries.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LineageStep:
-    """What a node computes a column by. `column` is its name there, which a later node may change."""
+    """The expression by which a node computes a column.
+
+    `column` is its name there, which a later node may change.
+    """
 
     node: str
     column: str
@@ -32,19 +38,19 @@ class LineageStep:
 
 @dataclass(frozen=True, slots=True)
 class ColumnLineage:
-    """Where the values of a column come from. Without steps they are copied as they are; without origins they are constants."""
+    """The origins of a column's values. Without steps they are copied. Without origins they are constants."""
 
     origins: tuple[Origin, ...]
     steps: tuple[LineageStep, ...] = ()
 
 
 class LineageError(Exception):
-    """A node's columns cannot be told from its SQL; the text says why."""
+    """A node's columns cannot be derived from its SQL. The text has the reason."""
 
 
 @dataclass(slots=True)
 class Relation:
-    """What a SELECT reads. Columns that are not listed are looked for in `rest`, or are the source's own (`open_source`)."""
+    """The input of a SELECT. Unlisted columns come from `rest`, or from the source itself (`open_source`)."""
 
     columns: list[tuple[str, ColumnLineage]]
     names: frozenset[str] = frozenset()
@@ -54,7 +60,7 @@ class Relation:
 
     @property
     def complete(self) -> bool:
-        """True if all columns are listed."""
+        """Whether all columns are listed."""
         return self.rest is None and not self.open_source
 
     def listed(self, name: str) -> ColumnLineage | None:
@@ -62,7 +68,10 @@ class Relation:
         return next((derived for known, derived in self.columns if known.lower() == name.lower()), None)
 
     def unlisted(self, name: str) -> ColumnLineage | None:
-        """A column that is not in the list and comes through a `*` or straight from a source; None where there cannot be others."""
+        """Return an unlisted column, which comes through a `*` or directly from a source.
+
+        None if there can be no other columns.
+        """
         if self.open_source:
             return ColumnLineage((Origin(self.open_source, name),))
         if self.rest is None or name.lower() in self.hidden:
@@ -88,7 +97,7 @@ class Relation:
 
 @dataclass(slots=True)
 class _LineageScope:
-    """Where an expression's names are looked up: the relation, aliases further left in the same list, the query around it."""
+    """The scope of an expression's names: the relation, earlier aliases in the same list, the outer query."""
 
     relation: Relation
     outer: _LineageScope | None = None
@@ -109,14 +118,14 @@ class _LineageScope:
 
 
 class LineageReader:
-    """Reads the SQL of one node."""
+    """Derives the lineage of one node from its SQL."""
 
     def __init__(self, node: str, nodes: Mapping[str, Relation]) -> None:
         self._node = node
         self._nodes = nodes
 
     def query(self, query: exp.Expr, around: Mapping[str, Relation], outer: _LineageScope | None) -> Relation:
-        """Return a statement's relation. `around` are the WITH names that it sees. Raises LineageError."""
+        """Return a statement's relation. `around` are the WITH names in scope. Raise LineageError."""
         ctes = dict(around)
         for cte in getattr(query, "ctes", ()):
             ctes[cte.alias.lower()] = self.query(cte.this, ctes, outer).renamed(cte.alias_column_names)
@@ -199,7 +208,7 @@ class LineageReader:
         return Relation([*read.columns, *added], names) if read.complete else Relation(added, names, rest=read)
 
     def _star(self, star: exp.Star | exp.Column, scope: _LineageScope, found: Relation) -> None:
-        """Add all columns of the relation, or the fields of a struct as one item for several columns."""
+        """Add all columns of the relation. The fields of a struct are one item for several columns."""
         inner = star if isinstance(star, exp.Star) else star.this
         if inner.args.get("replace") or inner.args.get("rename"):
             msg = "`*` with REPLACE or RENAME is not looked into"
@@ -220,7 +229,10 @@ class LineageReader:
             found.rest, found.hidden = relation, frozenset(left_out)
 
     def _value(self, value: exp.Expr, name: str, scope: _LineageScope, ctes: Mapping[str, Relation]) -> ColumnLineage:
-        """Return a plain column unchanged, else all columns in the expression and the expression itself."""
+        """Return a plain column unchanged.
+
+        Otherwise return all columns in the expression and the expression itself.
+        """
         bare = value.unnest()
         if isinstance(bare, exp.Column) and (plain := scope.find([part.name for part in bare.parts])) and plain[1]:
             return plain[0]

@@ -1,12 +1,13 @@
-"""Filters at sinks with a key: a row that a filter leaves out becomes a delete of its key.
+"""Filters before sinks with a key: a row that a filter drops becomes a delete of its key.
 
-A target with a key holds the last state of each row. If an update fails a filter, the row that passed it before must leave the
-target; a delete carries little more than its key, so no filter can judge it. Transforms therefore keep the rows that fail, and
-mark them: `_gs_pos.sub` is negative (`marking`). A marked row stands before all rows of the same source row, so a row
-that another branch makes of it wins. `_gs_op` stays what it was. A sink with a key takes a marked row as a delete; a sink without
-one never sees it.
+A target with a key has the last state of each row. If an update fails a filter, the row that passed it before
+must leave the target. A delete has little more than its key, so no filter can test it. Transforms therefore
+keep the rows that fail, and mark them: `_gs_pos.sub` is negative (`marking`). A marked row comes before all
+rows of the same source row, so that a row from another branch wins. `_gs_op` stays unchanged. A sink with a
+key treats a marked row as a delete. A sink without a key never receives it.
 
-Of a marked row only the columns that its key is made of are computed. Everything else may rely on the filter, such as a division.
+Only the columns for the key of a marked row are computed. All others, such as a division, may rely on the
+filter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from headrace.pipeline.sql.traces import plain_inputs, trace
 
 @dataclass(frozen=True, slots=True)
 class Retractions:
-    """Where in a pipeline filters mark rows, and which sinks take them for deletes. Names of columns are in lower case."""
+    """The nodes whose filters mark rows, and the sinks that treat them as deletes.
+
+    Column names are in lower case.
+    """
 
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By node on the way to such a sink: the columns that the deletes need there."""
@@ -44,7 +48,10 @@ class Retractions:
     """
 
     def marking(self, name: str, *, marked: bool) -> Marking | None:
-        """What the SQL of a node keeps of rows that it leaves out; None where it marks none. `marked`: rows that it reads may be."""
+        """Return the columns that a node's SQL keeps of dropped rows. None if it marks none.
+
+        `marked` means that rows that it reads may be marked.
+        """
         if name not in self.marked:
             return None
         return Marking(self.needs[name], marked, self.keys[name], self.plain[name])
@@ -62,7 +69,7 @@ class Retractions:
 
 
 def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retractions:
-    """Return the effects of filters. `upserts` returns whether a sink deletes by a key."""
+    """Return the effects of filters. `upserts` tells whether a sink deletes by a key."""
     needs: dict[str, set[str]] = {}
     keys: dict[str, set[str]] = {}
     plain: dict[str, set[str]] = {}
@@ -99,12 +106,18 @@ def kept_columns(sink: Any) -> tuple[str, ...]:
 
 
 def _is_within(model: PipelineModel, source: str, columns: Mapping[str, Collection[str]]) -> bool:
-    """Whether a sink's key holds the source's own: only then is a row that fails a filter the one that the sink would delete."""
+    """Return whether a sink's key contains the source's key.
+
+    Only then is a row that fails a filter the one that the sink would delete.
+    """
     return {name.lower() for name in model.sources[source].primary_key} <= set(columns.get(source, ()))
 
 
 def _upstream(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
-    """By node upstream of `start`: the columns that these columns of it are made of. A program passes its columns on by name."""
+    """Return, by node upstream of `start`, the columns from which these columns are computed.
+
+    A program passes its columns on by name.
+    """
     found: dict[str, set[str]] = {start: {name.lower() for name in columns}}
     for name in reversed(graph.in_order(model)):
         if name not in found:
@@ -117,7 +130,10 @@ def _upstream(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[
 
 
 def _unchanged(model: PipelineModel, start: str, columns: Sequence[str]) -> dict[str, set[str]]:
-    """By node upstream of `start`: the columns that arrive there under some name as these columns, and unchanged."""
+    """Return, by node upstream of `start`, the columns that arrive there unchanged as these columns.
+
+    Their names may differ.
+    """
     found: dict[str, set[str]] = {start: {name.lower() for name in columns}}
     for name in reversed(graph.in_order(model)):
         node: Any = model.transforms[name]
@@ -128,7 +144,7 @@ def _unchanged(model: PipelineModel, start: str, columns: Sequence[str]) -> dict
 
 
 def _filter_of(model: PipelineModel, name: str, keys: Collection[str], plain: Collection[str]) -> str:
-    """What a node leaves rows out by, for people; empty where it keeps all, or leaves out for good."""
+    """Return the description of a node's filter. Empty if it keeps all rows, or drops rows permanently."""
     if name in model.sources:
         source = model.sources[name]
         stream = source.unbounded_source if source.type == "hybrid" else source if source.type == "kafka" else None

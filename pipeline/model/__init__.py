@@ -1,1 +1,1 @@
-"""The models of a pipeline file: nodes, options, and the graph that they form."""
+"""The models of a pipeline file: nodes, options, and their graph."""

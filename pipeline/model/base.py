@@ -1,4 +1,4 @@
-"""What the nodes of a pipeline file share."""
+"""The common parts of the nodes of a pipeline file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph of a pipeline: which node reads which, and the key of each."""
+"""The graph of a pipeline: the inputs and the key of each node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.pipeline.sql import dynamic_tables as dynamic
 
 
 def inputs_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the nodes that a transform or sink reads; a source has none. Raise UserError for invalid SQL."""
+    """Return the nodes that a transform or sink reads. A source has none. Raise UserError for invalid SQL."""
     if name in model.transforms:
         return model.transforms[name].inputs(name)
     return (model.sinks[name].from_,) if name in model.sinks else ()
@@ -30,7 +30,7 @@ def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
 
 
 def in_order(model: nodes.PipelineModel) -> list[str]:
-    """Return transforms with rows, each after its inputs. Raises UserError for a cycle."""
+    """Return transforms with rows, each after its inputs. Raise UserError for a cycle."""
     there = dynamic_tables(model)
     return [name for name in steps(model) if name not in there]
 
@@ -38,7 +38,7 @@ def in_order(model: nodes.PipelineModel) -> list[str]:
 def steps(model: nodes.PipelineModel) -> list[str]:
     """Return all transforms, each after its inputs. A dynamic table comes before its lookups.
 
-    Raises UserError for a cycle.
+    Raise UserError for a cycle.
     """
     done: list[str] = []
     open_: list[str] = []
@@ -61,12 +61,12 @@ def steps(model: nodes.PipelineModel) -> list[str]:
 
 
 def is_shared(sink: Any) -> bool:
-    """Return whether a sink sets `share`: other pipelines write its target too. Plugins lack the option."""
+    """Return whether a sink sets `share`: other pipelines also write its target. Plugins lack the option."""
     return bool(getattr(sink, "share", False))
 
 
 def key_of(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the node's primary key, else the one that its inputs agree on, else (). Dynamic tables have none."""
+    """Return the node's primary key, or the one that its inputs agree on, or (). Dynamic tables have none."""
     if isinstance(model.nodes()[name], DynamicTableConfig):
         return ()
     if own := model.nodes()[name].primary_key:

@@ -1,4 +1,4 @@
-"""The handler transform of a pipeline file: rows go to a service over HTTP, and what it answers goes on."""
+"""The handler transform of a pipeline file: sends rows to a service over HTTP, and outputs its responses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _spell(value: timedelta | str) -> str:
 
 
 def _override(value: object) -> object:
-    """Names of Arrow's own for the types that a file has others for."""
+    """Return the columns with Arrow's type names replaced by the file's."""
     return {column: _ours(kind) for column, kind in value.items()} if isinstance(value, dict) else value
 
 
@@ -99,13 +99,13 @@ class HandlerTransformConfig(NodeConfig):
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the node that it reads."""
+        """Return the node that the transform reads."""
         del node
         return (self.from_,)
 
 
 def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
-    """What is wrong with the values of a handler, each with the keys that lead to it."""
+    """Yield the invalid values of a handler, each with the path of its keys."""
     if said := url_problem(node.url):
         yield ("url",), UserError(f"`url` {said}", hint="Write it as https://host/path; secrets as ${VAR}, or by `secret_name`.")
     for name, value in node.headers.items():

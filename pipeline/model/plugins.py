@@ -61,26 +61,26 @@ class PluginNodeConfig(NodeConfig):
 
     @property
     def plugin(self) -> Plugin:
-        """What the plugin declares."""
+        """The declaration of the plugin."""
         return self._plugin
 
     @property
     def parsed(self) -> BaseModel:
-        """The options as the plugin's own model, those of the environment included. May hold secrets."""
+        """The options as the plugin's own model, including those of the environment. May contain secrets."""
         return self._parsed
 
     @property
     def pipeline(self) -> str:
-        """The name of the pipeline that the node is in."""
+        """The name of the node's pipeline."""
         return self._pipeline
 
     @property
     def overridden(self) -> tuple[str, ...]:
-        """Labels of the file that the plugin sets itself, to other values."""
+        """Labels of the file that the plugin itself sets to other values."""
         return self._overridden
 
     def belongs_to(self, pipeline: str) -> None:
-        """Set the pipeline that the node is in."""
+        """Set the node's pipeline."""
         self._pipeline = pipeline
 
     @model_validator(mode="wrap")
@@ -138,7 +138,7 @@ class PluginNodeConfig(NodeConfig):
         node = self.model_copy(update={"telemetry": telemetry})
         node._overridden = tuple(key for key, text in plugin.labels.items() if said.get(key, text) != text)  # noqa: SLF001  its own kind
         if self.telemetry is None:
-            node.model_fields_set.discard("telemetry")  # the file did not say it
+            node.model_fields_set.discard("telemetry")  # the file does not set it
         return node
 
     @field_serializer("options", mode="wrap")
@@ -155,7 +155,7 @@ class PluginSourceConfig(PluginNodeConfig):
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether it is a stream."""
+        """Whether the source is a stream."""
         return not self.plugin.make.capabilities.bounded  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
 
 
@@ -169,7 +169,7 @@ class PluginTransformConfig(PluginNodeConfig):
     batch_flush_interval: Duration | None = Field(default=None, exclude=True, description=_NO_EFFECT)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the node that it reads."""
+        """Return the node that the transform reads."""
         del node
         return (self.from_,)
 
@@ -190,17 +190,17 @@ class PluginSinkConfig(PluginNodeConfig):
 
     @property
     def compares_versions(self) -> bool:
-        """Whether it can compare the version of a row with that of the row that its target has."""
+        """Whether the sink can compare the version of a row with that of the row in its target."""
         return bool(getattr(self.plugin.make.capabilities, "versions", False))  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
     def lacks_commit_record(self) -> bool:
-        """Whether it keeps no record of epochs: at least once."""
+        """Whether the sink stores no record of epochs, and is at least once."""
         return str(self.plugin.make.capabilities.delivery) != "exactly_once"  # pyright: ignore[reportFunctionMemberAccess]
 
     @property
     def keyed(self) -> bool:
-        """Whether a key makes it upsert."""
+        """Whether a key makes the sink upsert."""
         return bool(self.plugin.make.capabilities.upsert)  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -213,7 +213,7 @@ NODES: Mapping[str, type[PluginNodeConfig]] = {
 
 
 def with_plugins(union: Any, part: str) -> Any:
-    """A union of nodes, told apart by `type`, that takes plugins too. Built-in types go before plugins of the same name."""
+    """Return a union of nodes by `type` that also accepts plugins. Built-in types take precedence."""
     members = get_args(union)[0]
     models = get_args(members) or (members,)
     tags = {
@@ -230,11 +230,14 @@ def with_plugins(union: Any, part: str) -> Any:
 
 
 def _tag(tags: Mapping[str, str], value: Any) -> str | None:
-    """The built-in type or the mark of plugins; another type as it is, which is then told as unknown."""
+    """Return the built-in type, or the tag of plugins.
+
+    An unknown type is returned as it is, and reported later.
+    """
     if isinstance(value, PluginNodeConfig):
         return TAG
     if not isinstance(value, Mapping | BaseModel):
-        return next(iter(tags.values()))  # whichever refuses what is no map
+        return next(iter(tags.values()))  # any model, because all refuse a non-mapping
     if isinstance(value, Mapping) and "type" not in value:
         return None
     kind = value["type"] if isinstance(value, Mapping) else getattr(value, "type", None)
@@ -247,11 +250,11 @@ def _is_there(plugin_id: str) -> bool:
     try:
         return plugins.find(plugin_id) is not None
     except PluginError:
-        return True  # twice, which the node raises with its place
+        return True  # two packages have this id: the node raises it with the location
 
 
 def model_of(part: str, plugin_id: str) -> type[BaseModel]:
-    """The keys of a plugin's nodes in one model: those of every such node, and the plugin's options."""
+    """Return one model with the keys of a plugin's nodes: the common keys, and the plugin's options."""
     try:
         _, plugin = plugins.load_plugin_of_type(plugin_id, NODES[part].KIND)
     except PluginError:

@@ -1,4 +1,4 @@
-"""How a pipeline is run: windows of history, the size and pace of epochs, the stream's runs, the schedule."""
+"""Options of a pipeline's runs: partitions of history, epoch size and interval, stream runs, the schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.pipeline.types.durations import parse_duration, spell_duration
 
 
 def as_duration(value: object) -> object:
-    """Parse a duration from a string; return other values unchanged. Raises ValueError for an invalid one."""
+    """Parse a duration from a string. Return other values unchanged. Raise ValueError for an invalid one."""
     if isinstance(value, int | float) and value < 0:
         msg = f"`{value}` is not a duration; write a number and a unit, such as 500ms or 1h 30m"
         raise ValueError(msg)
@@ -35,7 +35,7 @@ LEAST_EPOCH = 64 << 10
 
 
 def parse_size(value: object) -> int:
-    """Return the bytes of a number or of a string with a unit. Raises ValueError for other values."""
+    """Return the bytes of a number or of a string with a unit. Raise ValueError for other values."""
     found = re.fullmatch(r"(\d+)\s*([a-z]*)", str(value).strip().lower())
     if isinstance(value, bool) or found is None or found[2] not in _SIZES:
         msg = f"`{str(value).lower() if isinstance(value, bool) else value}` is no size; write a number of bytes, or one with a unit such as 64MiB"

@@ -21,7 +21,7 @@ def _language(value: object) -> object:
 
 
 def _bytes(value: object) -> object:
-    """A number of bytes, or a text with a unit; within what an engine can live with."""
+    """Return a number of bytes, from a number or a string with a unit, between 8MiB and 2GiB."""
     size = parse_size(value)
     if not _LEAST <= size <= _MOST:
         msg = f"`{value}` is not between 8MiB and 2GiB"
@@ -72,7 +72,7 @@ class ScriptTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the node that it reads."""
+        """Return the node that the transform reads."""
         del node
         return (self.from_,)
 
@@ -98,6 +98,6 @@ class PythonTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the node that it reads."""
+        """Return the node that the transform reads."""
         del node
         return (self.from_,)

@@ -1,4 +1,4 @@
-"""What the models of a file share: unknown keys are mistakes, columns are a list or a text with commas."""
+"""The base of a file's models: unknown keys are mistakes, columns are a list or a string with commas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 
 def _csv(value: object) -> object:
-    """`a, b` and [a, b] both name columns; blanks are dropped."""
+    """Return the names of a comma-separated string as a tuple, without blanks. Return a list unchanged."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 

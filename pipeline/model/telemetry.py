@@ -1,4 +1,4 @@
-"""What a node says of itself to metrics: labels, and which column is the time of its events."""
+"""A node's options for metrics: labels, and the column with the event time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests of a pipeline file: given rows of sources and transforms, and the rows or the error that must come of them."""
+"""The tests of a pipeline file: input rows of sources and transforms, and the expected rows or error."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class RowsConfig(Strict):
 
     @property
     def forms(self) -> list[str]:
-        """Which of `FORMS` are used."""
+        """The used ones of `FORMS`."""
         values = (self.rows, self.csv, self.json_, self.parquet)
         return [form for form, value in zip(FORMS, values, strict=True) if value is not None]
 
     @property
     def path(self) -> str | None:
-        """The other file, if the rows are in one."""
+        """The other file, if it contains the rows."""
         return self.csv or self.json_ or self.parquet
 
 
@@ -58,7 +58,7 @@ class InputRowsConfig(RowsConfig):
 
 
 def _values(said: object) -> object:
-    """The values of a dynamic table may be listed as they are."""
+    """Convert a plain list of a dynamic table's values to rows."""
     return {"rows": [{VALUE: value} for value in said]} if isinstance(said, list) else said
 
 

@@ -1,4 +1,7 @@
-"""Transforms of a pipeline file. Keys follow Streamling's topology files; keys of our own stand beside theirs."""
+"""Transforms of a pipeline file.
+
+Keys follow Streamling's topology files, with additional keys of Headrace.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ class SqlTransformConfig(NodeConfig):
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the nodes that it reads. Raises UserError, naming `node`, if its SQL cannot be parsed."""
+        """Return the nodes that the statement reads.
+
+        Raise UserError, naming `node`, if it cannot be parsed.
+        """
         return sql.input_nodes(self.sql, node=node, dialect=self.dialect)
 
     def query(self, node: str = "") -> exp.Query:
@@ -41,7 +47,7 @@ class SqlTransformConfig(NodeConfig):
 
 
 def _backend(value: object) -> object:
-    """`In-Memory`, `in_memory` and `INMEMORY` are one."""
+    """Return the backend in one spelling: `In-Memory`, `in_memory` and `INMEMORY` are the same."""
     names = {"inmemory": "InMemory", "postgres": "Postgres"}
     found = names.get(re.sub(r"[^a-z0-9]", "", value.lower())) if isinstance(value, str) else None
     if found is None:
@@ -87,15 +93,15 @@ class DynamicTableConfig(Strict):
 
     @property
     def in_memory(self) -> bool:
-        """Whether the values belong to this pipeline alone."""
+        """Whether only this pipeline has the values."""
         return self.backend_type == "InMemory"
 
     def inputs(self, node: str) -> tuple[str, ...]:
-        """Return the node whose rows fill it, if any. Raises UserError if its SQL cannot be parsed."""
+        """Return the node whose rows fill the table, if any. Raise UserError if its SQL cannot be parsed."""
         return sql.input_nodes(self.sql, node=node, dialect=self.dialect) if self.sql is not None else ()
 
     def query(self, node: str = "") -> exp.Query:
-        """Return its SQL, which must be set, in Spark's dialect for inspection."""
+        """Return the table's SQL, which must be set, in Spark's dialect."""
         return sql.parse(self.sql or "", node=node, dialect=self.dialect)
 
 

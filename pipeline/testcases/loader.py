@@ -1,4 +1,4 @@
-"""Tests of pipeline files: finding them, reading them, every mistake in one go."""
+"""Loads the tests of pipeline files, and reports all mistakes in one error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CaseFileConfig(Strict):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test, with the pipeline that it is about and the file that it stands in."""
+    """One test, with its pipeline and its file."""
 
     name: str
     node: CaseConfig
@@ -52,7 +52,10 @@ class Case:
         return nearest_location(self.places, ("tests", self.name, *path)) or FileLocation(str(self.path))
 
     def given(self, node: str) -> Rows:
-        """Return the rows of an input node, as written. PipelineFileError if their file is unreadable."""
+        """Return the rows of an input node, as written.
+
+        Raise PipelineFileError if their file is unreadable.
+        """
         return self._listed("given", node) or read_rows(
             self.node.given[node], self.path.parent, ("tests", self.name, "given", node), self.places, self.texts
         )
@@ -64,7 +67,10 @@ class Case:
         )
 
     def _listed(self, part: str, node: str) -> Rows | None:
-        """The values of a dynamic table that are listed, as the file spells them (0x1F is a text here); None where it is said otherwise."""
+        """Return the listed values of a dynamic table, as the file spells them (0x1F is a string here).
+
+        None if the values are not listed.
+        """
         path = ("tests", self.name, part, node)
         said = (self.node.given if part == "given" else self.node.expect)[node].rows
         if (*path, 0) not in self.places or said is None:
@@ -82,7 +88,10 @@ def is_test_file(path: Path) -> bool:
 
 
 def has_tests(path: Path) -> bool:
-    """Return whether a YAML file looks like it has tests. Cheap, because folders have much other YAML."""
+    """Return whether a YAML file seems to have tests.
+
+    The check is cheap, because folders have many YAML files.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -91,9 +100,10 @@ def has_tests(path: Path) -> bool:
 
 
 def case_files(path: Path) -> list[Path]:
-    """The files whose tests are meant by a path: a file of tests; a pipeline file with the files of tests beside it; a folder.
+    """Return the files with tests for a path: a test file, a pipeline file and its test files, or a folder.
 
-    Hidden folders are left out. A pipeline file is among them only if it has tests.
+    Hidden folders and files without tests are skipped. A pipeline file without tests is returned only if it
+    has no test files either.
     """
     if path.is_dir():
         return sorted(_below(path))
@@ -115,7 +125,7 @@ def _below(folder: Path) -> Iterator[Path]:
 def load_cases(path: Path) -> list[Case]:
     """Return the tests of one file in order: a file of tests, or a pipeline file with tests.
 
-    Raises PipelineFileError with every mistake of the file, and of the pipeline file that it names.
+    Raise PipelineFileError with every mistake of the file, and of the pipeline file that it names.
     """
     if not is_test_file(path):
         file = load_pipeline(path)

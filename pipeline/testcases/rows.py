@@ -1,4 +1,4 @@
-"""The rows of a test as the files write them: in the test itself, or in CSV, JSON lines or Parquet beside it."""
+"""The rows of a test as the files have them: in the test itself, or in a CSV, JSON lines or Parquet file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Path_ = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows without types. `places` are those of rows and cells, `schema` the types where the file has them (Parquet)."""
+    """Rows without types. `places` are the locations of rows and cells.
+
+    `schema` has the types if the file has them.
+    """
 
     records: list[dict[str, Any]]
     start: FileLocation
@@ -42,9 +45,9 @@ class Rows:
 
 
 def read_rows(node: RowsConfig, folder: Path, path: Path_, places: Mapping[Path_, FileLocation], texts: Mapping[Path_, str]) -> Rows:
-    """The rows of a given or an expected node that stands at `path` of a file in `folder`.
+    """Return the rows of an input or expected node at `path` of a file in `folder`.
 
-    Raises PipelineFileError for a file that is not there or cannot be read as what it should be.
+    Raise PipelineFileError for a missing or invalid file.
     """
     form = node.forms[0]
     here = nearest_location(places, (*path, form)) or FileLocation(str(folder))
@@ -76,7 +79,7 @@ def _from_file(form: str, path: Path, here: FileLocation) -> Rows:
 
 
 def _csv(path: Path) -> Rows:
-    """Read a CSV file. Each cell is a string; an empty one is null."""
+    """Read a CSV file. Each cell is a string. An empty one is null."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file)
         header = next(reader, [])

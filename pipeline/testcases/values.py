@@ -1,7 +1,7 @@
-"""Strictly typed values: what a test file says in a cell, as a value of a column's Arrow type, or the reason why it is none.
+"""Strictly typed values: converts a cell of a test file to a column's Arrow type, or gives the reason.
 
-A value keeps what it says: nothing is rounded, wrapped or cut off. A text that spells a number is that number (CSV has nothing
-else), a number in a text column is the text as written.
+A value is never rounded, wrapped or cut off. A string with a number becomes that number, because CSV has only
+strings. A number in a string column becomes the text as written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\s*\d.*)?")
 
 
 class Timestamp(str):
-    """A day or a time as the file writes it, without quotes."""
+    """A date or a timestamp as the file has it, without quotes."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ def spell_type(kind: pa.DataType) -> str:
 
 
 def fit(value: Any, kind: pa.DataType) -> Any:
-    """Convert the value to the type, as Arrow returns it to Python. Raises ValueError with the reason."""
+    """Convert the value to the type, as Arrow returns it to Python. Raise ValueError with the reason."""
     if value is None:
         return None
     try:
@@ -80,7 +80,7 @@ def spell(value: Any) -> str:
 
 
 def infer(values: Iterable[Any]) -> pa.DataType | None:
-    """Return the narrowest type that fits all values: string if all are null, None if none fits."""
+    """Return the narrowest type that fits all values. String if all are null, None if no type fits."""
     found = {_inferred(value) for value in values if value is not None}
     if found <= {pa.int64(), pa.float64()} and len(found) == 2:
         return pa.float64()
@@ -90,7 +90,7 @@ def infer(values: Iterable[Any]) -> pa.DataType | None:
 
 
 class _UnfitError(Exception):
-    """The value has no meaning in the type."""
+    """The value is not valid for the type."""
 
 
 def _inferred(value: Any) -> pa.DataType:
@@ -138,7 +138,7 @@ def _boolean(value: Any, _: pa.DataType) -> bool:
 
 
 def _number(value: Any) -> Decimal:
-    """With NaN and the infinities, which decimals have too."""
+    """Return the number. NaN and the infinities are valid, because Decimal has them."""
     if isinstance(value, bool | bytes | list | dict):
         raise _UnfitError
     return Decimal(str(value).strip())
@@ -184,7 +184,10 @@ def _date(value: Any, _: pa.DataType) -> date:
 
 
 def _timestamp(value: Any, kind: pa.DataType) -> datetime:
-    """Without a zone: UTC, in a column with one; a column without one takes no zone."""
+    """Return the timestamp. Without a zone it is UTC in a column with a zone.
+
+    A column without a zone accepts no zone.
+    """
     try:
         moment = value if isinstance(value, datetime) else _read_moment(value)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Checks of a pipeline file that need no connection, and the messages for mistakes."""
+"""Checks of a pipeline file without a connection, and the messages for mistakes."""

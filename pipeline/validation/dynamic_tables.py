@@ -1,4 +1,7 @@
-"""What is wrong with the dynamic tables of a pipeline file, and what is worth a word. Looked at once its nodes are sound."""
+"""Mistakes and warnings for the dynamic tables of a pipeline file.
+
+They are checked once its nodes are valid.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def _shared(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
 
 
 def _names(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Check Postgres names: `table` or `schema.table`. A schema that is set twice must be the same."""
+    """Check Postgres names: `table` or `schema.table`. If the schema is set twice, both must be the same."""
     for name, node in graph.dynamic_tables(model).items():
         schema, _, _ = node.backend_entity_name.rpartition(".")
         where = place("transforms", name, "backend_entity_name")

@@ -1,4 +1,4 @@
-"""Values of single nodes that their types alone do not check: column types, keys that are columns, offsets, time zones."""
+"""Checks of single nodes beyond their types: column types, keys that are columns, offsets, time zones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only whole nodes of a sound shape show: keys, values, guarantees, one lane."""
+"""Checks that need all nodes of a valid structure: keys, values, guarantees, connectedness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_model(model: nodes.PipelineModel, place: PlaceOf) -> list[UserError]:
 
 
 def _keys(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
-    """Where branches with different keys meet: to append without a key would not be what the file says."""
+    """Refuse inputs with different keys. The result would be appended without a key, against the file."""
     for name in model.transforms:
         keys = {upstream: graph.key_of(model, upstream) for upstream in graph.inputs_of(model, name)}
         if len(set(keys.values())) > 1 and not model.transforms[name].primary_key:
@@ -53,7 +53,10 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
 
 
 def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
-    """Whether a version can decide at a sink. Its type is known to Spark alone: see `jobs.planning.version_columns`."""
+    """Check whether a sink can use `version_column`.
+
+    `jobs.planning.version_columns` checks its type in Spark.
+    """
     column = getattr(sink, "version_column", None)
     if column is None:
         return

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a pipeline file, in the words of the file: node, value, what is allowed, and where."""
+"""Translates pydantic's errors about a pipeline file: node, value, allowed values, and location."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
 
 
 def describe_file_errors(error: ValidationError, tree: YamlDocument, model: type[BaseModel] = nodes.PipelineModel) -> list[UserError]:
-    """Pydantic's errors as mistakes of the file, without those that only follow from others. `model` is what the file should have been."""
+    """Return pydantic's errors as mistakes of the file, without those that only follow from others.
+
+    `model` is the expected model of the file.
+    """
     found = [(item, _file_path(item["loc"])) for item in error.errors()]
     return [
         _in_words(item, path, tree, model)
         for item, path in found
-        # A list counts as too short for pydantic where its entries are wrong, and as nothing else.
+        # Pydantic also reports a list with wrong entries as too short.
         if path not in tree.spoiled and not (item["type"] == "too_short" and _at(path, tree.value))
     ]
 
@@ -76,7 +79,7 @@ def as_written(problem: UserError, tree: YamlDocument) -> UserError:
 
 
 def dotted(path: Path) -> str:
-    """A path as people say it, within its node or its test if it is in one: `bounded_sources[0].table_name`."""
+    """Return a path for a message, relative to its node or test: `bounded_sources[0].table_name`."""
     inner = path[2:] if len(path) > 1 and path[0] in (*PARTS, "tests") else path
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in inner).removeprefix(".")
 
@@ -170,7 +173,7 @@ def _wrong_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[st
 
 
 def _kind(path: Path, tree: YamlDocument) -> str:
-    """What stands at a path, by its value or, where that is long, by its kind."""
+    """Return the value at a path, or its type if the value is long."""
     found = _at(path, tree.value)
     if isinstance(found, dict | list):
         return "a map" if isinstance(found, dict) else "a list"

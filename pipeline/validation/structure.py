@@ -1,4 +1,7 @@
-"""The shape of a pipeline file: who reads whom. Looked at in the plain values, so that one bad node does not hide the rest."""
+"""Checks the structure of a pipeline file: the inputs of each node.
+
+It uses plain values, so that one invalid node does not hide other mistakes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _TABLE = "dynamic_table"
 
 @dataclass(slots=True)
 class _FileStructure:
-    """Node names by part, and what each transform and sink reads; `whole` if nothing about that is in doubt."""
+    """Node names by part, and the inputs of transforms and sinks. `whole` means that all inputs are known."""
 
     names: dict[str, list[str]]
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -82,7 +85,7 @@ def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> 
 
 
 def _dialect(node: dict[str, Any]) -> str:
-    """Of a sql node; another than there is, is told where nodes are checked."""
+    """Return the dialect of a sql node. An unknown one is reported by the check of the node."""
     said = node.get("dialect")
     return said if isinstance(said, str) and said in DIALECTS else "spark"
 

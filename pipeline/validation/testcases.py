@@ -1,6 +1,6 @@
-"""What is wrong with tests beyond their shape: nodes that are not there, rows in two ways, columns that a source does not have.
+"""Mistakes in tests beyond their structure: unknown nodes, rows set twice, columns that a source lacks.
 
-Looked at in the plain values, so that one bad test does not hide what is wrong with the rest.
+It uses plain values, so that one invalid test does not hide mistakes in the others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_cases(tree: YamlDocument, pipeline: Mapping[str, Any]) -> list[UserErr
 
 
 class _Check:
-    """One test."""
+    """The check of one test."""
 
     def __init__(self, tree: YamlDocument, name: str, test: dict[str, Any], parts: Mapping[str, dict[str, Any]]) -> None:
         self._tree, self._name, self._test, self._parts = tree, name, test, parts
@@ -65,7 +65,7 @@ class _Check:
         yield self._problem(f"`{shorten(node)}` is no {what} of this pipeline{suggest_closest(node, known)}", hint, (part, node))
 
     def _values(self, part: str, node: str, said: list[Any]) -> Iterator[UserError]:
-        """A list of values is what a dynamic table holds."""
+        """Check a list of values, which only a dynamic table has."""
         found = self._parts["transforms"].get(node)
         if not isinstance(found, dict) or found.get("type") != "dynamic_table":
             msg = f"`{part}.{node}` is a list, and only a dynamic table has values without columns"
@@ -77,7 +77,7 @@ class _Check:
 
     def _rows(self, part: str, node: str, said: dict[str, Any]) -> Iterator[UserError]:
         forms = [form for form in FORMS if said.get(form) is not None]
-        if not forms and set(said) <= {*FORMS, "schema", "ordered", "columns", "tolerance"}:  # else the unknown key tells it
+        if not forms and set(said) <= {*FORMS, "schema", "ordered", "columns", "tolerance"}:  # otherwise the unknown key is reported
             hint = "Write `rows: []` if there are none." if part == "expect" else "A source without rows need not be given."
             yield self._problem(f"`{part}.{node}` needs one of {', '.join(FORMS)}", hint, (part, node))
         if len(forms) > 1:

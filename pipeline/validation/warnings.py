@@ -1,4 +1,4 @@
-"""What is no mistake in a pipeline file and yet worth a word: keys that do nothing here, keys that are missing."""
+"""Warnings for valid pipeline files: keys without effect, missing keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`${VAR}` in texts of a pipeline file: what it means, and where it stays as it is written until a run needs its value."""
+"""`${VAR}` in strings of a pipeline file.
+
+Most strings get the value when the file is read. Some keep the variable until a run needs the value.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _TYPES, _LATE = ("handler",), ("url", "headers")
 
 
 def interpolate(text: str, *, node: str = "") -> str:
-    """Return the text with the values of its variables. Raises UserError for a variable that is not set."""
+    """Return the text with the values of its variables. Raise UserError for a variable that is not set."""
 
     def value(match: re.Match[str]) -> str:
         found = os.environ.get(match[1], match[2])
@@ -30,7 +33,10 @@ def interpolate(text: str, *, node: str = "") -> str:
 
 
 def keep_late(value: dict[str, Any], written: Mapping[tuple[str | int, ...], str]) -> None:
-    """Restore the file's version of texts that may carry secrets. `written` has the texts with a variable."""
+    """Restore the file's version of strings that may contain secrets.
+
+    `written` has the strings with a variable.
+    """
     for path in written:
         if not _is_late(value, path):
             continue

@@ -1,6 +1,6 @@
-"""YAML into plain values: where each key stands, `${VAR}` filled in, every mistake noted instead of raised at the first.
+"""Reads YAML into plain values, with the location of each key, `${VAR}` filled in, and all mistakes.
 
-Works on ruamel's composed nodes, since a constructed map no longer shows a key that was given twice.
+It uses ruamel's composed nodes, because a constructed mapping no longer shows duplicate keys.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _ADVICE = (
 
 @dataclass(slots=True)
 class YamlDocument:
-    """What a file says: plain dicts, lists and scalars; the place of each key and item; texts as written; mistakes.
+    """The content of a file: plain values, the location of each key and item, strings as written, mistakes.
 
-    `written` are texts with a variable in them, `texts` the numbers and times as the file spells them. `spoiled` are the paths of
-    values that have a mistake already: what else is wrong with them follows from it.
+    `written` are strings with a variable in them. `texts` are the numbers and times as the file spells them.
+    `spoiled` are the paths of values with a mistake: other mistakes in them follow from it.
     """
 
     shown: str
@@ -81,9 +81,9 @@ def node_of(path: Path) -> str:
 
 
 def read_tree(text: str, shown: str, *, fill: bool = True) -> YamlDocument:
-    """Read YAML. Raises PipelineFileError for invalid YAML; smaller mistakes are in the tree's `problems`.
+    """Read YAML. Raise PipelineFileError for invalid YAML. Smaller mistakes are in the tree's `problems`.
 
-    `fill`: whether `${VAR}` in a text means an environment variable.
+    `fill` means that `${VAR}` in a string is an environment variable.
     """
     yaml = YAML(typ="safe", pure=True)
     try:
@@ -157,13 +157,13 @@ def _tag(node: Node) -> str:
 
 
 class _Walk:
-    """One way through the nodes of a file."""
+    """One traversal of the nodes of a file."""
 
     def __init__(self, yaml: YAML, tree: YamlDocument, *, fill: bool) -> None:
         self._yaml, self._tree, self._fill, self._seen = yaml, tree, fill, 0
 
     def value(self, node: Node, path: Path) -> Any:
-        """Return the plain values of a node. Records locations and problems."""
+        """Return the plain values of a node. Record locations and problems."""
         self._seen += 1
         place = self._mark(node)
         self._tree.places.setdefault(path, place)
@@ -206,7 +206,10 @@ class _Walk:
         return found
 
     def _merged(self, node: Node, path: Path) -> Iterator[tuple[str, Any]]:
-        """`<<: *name` and `<<: [*one, *two]`: keys of other maps, below the map's own."""
+        """Return the merged mapping of `<<: *name` and `<<: [*one, *two]`.
+
+        The mapping's own keys take precedence.
+        """
         for part in node.value if isinstance(node, SequenceNode) else [node]:
             if isinstance(part, MappingNode):
                 if len(path) > _DEEPEST:
