@@ -18,10 +18,10 @@ TYPES: Mapping[str, Mapping[str, str]] = {
         "memory": "Use a `print` sink to look at rows, or a `blackhole` sink to throw them away.",
     },
 }
-"""By the part of the file: types that are not available yet, and what there is instead."""
+"""Types that are not available yet, with the alternative, by part of the file."""
 
 PLUGINS = frozenset({"s3_sink", "mysql_sink", "sqs", "s2_sink", "s2_source", "postgres_cdc_source"})
-"""Plugins that are known by name; any type with a dot in it is one too."""
+"""Plugins that are known by name. A type with a dot in it is also a plugin."""
 
 _FLUSH = "Remove it; `epoch:` at the top level says how large epochs are and how often they come."
 _REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no registry is asked."
@@ -38,14 +38,14 @@ KEYS: Mapping[str, str] = {
     "skip_schema_resolution": _REGISTRY,
     "skip_schema_resolution_for_reader_schema_ids": _REGISTRY,
 }
-"""Keys that are not available yet, and what there is instead."""
+"""Keys that are not available yet, with the alternative."""
 
 VALUES: Mapping[tuple[str, str], str] = {
     ("data_format", "avro"): "Write JSON to the topic, with `data_format: json` and a `schema`.",
     ("format", "avro"): "Write the files as parquet or as JSON lines.",
     ("mode", "continuous"): "Set `mode: bounded`, which reads the files once; what comes later goes to a Kafka topic.",
 }
-"""Values of keys that are not available yet, and what there is instead."""
+"""Values of keys that are not available yet, with the alternative."""
 
 
 def is_plugin(name: str) -> bool:

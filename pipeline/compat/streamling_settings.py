@@ -73,4 +73,7 @@ IGNORED: Mapping[str, str] = {
         for key, instead in _POSTGRES.items()
     },
 }
-"""By the setting's dotted name; a section stands for all that is in it. What is a setting of ours goes before this."""
+"""The alternative by the setting's dotted name. A section includes all its settings.
+
+Headrace's settings win.
+"""

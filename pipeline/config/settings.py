@@ -29,7 +29,7 @@ __all__ = ["CONFIG_NAMES", "Settings", "describe_setting_lookup", "load_settings
 log = logging.getLogger(__name__)
 
 _said: set[str] = set()
-"""Settings that were told to be ignored by this process."""
+"""Settings that this process has reported as ignored."""
 
 
 def _lower(value: Any) -> Any:

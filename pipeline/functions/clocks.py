@@ -22,7 +22,7 @@ def _today(call: FunctionCall) -> exp.Expr:
 
 
 NUMBERS = "headrace_numbers"
-"""Marks the literal that stands for the numbers of rows made of one row."""
+"""Marks the literal that is replaced by the numbers of generated rows."""
 
 
 def _uuid7(call: FunctionCall) -> exp.Expr:

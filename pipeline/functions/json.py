@@ -19,22 +19,22 @@ _PATH = re.compile(r"\$(?:\.[^.\[\]'\"*?()@\s]+|\[[0-9]+\]|\['[^'\[\]*?]+'\])*")
 _QUOTED = re.compile(r'\["([^"\'\[\]*?]+)"\]')
 _KINDS = {"VALUE": "", "OBJECT": "{", "ARRAY": "[", "SCALAR": "-"}
 VALID = "is_variant_null(try_variant_get(try_parse_json(concat('[', {0}, ',[[[[null]]]]]')), '$[1][0][0][0][0]', 'variant'))"
-"""Spark's parser stops behind the first value: it has read the whole text as one value where the item behind it is ours.
+"""Whether the text is exactly one JSON value. Spark's parser stops after the first value.
 
-Nobody writes such an item by chance, and no other one is told apart in less time.
+Spark has read the whole text if the appended item follows. It is improbable in data, and fastest to test.
 """
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
 """The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
 _FOUND = "get_json_object(_1, _2)"
 _BRACKET = f"(startswith({_FOUND}, '{{') OR startswith({_FOUND}, '['))"
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"
-"""Whether the document has a text that may look like an object or an array. Only then it is parsed again, to tell them apart."""
+"""Whether a string in the document may look like an object or an array. Only then it is parsed again."""
 _SURE = f"((startswith({_FOUND}, '{{\"') OR startswith({_FOUND}, '[\"')) AND NOT contains(_1, '\\\\') AND NOT contains(_1, _quote))"
-"""That it is no text, in less time: a text with a quote in it has a backslash before it, or stands in apostrophes."""
+"""A cheap test that the value is no string. A quote in a string has a backslash, or is in apostrophes."""
 _IS_TEXT = f"startswith({_AS_JSON}, '\"')"
 _QUOTE = {"quote": exp.Literal.string("'")}
 _LOOKS = f"get(regexp_extract_all({_FOUND}, {{0}}, 0), 0)"
-"""What is found if it looks as it should, else NULL: for WHERE, CASE and the like, where Spark shares nothing of what stands twice."""
+"""The value if it has the right form, else NULL. For WHERE, CASE and others that share no expressions."""
 _LIKE_SCALAR, _LIKE_CONTAINER = r"'(?s)\\A(?:[^\\[{].*)?\\z'", r"'(?s)\\A[\\[{].*'"
 
 

@@ -18,7 +18,7 @@ _PLAIN = re.compile(
     r"(?:[\w\s,:;=@%&~'\"<>/!#-]|\\[dDwWsSbB.\\+*?^$|()\[\]{}/-]|[.^$|+*?()]|\{\d+(?:,\d*)?\}|\[\^?(?:[\w\s,:;=@%.+*?()$|/!#-]|\\[dDwWsS.\\\]\[^-])+\])*",
     re.ASCII,
 )
-"""Patterns of which Java and Python think the same."""
+"""Patterns with the same meaning in Java and Python."""
 _FLAGS = "imsx"
 
 

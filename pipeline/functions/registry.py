@@ -71,11 +71,11 @@ class Function:
     group: Group
     meaning: str
     result: str
-    """In words for the page; `uint256` and `int256` also make an output column one of these types."""
+    """The type in text form. `uint256` and `int256` also make an output column one of these types."""
     examples: Sequence[tuple[str, str]]
-    """A call, and its result as Spark casts it to text (NULL for none). The first is the example, the others are edge cases."""
+    """Calls with their results as Spark casts them to a string (NULL for none). The first is the example."""
     errors: Sequence[tuple[str, str]] = ()
-    """A call that fails, and what its message says."""
+    """Calls that fail, with their message."""
     sql: str | Builder = ""
     arrow: str = ""
     returns: str = "string"
@@ -84,11 +84,11 @@ class Function:
     least: int = 1
     most: int | None = 1
     defaults: Sequence[str] = ()
-    """What stands for the last arguments of a template where they are left out."""
+    """Defaults for the last arguments of a template."""
     aliases: Sequence[str] = ()
     where: DialectScope = DialectScope.EVERYWHERE
     only_from: int = 0
-    """The number of arguments from which on the call is this function and not Spark's own of that name."""
+    """The number of arguments from which the call is this function and not Spark's own."""
 
     def __post_init__(self) -> None:
         if bool(self.sql) == bool(self.arrow):
@@ -102,13 +102,13 @@ class Function:
 
 
 OTHERS = "datafusion"
-"""The dialect in which names of Spark's mean what the registry says."""
+"""The dialect in which Spark's names have the meaning of the registry."""
 _PREFIX = "hr_df_"
-"""What stands before such a name once a statement of that dialect is parsed: from there on it is no name of Spark's."""
+"""The prefix of such a name in a parsed statement of that dialect. It is then no name of Spark's."""
 ERROR = "!"
-"""What the text of an Arrow function begins with where the row is an error."""
+"""The prefix of an Arrow function's result string if the row is wrong."""
 ARROW = "hr_fn_"
-"""What the name of an Arrow function begins with inside of Spark."""
+"""The prefix of an Arrow function's name in Spark."""
 
 _MODULES = ("clocks", "strings", "patterns", "json", "json_construct", "arrays", "bytes", "int256")
 _found: dict[str, Function] = {}

@@ -13,7 +13,7 @@ from headrace.pipeline.functions.registry import Function, FunctionCall, check_c
 from headrace.pipeline.functions.templates import expand_call
 
 _BARE = ("current_time",)
-"""Functions that may be called without brackets. A column of that name is reached by quoting it."""
+"""Functions that may be called without brackets. A column of that name must be quoted."""
 
 
 _OUTSIDE = (

@@ -10,10 +10,10 @@ from headrace.pipeline.functions.registry import DialectScope, Function, Functio
 from headrace.pipeline.functions.templates import fill, text_of
 
 _NESTED = 8
-"""Occurrences up to which each search is written into the next."""
+"""The highest occurrence for which each search is written into the next."""
 _DIGITS = 9
 _BEHIND = 10**9
-"""Behind the end of every text: where a search begins if the one before found nothing."""
+"""A position after the end of every text: the search starts there if the previous one found nothing."""
 
 
 def _split(call: FunctionCall) -> exp.Expr:

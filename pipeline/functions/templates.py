@@ -23,9 +23,9 @@ _WHOLE = re.compile(r"-?[0-9]{1,100}")
 _KEPT = ("CAST", "TRY_CAST")
 _SIMPLE = (exp.Column, exp.Literal, exp.Func, exp.Paren, exp.Null, exp.Boolean, exp.Dot, exp.Bracket, exp.Neg)
 INNER = "headrace_inner"
-"""Where an expanded call keeps what it is without the check of its result."""
+"""The meta key of an expanded call without the check of its result."""
 NAME = "headrace_function"
-"""Where an expanded call keeps the name of its function."""
+"""The meta key of the function name of an expanded call."""
 
 
 class _Template(Spark):

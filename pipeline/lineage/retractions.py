@@ -32,19 +32,19 @@ class Retractions:
     """
 
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By node on the way to such a sink: the columns that the deletes need there."""
+    """The columns that the deletes need, by node upstream of such a sink."""
     marked: frozenset[str] = frozenset()
     """The nodes whose rows may be marked."""
     sinks: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The sinks that rows may reach as deletes, each with the sources whose rows do not: their key is not in the sink's."""
+    """The sinks that rows may reach as deletes, with the sources whose key is not in the sink's key."""
     filtering: Mapping[str, str] = field(default_factory=dict)
-    """The nodes that mark rows, each with what it filters by."""
+    """The nodes that mark rows, with their filters."""
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Of `needs`: the columns that the key of every such sink is made of. A version is none of them."""
+    """The columns of `needs` for the key of every such sink. They never include a version."""
     plain: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Of `keys`: the columns that arrive in every such sink's key unchanged, where all these sinks share their targets.
+    """The columns of `keys` that arrive unchanged in every such sink's key, if all these sinks share their targets.
 
-    A filter by nothing else says which keys are this pipeline's: it must not delete those of another one.
+    A filter on only these columns decides which keys belong to this pipeline. It must not delete other keys.
     """
 
     def marking(self, name: str, *, marked: bool) -> Marking | None:

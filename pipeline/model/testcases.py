@@ -11,7 +11,7 @@ from headrace.pipeline.model.strict import Columns, Strict
 from headrace.pipeline.sql.dynamic_tables import VALUE
 
 FORMS = ("rows", "csv", "json", "parquet")
-"""The ways to say what rows a node has; one of them counts."""
+"""The ways to set the rows of a node. One of them is used."""
 
 
 def _moment(value: object) -> object:

@@ -17,13 +17,16 @@ from headrace.pipeline.errors import InternalError
 
 Json = dict[str, Any]
 Position = Mapping[str, Any]
-"""Where every source of a lane stands, by source name. Plain JSON, comparable with `==`."""
+"""The position of every source, by source name. Plain JSON, comparable with `==`."""
 
 RECORD_FORMAT = 2
 RECORD_BYTES = 1_000
-"""What a record may take as JSON. It is written with every epoch, into the target itself."""
+"""The maximal size of a record as JSON. It is written to the target with every epoch."""
 _END_BYTES, _STREAM_END_BYTES = 500, 65_536
-"""What a position may take inside a record. A stream's grows with its partitions only, and a rebuild needs it."""
+"""The maximal size of a position in a record, without and with a stream.
+
+A stream's position grows only with its partitions, and a rebuild needs it.
+"""
 
 
 def content_ref(value: Any) -> str:
@@ -137,12 +140,12 @@ class CommitRecord:
     totals: WriteCounts
     baseline: int | None
     end: Position | None = None
-    """Where the epoch ended; None where that is too large for a record."""
+    """The end of the epoch. None if it is too large for a record."""
     written_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     planned_at: datetime | None = None
-    """When the epoch was planned; None in the record that a sink joins with."""
+    """The time of planning. None in a registration record."""
     splits: tuple[Json, ...] | None = ()
-    """The splits of the epoch; None where they are too large for a record."""
+    """The splits of the epoch. None if they are too large for a record."""
 
     @property
     def is_registration(self) -> bool:

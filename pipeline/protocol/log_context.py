@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, ParamSpec, TypeVar
 
 FIELDS = ("pipeline", "run_id", "epoch", "node")
-"""In the order in which a line of text has them."""
+"""The fields in their order in a text line."""
 
 _OWN = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "where"}
 _where: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("headrace_where")

@@ -8,7 +8,7 @@ from datetime import date, timedelta
 from headrace.pipeline.model.run_options import PartitionsConfig
 
 WHOLE = ""
-"""The key of the one window of a history without partitions."""
+"""The key of the only partition of an unpartitioned history."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,30 @@
-"""The position of a source inside a lane, as JSON.
+"""The position of a source in a pipeline, as JSON.
 
 A source with history::
 
     {"source": reference to its fixed keys, "pins": [snapshot handle per bounded phase],
      "fence": unbounded position or null, "cursor": ISO time or null,
-     "history": {"by": partitions or null, "done": [[first day, day after the last]], "open": {"2013-01-01": [phase, splits done, mark]}},
+     "history": {"by": partitions or null, "done": [[first day, day after the last]],
+                 "open": {"2013-01-01": [phase, splits done, mark]}},
      "stream": unbounded position, "began": unbounded position, "catch_up": unbounded position}
 
-`history` states what the sinks hold. `by` are the partitions that the history is read in, as the file had them. `done` are the
-days of complete windows, with adjacent windows joined; `[["", ""]]` is a complete history without partitions. `open` are windows
-that are partly read, by their first day; `mark` is the fingerprint of the phase's splits. Once all windows of the file are
-complete, `open` is replaced by `"complete": true`, and `pins` moves into `history` as a reference.
+`history` is the history that the sinks have. `by` are the partitions of the history, as the file had them.
+`done` are the days of complete partitions, with adjacent ones joined. `[["", ""]]` is a complete history
+without partitions. `open` are partitions that are partly read, by their first day. `mark` is the fingerprint
+of the phase's splits. Once all partitions of the file are complete, `"complete": true` replaces `open`, and
+`pins` moves into `history` as a reference.
 
-A reference is the hash under which the ledger keeps a value. `pins` is `{"ref": reference}` from the start where the handles
-are large.
+A reference is the hash under which the ledger stores a value. If the handles are large, `pins` is
+`{"ref": reference}` from the start.
 
-A history that is pinned under a cursor also has `"overlap": {"end": unbounded position, "nulls": true}`: where the stream ended right
-after the pin, and whether history has rows without a cursor.
+A history with a cursor also has `"overlap": {"end": unbounded position, "nulls": true}`. It is the end of the
+stream right after the snapshots were created, and whether history has rows without a cursor.
 
-`source` is the hash under which the ledger keeps what the source was at the first start; see `source_identity`.
+`source` refers to the identity of the source at the first start; see `source_identity`.
 
-The last three keys are there once the stream has begun: where it is, where it began, and the end that it had then. Past that
-end, `catch_up` is left out, and so is `began` where it is the fence. A source without history has only `source` and `stream`.
+The last three keys exist once the stream has begun: its position, its first position, and its end at that
+time. After that end `catch_up` is removed. `began` is removed there too if it equals `fence`. A source
+without history has only `source` and `stream`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.partitions import WHOLE, list_partitions, window_at, window_keys
 
 FIXED = ("column", "every", "start")
-"""Keys of `partitions` that decide which rows a window has."""
+"""Keys of `partitions` that decide the rows of a partition."""
 
 
 def fingerprint(value: Any) -> str:
@@ -91,7 +94,7 @@ def no_history() -> Json:
 
 
 PINS_INLINE = 300
-"""What handles may take inside a position. Larger ones are kept by the ledger, and the position refers to them."""
+"""The maximal size of snapshot handles in a position. The ledger stores larger ones under a reference."""
 
 
 def placed_pins(handles: list[Json]) -> list[Json] | Json:

@@ -15,7 +15,7 @@ from typing import Any
 from headrace.pipeline.protocol.epochs import Json
 
 BLOCK = 2**20
-"""Offsets per block. Gaps are searched row by row only inside blocks that are not full."""
+"""Offsets per block. Gaps are searched row by row only in blocks that are not full."""
 MOST_GAPS = 1_000
 """Gaps per partition that are listed and compared with the topic."""
 
@@ -68,9 +68,9 @@ class HandoffPosition:
 
 
 Search = Callable[[Block, int, int], Sequence[Range]]
-"""Lists the gaps inside a block that end above an offset, in order, at most so many."""
+"""Lists the gaps in a block that end above an offset, in order, up to a maximal number."""
 FirstFilled = Callable[[Mapping[str, Sequence[Range]]], Mapping[str, int]]
-"""Says which of the listed gaps of each partition is the first one that has messages in the topic, by its place in the list."""
+"""Returns, for each partition, the index of the first listed gap that has messages in the topic."""
 
 
 def table_offsets(blocks: Iterable[Block], since: Mapping[str, int], search: Search) -> TableOffsets:

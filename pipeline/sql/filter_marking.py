@@ -26,9 +26,9 @@ from headrace.pipeline.sql.total import is_repeatable, is_total, without_errors
 from headrace.pipeline.sql.traces import BY_ITEM, PLAIN, WANTED, plain_inputs, trace, trace_plain
 
 FAILED = -1
-"""`_gs_pos.sub` of a row that a filter left out."""
+"""`_gs_pos.sub` of a row that a filter dropped."""
 EMPTIED = -2
-"""`_gs_pos.sub` of a row whose list had no items to make rows of."""
+"""`_gs_pos.sub` of a row whose list had no items."""
 _VIEW, _AT = "_gs_m", "_gs_at"
 _MARK = "named_struct('source', _0.source, 'part', _0.part, 'off', _0.off, 'sub', CAST({sub} AS BIGINT))"
 

@@ -124,11 +124,11 @@ class _Spread:
     views: list[exp.Lateral] = field(default_factory=list)
     numbers: list[exp.Expr] = field(default_factory=list)
     shown: list[exp.Expr] = field(default_factory=list)
-    """What `*` stands for beside the relation behind FROM."""
+    """The columns of `*` in addition to the relation after FROM."""
     emptied: list[exp.Expr] | None = None
-    """Where it is there: a row without items stays, and what is NULL for such a row is put here."""
+    """If set, a row without items stays, and the column that is NULL for such a row is added here."""
     numbering: dict[str, str] = field(default_factory=dict)
-    """By the alias of a lateral view of the user, its column that he does not see."""
+    """The hidden number column of a user's lateral view, by the view's alias."""
 
     def lateral(self, call: GeneratorCall, columns: list[exp.Identifier], alias: str, *, outer: bool = False) -> None:
         self.views.append(

@@ -139,7 +139,7 @@ def compile_statement(
 
 _CLOCKS = (exp.CurrentTimestamp, exp.Localtimestamp, exp.CurrentDate, exp.Anonymous)
 _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORECASE)
-"""Texts that mean a moment where they become a time, and the zone behind them."""
+"""Strings that become a changing timestamp, with an optional time zone after them."""
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_to_date")
 """Functions that cast, and that the parser does not know."""
@@ -198,7 +198,7 @@ _IMPURE = frozenset(
         *("current_user", "session_user", "user", "version"),
     }
 )
-"""Functions of Spark that give other values in another run, or on other partitions. Clocks are none: they stand still within an epoch."""
+"""Functions of Spark whose results differ between runs or partitions. Clocks are fixed within an epoch."""
 
 
 def nondeterministic_calls(text: str, *, dialect: str = "spark") -> tuple[str, ...]:
@@ -234,7 +234,7 @@ _MOVES_THERE = frozenset(
         *("blocknumber", "blocksize", "rownumberinblock", "rownumberinallblocks", "runningconcurrency"),
     }
 )
-"""Functions of ClickHouse, beside those that begin with `rand`, that give other values in another query, in small letters."""
+"""Functions of ClickHouse, in addition to `rand…`, whose results differ between queries. In lower case."""
 _WITHOUT_BRACKETS = ("current_date", "current_timestamp", "localtimestamp")
 
 

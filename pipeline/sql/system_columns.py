@@ -20,10 +20,13 @@ POS = "_gs_pos"
 POS_TYPE = "struct<source: int, part: int, off: bigint, sub: bigint>"
 HIDDEN = (OP, POS)
 ORDINALS_PER_NODE = 10
-"""Values of `_gs_pos.source` that each source node has: its bounded phases count up from 0, its stream is the last."""
+"""Values of `_gs_pos.source` per source node: bounded phases count up from 0, the stream is the last."""
 FAN_OUT = 1 << 20
-"""A transform that makes several rows of one numbers them from 0: `sub` becomes `sub * FAN_OUT + number`. Three such transforms fit
-behind each other; more rows of one row, or an overflow of `sub`, are an error. What a UNION ALL makes of one is numbered by branches."""
+"""A row-generating transform numbers its rows from 0: `sub` becomes `sub * FAN_OUT + number`.
+
+Three such transforms fit in a chain. More rows from one row, or an overflow of `sub`, are an error. A UNION
+ALL numbers rows by its branches.
+"""
 
 OPERATIONS = ("i", "u", "d")
 _TOO_MANY = f"one row makes {FAN_OUT} rows or more, which have no order then"

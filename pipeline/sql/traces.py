@@ -13,11 +13,11 @@ from sqlglot import exp
 from headrace.pipeline.sql.generators import find_generator, is_generator
 
 WANTED = "headrace_wanted"
-"""In the `meta` of an item of a SELECT list: it makes a wanted column."""
+"""Meta key of an item of a SELECT list: it computes a wanted column."""
 PLAIN = "headrace_plain"
-"""In the `meta` of a SELECT: the columns that are handed on as wanted ones, as they are."""
+"""Meta key of a SELECT: the columns that are passed on unchanged as wanted ones."""
 BY_ITEM = "headrace_by_item"
-"""In the `meta` of a SELECT: a wanted column is made of the items of a list."""
+"""Meta key of a SELECT: a wanted column is computed from the items of a list."""
 _LIST_COLUMNS = ("col", "pos", "key", "value")
 """The names that Spark gives the columns of a list where the statement gives none."""
 

@@ -40,10 +40,10 @@ _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
 
 
 _AGGREGATES = tuple(f"json_{kind}agg_{nulls}_on_null" for kind in ("array", "object") for nulls in ("null", "absent"))
-"""Aggregates of Flink's that sqlglot knows as functions like any other."""
+"""Flink's aggregates, which sqlglot parses as ordinary functions."""
 
 AGGREGATE = ("unsupported plan: an aggregate is not possible in a per-row transform", _FAR)
-"""Message and hint for one that only Spark knows."""
+"""Message and hint for an aggregate that only Spark knows."""
 
 
 def check(query: exp.Query) -> None:

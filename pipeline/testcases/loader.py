@@ -23,7 +23,7 @@ from headrace.pipeline.yaml.reader import nearest_location, read_tree
 
 SUFFIXES = (".yaml", ".yml")
 TEST_SUFFIXES = (".test.yaml", ".test.yml")
-"""What the name of a file ends in that holds tests and nothing else."""
+"""The suffix of files that contain only tests."""
 
 _SECTION = re.compile(r"^ {0,4}tests\s*:", re.MULTILINE)
 _SINKS = re.compile(r"^ {0,4}sinks\s*:", re.MULTILINE)

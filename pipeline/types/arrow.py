@@ -47,7 +47,7 @@ FILE_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
         "u256": UINT256,
     }
 )
-"""What a `schema:` block may say, in any case; decimals come on top (`DECIMALS`)."""
+"""The types of a `schema:` block, case-insensitive. Decimals are in `DECIMALS`."""
 
 DECIMALS: Mapping[str, int] = MappingProxyType({"decimal": 38, "decimal128": 38, "decimal256": 76})
 """Decimal types and their largest precision. Bare: (38, 9); with the precision only: scale 0."""
@@ -144,7 +144,10 @@ SPARK: tuple[Row, ...] = (
     ("duration", kinds.is_duration, "INTERVAL DAY TO SECOND"),
     ("strings, times, intervals, larger decimals and 256-bit integers as their digits", lambda t: not kinds.is_nested(t), "STRING"),
 )
-"""Arrow to Spark SQL for flat types: Spark has no unsigned and no half types, so they widen. Nested types are built from these."""
+"""Arrow to Spark SQL for flat types. Spark has no unsigned and no half types, so they widen.
+
+Nested types use these.
+"""
 
 
 def postgres_type(kind: pa.DataType) -> str:

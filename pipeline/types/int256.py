@@ -20,7 +20,10 @@ pc: Any = pyarrow.compute
 SPARK_DIGITS = 38
 _INTEGER_DIGITS = 78
 SPELLED = r"^(-?)0*([0-9]+)(?:\.0*|(\.[0-9]*[1-9])0*)?$"
-"""Sign, digits, and the point with what is behind it, of the text of a number; what is left out has no meaning. For Java, RE2 and Python."""
+"""The sign, the digits, and the point with the digits after it. Omitted parts have no meaning.
+
+The pattern is valid in Java, RE2 and Python.
+"""
 MINUS_NOTHING = "-0"
 
 

@@ -27,7 +27,7 @@ class _FileStructure:
     reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     whole: bool = True
     tables: frozenset[str] = frozenset()
-    """Dynamic tables: nobody reads their rows, and they are no orphans."""
+    """Dynamic tables. No node reads their rows, and they are no orphans."""
 
 
 def check_shape(tree: YamlDocument) -> list[UserError]:

@@ -24,9 +24,9 @@ Path = tuple[str | int, ...]
 _CORE = "tag:yaml.org,2002:"
 _SCRIPT = ("transforms", "node", "script")
 WRAPPER = "definition"
-"""A key round a whole file that Streamling's tools know."""
+"""A key around a whole file, which Streamling's tools accept."""
 PARTS = ("sources", "transforms", "sinks")
-"""The parts of a file that hold nodes."""
+"""The parts of the file with nodes."""
 _DEEPEST = 40
 _MOST = 100_000
 _SAID = {

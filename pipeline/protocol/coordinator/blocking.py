@@ -10,7 +10,7 @@ from headrace.pipeline.protocol.ledger.model import PipelineState
 from headrace.pipeline.protocol.ledger.reader import LedgerReader
 
 _STORED = re.compile(r"(?P<node>.*?): (?P<text>(?P<kind>\w+): .*)", re.DOTALL)
-"""A failure as the ledger has it: node, class of the error, message."""
+"""A failure in the ledger: node, class of the error, message."""
 
 
 def failure_text(error: BaseException) -> str:

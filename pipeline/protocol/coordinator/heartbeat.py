@@ -33,7 +33,10 @@ class Heartbeat:
         )
         self.progress: Json = {}
         self.more: Callable[[], Json] = dict
-        """What is asked before every beat, for what changes while the run's own thread is busy. Must not raise."""
+        """Called before every heartbeat, for progress that changes while the run's thread is busy.
+
+        Must not raise.
+        """
 
     def start(self) -> None:
         """Start the thread."""

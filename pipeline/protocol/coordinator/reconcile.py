@@ -14,17 +14,17 @@ class ReconcileStatus(StrEnum):
     """The result of comparing a commit record with the ledger's committed epoch N."""
 
     LEVEL = "level"
-    """It holds N."""
+    """The record is of epoch N."""
     AHEAD = "ahead"
-    """It holds N+1, which is planned and open: this sink is skipped."""
+    """The record is of N+1, which is planned and open. This sink is skipped."""
     MISSING = "missing"
     OLDER = "older"
     NEWER = "newer"
     FOREIGN = "foreign"
     DIFFERENT = "different"
-    """It holds N or N+1 with other positions or from another pipeline file."""
+    """The record is of N or N+1 with other positions or from another pipeline file."""
     UNKNOWN = "unknown"
-    """It holds a record of this pipeline, and the ledger never heard of the sink."""
+    """The record is of this pipeline, but the ledger does not know the sink."""
 
 
 AGREES = (ReconcileStatus.LEVEL, ReconcileStatus.AHEAD)

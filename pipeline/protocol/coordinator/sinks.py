@@ -78,12 +78,17 @@ class CoordinatedSink(Protocol):
 
 
 OpenSinks = Callable[[str, Json], Mapping[str, CoordinatedSink]]
-"""Opens the sinks of a compiled pipeline, by name. Called with the pipeline's UUID and a compiled pipeline: the file's, or the
-older one that an open epoch was planned with. The lane closes what it opened."""
+"""Opens the sinks of a compiled pipeline, by name. The coordinator closes them.
+
+Called with the pipeline's UUID and a compiled pipeline: the file's, or the older one of an open epoch.
+"""
 
 
 CheckFile = Callable[[PipelineState], None]
-"""Raises a UserError where today's file is no continuation of a lane's state. Called before its sinks are opened."""
+"""Raises a UserError if the current file cannot continue the pipeline's state.
+
+Called before its sinks are opened.
+"""
 
 
 class Pending(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 START = ""
-"""The link before the first epoch that a ledger knows."""
+"""The link before the first epoch of a ledger."""
 
 
 def link(before: str, number: int, plan: str, generation: int, committed_at: str, counts: str) -> str:

@@ -27,7 +27,7 @@ class Lease:
     clean: bool
     settled: bool = True
     former: int = 0
-    """The generation that this one replaces."""
+    """The generation that this lease replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Restart:
 
     first: int
     start: Position
-    """Where `first` starts; empty as long as no new position was taken."""
+    """The position at which `first` starts. Empty until a new position is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +71,20 @@ class PipelineState:
     sinks: Mapping[str, SinkRow]
     pipeline_hash: str | None
     holder: Json | None
-    """Who holds the lease now (host, pid, run id, launched_by), None when nobody does or it has expired."""
+    """The owner of the lease (host, pid, run id, launched_by). None if there is none or it has expired."""
     progress: Json
-    """What the holder last said with its heartbeat: phase, rows/s, lag, last error."""
+    """The progress of the owner's last heartbeat: phase, rows/s, lag, last error."""
     ended: Position = field(default_factory=dict)
-    """Where the last committed epoch ended, which is what sinks hold. Differs from `position` only after a rewind."""
+    """The end of the last committed epoch, which the sinks have.
+
+    Differs from `position` only after a rewind.
+    """
     kept_from: int = 1
-    """The first epoch whose row the ledger still has; `committed` + 1 where it has none. Earlier ones are rolled up."""
+    """The first epoch with a row, or `committed` + 1 if there is none. Earlier epochs are rolled up."""
     restarted: Restart | None = None
-    """The last reset; known where a lane is opened, audited or repaired (`LedgerReader.restart`)."""
+    """The last reset. Set when a pipeline is opened, audited or repaired (`LedgerReader.restart`)."""
     droppable: bool = True
-    """False: a former holder that may only be paused knows the open plan and could still write it to a sink that does not fence."""
+    """False if a paused former owner could still write the open plan to a sink that does not fence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class EpochRow:
     attempts: int
     error: str | None
     repeats: int = 0
-    """How many times in a row it failed in the same way."""
+    """The number of equal failures in a row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ from headrace.pipeline.protocol.ledger.reader import add_counts, dump, timestamp
 from headrace.pipeline.protocol.ledger.store import Tx
 
 BATCH = 200
-"""Epochs per transaction, so that others wait for milliseconds."""
+"""Epochs per transaction. Others wait only for milliseconds."""
 SPAN = 100_000
 """Epochs per summary."""
 ROUTINE_EVENTS = ("opened", "released", "dropped")
-"""Events of everyday work: the last `KEPT_EVENTS` of them are kept. All other events stay."""
+"""Routine events. The last `KEPT_EVENTS` of them are kept. All other events stay."""
 KEPT_EVENTS = 1_000
 
 

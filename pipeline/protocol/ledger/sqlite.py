@@ -29,7 +29,7 @@ NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "afs", "9p", "ceph", "gluster", "l
 BUSY_SECONDS = 10.0
 _WAL_BYTES = 8 * 2**20
 _FREE_PAGES, _TRIMMED_PAGES = 512, 256
-"""How many free pages a file keeps for what comes next, and how many it gives back at a time."""
+"""The number of free pages that a file keeps for reuse, and the number that it returns at a time."""
 
 
 def open_sqlite(path: Path) -> Ledger:

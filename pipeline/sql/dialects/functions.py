@@ -18,7 +18,7 @@ from headrace.pipeline.sql.dialects.spark import DIALECT
 from headrace.pipeline.sql.dialects.types import arrow_type
 
 Templates = Mapping[int, str] | Callable[[list[Any]], exp.Expr | None]
-"""What a function is said as, by its number of arguments, or what makes it of them."""
+"""The translations of a function by its number of arguments, or a builder of the translation."""
 
 _ARGUMENT = re.compile(r"_\d+")
 
@@ -176,14 +176,14 @@ def _by_unit(build: Callable[[exp.Expr, exp.Expr], exp.Expr]) -> Callable[[list[
 _FIRST = "(CASE WHEN _1 < 0 THEN greatest(array_size(_0) + _1 + 1, 1) WHEN _1 = 0 THEN 1 ELSE _1 END)"
 _LAST = "(CASE WHEN _2 < 0 THEN array_size(_0) + _2 + 1 ELSE _2 END)"
 SLICED = f"slice(_0, {_FIRST}, greatest({_LAST} - {_FIRST} + 1, 0))"
-"""Items from one place to another, both counted from the end where they are negative."""
+"""Items from one index to another. Negative indexes count from the end."""
 _TRUNC: Templates = {
     1: "(CASE WHEN _0 < 0 THEN ceil(_0) ELSE floor(_0) END)",
     2: "(CASE WHEN _0 < 0 THEN ceil(_0, _1) ELSE floor(_0, _1) END)",
 }
 _HEX = {"hex": "lower(hex(_0))", "base64": "array_join(regexp_extract_all(base64(_0), '.{1,76}', 0), '\n')"}
 _BARE_HEX = {**_HEX, "base64": "rtrim('=', base64(_0))"}
-"""Postgres' in lines of 76 letters, DataFusion's without what fills up the last four."""
+"""Postgres breaks lines after 76 letters. DataFusion omits the padding."""
 _UNHEX = {"hex": "unhex(_0)", "base64": "unbase64(_0)"}
 _SPLIT = (
     "CASE WHEN _0 = '' THEN slice(array(_0), 1, 0) WHEN _1 IS NULL THEN split(_0, '') WHEN _0 <> '' AND _1 = '' THEN array(_0)"
@@ -192,7 +192,7 @@ _SPLIT = (
 _SERIES = "CASE WHEN _0 > _1 THEN slice(array(_0), 1, 0) ELSE sequence(_0, _1) END"
 _HAS = "coalesce(array_contains(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT NULL THEN FALSE END)"
 _HAS_ANY = "coalesce(arrays_overlap(_0, _1), CASE WHEN _0 IS NOT NULL AND _1 IS NOT NULL THEN FALSE END)"
-"""DataFusion knows that an item is not in a list that holds NULLs."""
+"""In DataFusion a missing item gives false even if the list contains NULLs."""
 
 _FIRST_MATCH = "regexp_extract(a, 'x(.)', 1) for the first group and 0 for the whole match: it is '' where nothing matches"
 
@@ -228,7 +228,7 @@ POSTGRES: Mapping[str, Templates] = {
     "uuidv4": {0: "uuid()"},
     "uuidv7": {0: "uuid7()"},
 }
-"""Postgres' own."""
+"""Functions of Postgres."""
 
 DATAFUSION: Mapping[str, Templates] = {
     "arrow_cast": _arrow_cast,
@@ -302,4 +302,4 @@ DATAFUSION: Mapping[str, Templates] = {
     "uuid": {0: "uuid()"},
     "nvl": {2: "coalesce(_0, _1)"},
 }
-"""DataFusion's own beside those of Postgres, and the names that Streamling gives them."""
+"""Functions of DataFusion beyond those of Postgres, and Streamling's names for them."""

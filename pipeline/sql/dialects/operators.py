@@ -20,7 +20,7 @@ _CAPITALS = (
 )
 _BARE_DECIMAL = "DECIMAL(38, 10)"
 _WIDER = {"INT128": "DECIMAL(38, 0)", "UINT128": "DECIMAL(38, 0)", "UBIGINT": "DECIMAL(20, 0)", "UINT": "BIGINT", "USMALLINT": "INT"}
-"""What Spark has instead of types that it lacks."""
+"""Spark's replacements for types that it lacks."""
 
 
 def translated(part: exp.Expr, dialect: str) -> exp.Expr:

@@ -11,7 +11,7 @@ from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.dialects.functions import template
 
 _PLAIN = ".^$\\"
-"""Signs that mean themselves in Postgres' patterns, and something else in Java's."""
+"""Signs that are literal in Postgres' patterns but not in Java's."""
 _SPAN = re.compile(r"(\d+)\s*([a-z]+)", re.IGNORECASE)
 _MICROS = {
     "microsecond": 1, "millisecond": 1_000, "second": 1_000_000, "sec": 1_000_000, "minute": 60_000_000, "min": 60_000_000,

@@ -78,7 +78,7 @@ DIALECTS: Mapping[str, type[sqlglot.Dialect]] = {
     "datafusion": HeadraceDataFusion,
     "postgres": HeadracePostgres,
 }
-"""By the value of the key `dialect`."""
+"""The dialects by the value of the key `dialect`."""
 
 _TITLES = {"datafusion": "DataFusion", "postgres": "Postgres"}
 
