@@ -13,7 +13,7 @@ import typer
 from headrace import __version__
 from headrace.jobs.explain.formats import Format
 from headrace.jobs.run.events import Until
-from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.errors import HeadraceError, InternalError
 
 app = typer.Typer(
     name="headrace",
@@ -392,6 +392,6 @@ def main() -> None:
 
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
         path = logging_setup.report(error, home)
-        console.err().print(f"error: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
+        console.err().print(f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
         console.err().print(f"  Internal error. Details were written to {path}. Please report it.", markup=False, soft_wrap=True)
         sys.exit(1)

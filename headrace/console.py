@@ -12,6 +12,9 @@ from rich.text import Text
 if TYPE_CHECKING:
     from headrace.pipeline.errors import HeadraceError
 
+ERROR_PAGE = "docs/reference/errors.md"
+"""The page that explains the codes of errors, in the repository."""
+
 WIDTH = 80
 """What is printed without a terminal, and all that tables and reports may use."""
 
@@ -31,16 +34,21 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not terminal, width=None if terminal else WIDTH)
 
 
-def show_error(error: HeadraceError) -> None:
-    """`error: …` and what to do about it; one such paragraph per mistake of a pipeline file."""
-    for problem in getattr(error, "problems", (error,)):
-        text = Text("error: ", style="bold red", end="\n")
+def show_error(*errors: HeadraceError) -> None:
+    """Print `error[CODE]: message` with its hint, once per mistake of a pipeline file, and where the codes are explained."""
+    from headrace.pipeline.errors import error_code
+
+    problems = [problem for error in errors for problem in getattr(error, "problems", (error,))]
+    for problem in problems:
+        text = Text(f"error[{error_code(problem)}]: ", style="bold red", end="\n")
         text.append(str(problem), style="default not bold")
         err().print(text, soft_wrap=True)
+    pages = ", ".join(f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems))
+    err().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
 
 
 def show_warning(warning: HeadraceError) -> None:
-    """`warning: …`, likewise."""
+    """Print `warning: message` with its hint."""
     text = Text("warning: ", style="bold yellow", end="\n")
     text.append(str(warning), style="default not bold")
     err().print(text, soft_wrap=True)

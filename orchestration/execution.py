@@ -21,7 +21,7 @@ from dagster import DagsterExecutionInterruptedError
 
 from headrace.jobs.run.events import CheckResult, Event, RunResult, Until
 from headrace.orchestration.pipelines import Pipeline
-from headrace.pipeline.errors import HeadraceError
+from headrace.pipeline.errors import HeadraceError, error_code
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def verdict(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequeste
     """
     if error.retriable and retries < RETRIES:
         return dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_AFTER * 2**retries)
-    metadata: dict[str, dg.MetadataValue] = {}
+    metadata: dict[str, dg.MetadataValue] = {"code": dg.MetadataValue.text(error_code(error))}
     if error.node:
         metadata["node"] = dg.MetadataValue.text(error.node)
     if error.place:

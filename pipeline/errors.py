@@ -1,39 +1,22 @@
-"""Every error that Headrace raises on purpose.
+"""The errors that Headrace raises on purpose, as one tree below HeadraceError.
 
-HeadraceError
-├── UserError                 the user can mend it: file, settings, rights, data
-│   ├── PipelineFileError     one or more mistakes in a pipeline file, each with its place
-│   ├── SettingsError         a setting is missing or wrong; says every place that was looked at
-│   ├── SchemaError           a column or a type that a node cannot take
-│   ├── DataError             a value that a target cannot hold
-│   ├── GuaranteeError        a guarantee that cannot be kept with this source, sink or file
-│   ├── TargetError           a target lacks rights, columns or a key
-│   ├── PluginError           a plugin is missing, failed, or broke its contract; names it
-│   ├── ServiceError          a local service or a prerequisite (Java, jars) cannot be had
-│   └── PipelineStateError             the lane cannot go on as it stands
-│       ├── LeaseHeldError    another run holds the lane (retriable)
-│       ├── SinkStateError       a sink's record and the ledger disagree; offers replay and accept-target
-│       ├── RetentionError    the topic no longer holds, or soon loses, what is needed
-│       └── BlockedError      an epoch failed too often in the same way
-├── TransientError            an outside system failed in passing (retriable)
-│   └── WorkerError           a task or its Python process ended abnormally (retriable, blocks)
-├── SparkJvmError               Spark's JVM died or ran out of memory (blocks)
-├── FencedError               this process is no longer the lane's holder; it must stop
-└── InternalError             a fault of Headrace itself
+Each class has a code, which never changes its meaning, and says what a user can do. `make docs` writes
+docs/reference/errors.md from the classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 ROW_ERROR = "headrace-row:"
-"""What stands before the JSON of an error that an expression or a task raises inside of Spark."""
+"""Prefix of the JSON of an error that an expression or a task raises inside Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileLocation:
-    """Where in a file something stands. Lines and columns count from 1."""
+    """A position in a file. Lines and columns count from 1."""
 
     file: str
     line: int | None = None
@@ -44,8 +27,15 @@ class FileLocation:
 
 
 class HeadraceError(Exception):
-    """Root of the tree. `message` says what happened, `hint` what to do, `node` and `place` where."""
+    """Root of all errors that Headrace raises.
 
+    `message` is what happened, `hint` what the user can do, `node` and `place` where it happened.
+    """
+
+    code: ClassVar[str] = "HR000"
+    """Stable code, printed with the message. The hundreds are the kind: 1 file and data, 2 state, 3 outside systems, 4 run."""
+    action: ClassVar[str] = "Read the message and its hint."
+    """What the user can do, for the reference page."""
     retriable = False
     blocks = True
     """Whether an epoch that fails in this way `max_attempts` times is blocked."""
@@ -65,11 +55,17 @@ class HeadraceError(Exception):
 
 
 class UserError(HeadraceError):
-    """The user can mend it."""
+    """The user can fix the cause: file, settings, rights or data."""
+
+    code = "HR100"
+    action = "Fix what the message names, and run the command again."
 
 
 class PipelineFileError(UserError):
-    """All mistakes of one pipeline file, each a `UserError` with its place."""
+    """A pipeline file has one or more mistakes. Each is listed with its file and line."""
+
+    code = "HR101"
+    action = "Correct the lines. `headrace validate FILE` lists all mistakes at once, `--fix` corrects outdated spellings."
 
     def __init__(self, problems: Sequence[UserError]) -> None:
         self.problems = tuple(problems)
@@ -77,76 +73,129 @@ class PipelineFileError(UserError):
 
 
 class SettingsError(UserError):
-    """A setting is missing or wrong."""
+    """A setting is missing or has a wrong value."""
+
+    code = "HR102"
+    action = "Set it in one of the places that the message lists."
 
 
 class SchemaError(UserError):
-    """A column is missing, or has a type that the node cannot take."""
+    """A column is missing, or has a type that the node does not take."""
+
+    code = "HR103"
+    action = "Correct the schema or add a cast in a `sql` transform. `headrace explain FILE` shows the columns of each node."
 
 
 class DataError(UserError):
-    """A value that a target cannot hold; names node, column and value."""
+    """A target cannot store a value. The message names node, column and value."""
+
+    code = "HR104"
+    action = "Filter or convert the value in a `sql` transform, or correct it in the source. The epoch is not committed."
 
 
 class GuaranteeError(UserError):
-    """The delivery that the file asks for cannot be kept."""
+    """The pipeline cannot keep the delivery guarantee that its file requires."""
+
+    code = "HR105"
+    action = "Choose another sink or source, or set `delivery: at_least_once` where duplicates are acceptable."
 
 
 class TargetError(UserError):
     """A target system lacks rights, a table, columns or a key."""
 
+    code = "HR106"
+    action = "Grant the right or change the table as the hint describes."
+
 
 class ServiceError(UserError):
-    """A local service or a prerequisite cannot be had."""
+    """A local service or a prerequisite, such as Java or a jar, is missing."""
+
+    code = "HR107"
+    action = "Run `headrace doctor`. It prints what is missing and how to install it."
 
 
 class PluginError(UserError):
-    """A plugin is missing, failed, or broke its contract; the message names it and the package that it comes from."""
+    """A plugin is missing, failed, or broke its contract. The message names the plugin and its package."""
+
+    code = "HR108"
+    action = "Install or correct the plugin. `headrace.testing` checks its contract."
 
 
 class PipelineStateError(UserError):
-    """The lane cannot go on as it stands."""
+    """The state of the pipeline does not allow this step."""
+
+    code = "HR200"
+    action = "Run the command that the hint prints. `headrace status FILE` shows the state."
 
 
 class LeaseHeldError(PipelineStateError):
-    """Another run holds the lane."""
+    """Another run of this pipeline holds the lease."""
 
+    code = "HR201"
+    action = "Wait for that run or stop it. A lease of a dead run expires by itself."
     retriable = True
     blocks = False
 
 
 class SinkStateError(PipelineStateError):
-    """A sink's record and the ledger disagree: absence is never a go-ahead."""
+    """The commit record of a sink and the ledger disagree."""
+
+    code = "HR202"
+    action = "Check that the target was not restored or replaced. Then use the printed `headrace replay` or `headrace accept-target`."
 
 
 class RetentionError(PipelineStateError):
-    """The topic no longer holds, or will lose before the backfill ends, what the stream must read."""
+    """The topic no longer has rows that the stream must read, or will delete them before the backfill ends."""
+
+    code = "HR203"
+    action = "Increase the retention of the topic, or start again with `headrace reset FILE`."
 
 
 class BlockedError(PipelineStateError):
-    """One epoch failed repeatedly; the lane stands still until somebody acts."""
+    """One epoch failed repeatedly with the same error. The pipeline stops at this epoch."""
+
+    code = "HR204"
+    action = "Fix the cause and run the pipeline again, or skip the epoch with `headrace replay --skip-open`."
 
 
 class TransientError(HeadraceError):
-    """An outside system failed in passing; trying the epoch again is safe."""
+    """An outside system failed for a moment. Retrying the epoch is safe."""
 
+    code = "HR300"
+    action = "Nothing, if the run recovers. Otherwise check the system that the message names."
     retriable = True
     blocks = False
 
 
 class WorkerError(TransientError):
-    """A task or its Python process ended abnormally. That may pass; where it does not, the epoch is blocked."""
+    """A Spark task or its Python process ended abnormally. If it happens repeatedly, the epoch is blocked."""
 
+    code = "HR301"
+    action = "Check memory and the log of the run."
     blocks = True
 
 
 class SparkJvmError(HeadraceError):
-    """Spark's JVM died or ran out of memory. A new run needs a new JVM; the epoch itself may be the cause."""
+    """The JVM of Spark ended or ran out of memory. A new run starts a new JVM."""
+
+    code = "HR303"
+    action = "Increase `spark.driver_memory` or reduce the size of an epoch."
 
 
 class FencedError(HeadraceError):
-    """A newer generation holds the lane. Nothing that this process writes may land any more."""
+    """A newer run took over the pipeline. This run stops and writes nothing more."""
+
+    code = "HR400"
+    action = "Nothing. The newer run continues."
 
 
 class InternalError(HeadraceError):
-    """A fault of Headrace itself."""
+    """A defect in Headrace."""
+
+    code = "HR500"
+    action = "Report it with the file that the message names."
+
+
+def error_code(error: HeadraceError) -> str:
+    """Return the code to print. A plain UserError with a position in a file is a mistake of the pipeline file."""
+    return PipelineFileError.code if type(error) is UserError and error.place else error.code

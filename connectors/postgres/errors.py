@@ -28,11 +28,17 @@ _REFUSED = re.compile(
 
 
 class ConnectionLostError(TransientError):
-    """The connection is gone: what was not committed has not happened, what was being committed may have."""
+    """The connection to Postgres was lost. A commit that was in progress may have succeeded."""
+
+    code = "HR302"
+    action = "Nothing, if the run recovers: it reads the commit record before it writes again. Otherwise check the server."
 
 
 class UniqueError(DataError):
-    """A key is there already."""
+    """A row violates a unique constraint of the target table."""
+
+    code = "HR109"
+    action = "Correct the duplicate in the source, or make the constraint the key of the sink."
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import typer
 
 from headrace import logging_setup
 from headrace.console import err, out, print_json, show_error, show_warning
-from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError
+from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError, error_code
 from headrace.pipeline.file.json_schema import file_schema
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model.graph import key_of
@@ -165,8 +165,8 @@ def _one_session(settings: Settings, kinds: frozenset[str]) -> Iterator[Any]:
 
 
 def _show(report: _Report, *, quick: bool) -> None:
-    for error in report.errors:
-        show_error(error)
+    if report.errors:
+        show_error(*report.errors)
     for warning in report.warnings:
         show_warning(warning)
     for node, reason in report.unchecked.items():
@@ -185,6 +185,7 @@ def _parts(problem: HeadraceError, severity: str) -> Json:
     place = problem.place
     return {
         "severity": severity,
+        "code": error_code(problem),
         "message": problem.message,
         "hint": problem.hint,
         "node": problem.node,

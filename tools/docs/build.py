@@ -6,6 +6,7 @@
 | `docs/reference/types.md` | the connectors' tables of types |
 | `docs/reference/functions.md` | the registry of functions |
 | `docs/reference/metrics.md` | the catalog of metrics |
+| `docs/reference/errors.md` | the classes of errors |
 | `docs/reference/cli.md` | the command line |
 
 A test compares what is committed with what this writes.
@@ -16,6 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import cli_pages
+import error_pages
 import function_pages
 import metric_pages
 import node_pages
@@ -33,6 +35,7 @@ def pages() -> dict[Path, str]:
     return made | {
         REFERENCE / "types.md": type_pages.page(PARTS),
         REFERENCE / "metrics.md": metric_pages.page(PARTS),
+        REFERENCE / "errors.md": error_pages.page(PARTS),
         REFERENCE / "cli.md": cli_pages.page(),
         REFERENCE / "functions.md": function_pages.page(PARTS),
     }

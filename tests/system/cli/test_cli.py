@@ -133,7 +133,7 @@ def test_every_mistake_of_a_file_has_its_place(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(BAD)
     found = headrace("validate", "bad.yaml", cwd=tmp_path)
     assert (found.returncode, found.stdout) == (1, "")
-    errors = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    errors = [line for line in found.stderr.splitlines() if line.startswith("error[HR101]: ")]
     assert [line.split(" ")[1] for line in errors] == ["bad.yaml:5:3:", "bad.yaml:7:5:", "bad.yaml:10:5:"]
     assert "did you mean `table_name`?" in found.stderr
     assert "\x1b" not in found.stderr
@@ -190,7 +190,7 @@ def test_several_files_are_checked_in_one_go(good: Path) -> None:
     found = headrace("validate", str(good), str(bad), "--quick", cwd=good.parent)
     assert found.returncode == 1
     assert f"{good}: good by itself" in found.stdout
-    assert found.stderr.count("error: ") == 3
+    assert found.stderr.count("error[HR101]: ") == 3
     answers = json.loads(headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout)
     assert [(answer["file"], answer["is_valid"]) for answer in answers] == [(str(good), True), (str(bad), False)]
 
@@ -210,7 +210,7 @@ def test_status_of_an_empty_ledger(good: Path) -> None:
 def test_a_wrong_setting_is_an_error_and_not_a_traceback(good: Path) -> None:
     found = headrace("status", cwd=good.parent, HEADRACE__LEASE_SECONDS="soon")
     assert found.returncode == 1
-    assert found.stderr.startswith("error: settings are wrong:\n  lease_seconds")
+    assert found.stderr.startswith("error[HR102]: settings are wrong:\n  lease_seconds")
 
 
 def test_a_sink_that_is_not_there_is_named_with_those_that_are(good: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
         validate.validate([other, good], as_json=False, quick=False)
     told = capsys.readouterr()
     assert told.out.startswith(f"{good}: good")
-    assert "error: ZeroDivisionError" in told.err
+    assert "error[HR500]: ZeroDivisionError" in told.err
     assert list((good.parent / "home" / "logs").glob("error-*.log"))
 
 
@@ -257,7 +257,7 @@ def test_an_error_of_ours_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _main(monkeypatch, tmp_path, PipelineStateError("the lane is [odd]", hint="Look at it.", node="out")) == 1
-    assert capsys.readouterr().err == "error: node 'out': the lane is [odd]\n  Look at it.\n"
+    assert capsys.readouterr().err == "error[HR200]: node 'out': the lane is [odd]\n  Look at it.\nSee docs/reference/errors.md#hr200\n"
 
 
 def test_an_unexpected_error_is_one_line_and_a_file(
@@ -265,7 +265,7 @@ def test_an_unexpected_error_is_one_line_and_a_file(
 ) -> None:
     assert _main(monkeypatch, tmp_path, ZeroDivisionError("division by nothing\nat all")) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "error: ZeroDivisionError: division by nothing"
+    assert first == "error[HR500]: ZeroDivisionError: division by nothing"
     path = Path(second.split("written to ")[1].split(". ")[0])
     assert path.parent == tmp_path / "home" / "logs"
     assert "Traceback (most recent call last)" in path.read_text()

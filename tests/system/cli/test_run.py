@@ -182,7 +182,7 @@ def test_a_second_run_is_refused_while_the_first_works(runs: Runs) -> None:
     second = runs.start()
     _, err = second.communicate(timeout=120)
     assert second.returncode == 1
-    assert "error: " in err
+    assert "error[HR201]: " in err
     assert str(first.pid) in err
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=60) == 0

@@ -169,7 +169,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     found = headrace("init", "--yes", cwd=tmp_path)
     assert found.returncode == 1
-    assert found.stderr.startswith("error: README.md, pipelines/orders.yaml are there already; nothing was written\n")
+    assert found.stderr.startswith("error[HR100]: README.md, pipelines/orders.yaml are there already; nothing was written\n")
     assert tree(tmp_path) == {"README.md": "mine"}
     assert (tmp_path / "pipelines/orders.yaml").is_symlink()
     (tmp_path / "README.md").unlink()

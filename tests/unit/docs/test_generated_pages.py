@@ -29,7 +29,7 @@ def test_every_type_has_prose_and_an_example(name: str) -> None:
 
 def test_no_part_is_left_of_a_type_that_is_gone() -> None:
     parts = {str(path.relative_to(build.PARTS).with_suffix("")) for path in (build.PARTS).rglob("*.md")}
-    assert parts == {"pipeline", "types", "functions", "metrics", *NODES}
+    assert parts == {"pipeline", "types", "functions", "metrics", "errors", *NODES}
 
 
 @pytest.mark.parametrize("model", [PipelineModel, *NODES.values()], ids=lambda model: model.__name__)
