@@ -649,7 +649,7 @@ class ModelRun:
             return [row for row in rows if row["_gs_pos"]["sub"] >= 0]
         return [row if row["_gs_pos"]["sub"] >= 0 else row | {"_gs_op": "d"} for row in rows]
 
-    def _compile_statement(self, file: PipelineFile, names: Mapping[str, str], marking: Any, pending: Pending) -> str:
+    def _compile_statement(self, file: PipelineFile, names: dict[str, str], marking: Any, pending: Pending) -> str:
         """Return the SQL of the transform. It does not ask for the time, so it is the same for every epoch of a file."""
         node: Any = file.model.transforms["shaped"]
         return statements.compile_statement(
