@@ -79,9 +79,7 @@ class PipelineFile:
     def add_location(self, error: Exception) -> Exception:
         """Return the error with the location of its node, if the file is at fault.
 
-        A PipelineStateError gets none.
-
-        Commands in its hint name this file.
+        A PipelineStateError gets none. Commands in its hint name this file.
         """
         if (
             isinstance(error, UserError)

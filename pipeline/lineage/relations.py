@@ -104,7 +104,7 @@ class _LineageScope:
     aliases: dict[str, ColumnLineage] = field(default_factory=dict)
 
     def find(self, parts: Sequence[str]) -> tuple[ColumnLineage, bool] | None:
-        """Resolve a dotted name to a column and whether it is the whole column, not a field of it. None if unknown."""
+        """Resolve a dotted name to a column. The flag is false for a field of the column. None if unknown."""
         for length in range(1, len(parts)):
             if ".".join(parts[:length]).lower() in self.relation.names:
                 name = parts[length]

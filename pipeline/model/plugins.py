@@ -117,7 +117,7 @@ class PluginNodeConfig(NodeConfig):
 
     @classmethod
     def _add(cls, value: Mapping[str, Any], plugin: Plugin, given: RawOptions, info: ValidationInfo) -> None:
-        """Options that do not stand among the options: a sink's key, and the secrets that a stored pipeline lacks."""
+        """Add options from other places: a sink's key, and the secrets that a stored pipeline lacks."""
         fields = fields_of(plugin.options)
         if cls.KIND is PluginType.SINK and "primary_key" in fields and value.get("primary_key"):
             key = value["primary_key"]

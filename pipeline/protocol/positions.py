@@ -79,10 +79,7 @@ def partitions_json(partitions: PartitionsConfig | None) -> Json | None:
 
 
 def is_cut_alike(former: Json | None, now: Json | None) -> bool:
-    """Return whether two values of `partitions` have the same partition boundaries.
-
-    Their ends are ignored.
-    """
+    """Return whether two values of `partitions` have the same partition boundaries, ignoring their ends."""
     if former is None or now is None:
         return former is now
     return all(former[key] == now[key] for key in FIXED)

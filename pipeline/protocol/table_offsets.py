@@ -74,7 +74,7 @@ FirstFilled = Callable[[Mapping[str, Sequence[Range]]], Mapping[str, int]]
 
 
 def table_offsets(blocks: Iterable[Block], since: Mapping[str, int], search: Search) -> TableOffsets:
-    """Return what a table has, with the gaps at or above `since`."""
+    """Return the offsets of a table, with the gaps at or above `since`."""
     found: dict[str, list[Block]] = {}
     for block in blocks:
         found.setdefault(block.partition, []).append(block)

@@ -61,9 +61,8 @@ class Marker:
     def mark(self, select: exp.Select, branch: Branch | None) -> tuple[list[exp.Expr], Marks | None]:
         """Rewrite a SELECT, except for its system columns.
 
-        Return its row numbers, and its marks if it has any.
-
-        Raise UserError for a key or a list that may fail for rows that the filter drops.
+        Return its row numbers, and its marks if it has any. Raise UserError for a key or a list that may fail
+        for rows that the filter drops.
         """
         where = select.args.get("where")
         apart = bool(generators(select)) and not select.meta.get(BY_ITEM)

@@ -1,9 +1,7 @@
 """Numbers that are wider than Spark's 38 digits.
 
-They are stored as strings of digits, and keep their type by name.
-
-Decimals of 39 to 76 digits are Arrow's own. Arrow has no 256-bit integers (78 digits), so there is an
-extension type.
+They are stored as strings of digits, and keep their type by name. Decimals of 39 to 76 digits are Arrow's
+own. Arrow has no 256-bit integers (78 digits), so there is an extension type.
 """
 
 from __future__ import annotations

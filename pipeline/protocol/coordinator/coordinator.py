@@ -118,10 +118,8 @@ class EpochCoordinator(CoordinatorRepairs):
     def commit(self, counts: Mapping[str, WriteCounts]) -> Mapping[str, WriteCounts]:
         """Commit the open epoch after every pending sink has returned its counts.
 
-        Return the counts of all sinks.
-
-        Counts of sinks that already had the epoch come from their commit records. Raise InternalError if a
-        sink has no counts.
+        Return the counts of all sinks. Counts of sinks that already had the epoch come from their commit
+        records. Raise InternalError if a sink has no counts.
         """
         self._ensure_writable()
         plan = self._state.open_plan
@@ -180,7 +178,7 @@ class EpochCoordinator(CoordinatorRepairs):
     def _switch_to_current_version(self) -> None:
         """Switch to the current file if no epoch is open. Nothing is being written then.
 
-        If an earlier switch failed, this does it again.
+        A switch that failed before is tried again.
         """
         if self.has_open_epoch:
             return

@@ -12,13 +12,11 @@ class CoordinatorInterventions(CoordinatorStartup):
     def skip_open(self) -> tuple[int, tuple[str, ...]]:
         """Close the open epoch without the sinks that lack it.
 
-        Return its number and the names of those sinks.
-
-        Sinks that have the epoch keep it. The others continue without its rows. All sinks were fenced when
-        the pipeline was opened, so no process of an earlier run can write the epoch later. The ledger commits
-        the epoch and records the skip in one transaction. If the process dies after it, the sinks register at
-        the next start. Raise PipelineStateError if no epoch is open, if every sink has it, or if a sink
-        cannot refuse an older process.
+        Return its number and the names of those sinks. Sinks that have the epoch keep it. The others continue
+        without its rows. All sinks were fenced when the pipeline was opened, so no process of an earlier run
+        can write the epoch later. The ledger commits the epoch and records the skip in one transaction. If
+        the process dies after it, the sinks register at the next start. Raise PipelineStateError if no epoch
+        is open, if every sink has it, or if a sink cannot refuse an older process.
         """
         self.check()
         self._doubtful = False

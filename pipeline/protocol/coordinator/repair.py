@@ -28,14 +28,12 @@ class CoordinatorRepairs(CoordinatorInterventions):
     ) -> range:
         """Write epochs again into one sink, by their stored plans, up to the last committed.
 
-        Return their range.
-
-        Without `first` the sink continues after the epoch that it has, or after its registration if its
-        record is missing. With `first`, epochs from `first` on are written over existing rows. The ledger
-        records that, then the sink's record is set back to `first` - 1. Writing over rows needs a sink with a
-        primary key, or an empty target. The process may die at any point: the sink is then at a lower epoch
-        than the ledger, and replay is offered again. If the stored file of an epoch did not have this sink
-        yet, `Pending.compiled` is the current one.
+        Return their range. Without `first` the sink continues after the epoch that it has, or after its
+        registration if its record is missing. With `first`, epochs from `first` on are written over existing
+        rows. The ledger records that, then the sink's record is set back to `first` - 1. Writing over rows
+        needs a sink with a primary key, or an empty target. The process may die at any point: the sink is
+        then at a lower epoch than the ledger, and replay is offered again. If the stored file of an epoch did
+        not have this sink yet, `Pending.compiled` is the current one.
 
         `check` is called with every epoch before anything changes. Its errors pass through. Raise
         SinkStateError when the ledger no longer has the epochs, or when they do not continue the record of
@@ -197,10 +195,8 @@ class CoordinatorRepairs(CoordinatorInterventions):
     def _check_restart(self, sink: str, start: int, finding: ReconcileResult) -> bool:
         """Return whether the record is from before the last reset.
 
-        The target then must be empty and starts after it.
-
-        Raise SinkStateError if epochs from before the reset would be written, or if rows of them are still
-        there.
+        The target then must be empty and starts after it. Raise SinkStateError if epochs from before the
+        reset would be written, or if rows of them are still there.
         """
         again, record = self._restarted(), finding.record
         if again is None:

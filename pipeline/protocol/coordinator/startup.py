@@ -108,15 +108,14 @@ class CoordinatorStartup:
     ) -> Self:
         """Acquire the lease and reconcile ledger and sinks.
 
-        An open epoch of an earlier run is then `pending`.
-
-        `initial` is the first position of a new pipeline; a callable is called only then. `commit_timeout` is
-        the number of seconds in which the commit of a sink that does not fence may still land after its
-        process was stopped. `repair` names sinks whose record may disagree, for `replay` and `accept-target`.
-        `take_over` names sinks whose target is taken from other pipelines. `vouched` means that the user
-        confirms that no earlier process of this pipeline is alive. `check_file` is called before any sink is
-        opened, and again when an open epoch of an earlier file has ended. Raise LeaseHeldError,
-        SinkStateError, FencedError, and the errors of the sinks' `prepare`.
+        An open epoch of an earlier run is then `pending`. `initial` is the first position of a new pipeline;
+        a callable is called only then. `commit_timeout` is the number of seconds in which the commit of a
+        sink that does not fence may still land after its process was stopped. `repair` names sinks whose
+        record may disagree, for `replay` and `accept-target`. `take_over` names sinks whose target is taken
+        from other pipelines. `vouched` means that the user confirms that no earlier process of this pipeline
+        is alive. `check_file` is called before any sink is opened, and again when an open epoch of an earlier
+        file has ended. Raise LeaseHeldError, SinkStateError, FencedError, and the errors of the sinks'
+        `prepare`.
         """
         lease = ledger.acquire(name, lane, holder, ttl)
         self = cls(

@@ -17,7 +17,7 @@ class LedgerInterventions(RollUps):
     """Interventions in the ledger. Each one is a single transaction, so the process may die at any point."""
 
     def rewind(self, lease: Lease, position: Position, *, after: int) -> None:
-        """Let the next epoch start at `position`, where epoch `after` ended. Epochs keep their numbers.
+        """Let the next epoch start at `position`, the end of epoch `after`. Epochs keep their numbers.
 
         Raise PipelineStateError while an epoch is open.
         """

@@ -13,11 +13,10 @@ from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position, WriteCo
 class Lease:
     """The right to write a pipeline.
 
-    `clean` means that the previous owner released it, or that there was none.
-
-    `settled` means that no write of an earlier owner can still land. Either the lease was released with no
-    write in progress, or the owner and its JVM are proven dead. If it is not settled, the run waits before it
-    reads the records of a sink that does not fence.
+    `clean` means that the previous owner released it, or that there was none. `settled` means that no write
+    of an earlier owner can still land. Either the lease was released with no write in progress, or the owner
+    and its JVM are proven dead. If it is not settled, the run waits before it reads the records of a sink
+    that does not fence.
     """
 
     pipeline: str

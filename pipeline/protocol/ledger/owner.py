@@ -50,11 +50,10 @@ def format_owner(holder: Json) -> str:
 def end_jvm(holder: Json) -> bool:
     """Kill the JVM of a dead owner and wait for its end.
 
-    A JVM outlives its driver by seconds and could still commit.
-
-    Return True if no JVM of that owner can be alive: it is dead, or the owner never named one. Return False
-    on another host, where this process may not kill it. Also return False if the owner was an earlier run of
-    this process, because its JVM may be the current one.
+    A JVM outlives its driver by seconds and could still commit. Return True if no JVM of that owner can be
+    alive: it is dead, or the owner never named one. Return False on another host, where this process may not
+    kill it. Also return False if the owner was an earlier run of this process, because its JVM may be the
+    current one.
     """
     if holder.get("host") != socket.gethostname() or holder.get("pid") == os.getpid():
         return False

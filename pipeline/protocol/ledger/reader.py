@@ -219,7 +219,7 @@ class LedgerReader:
         self._store.close()
 
     def _pages(self, query: str, after: int, **values: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield rows whose first column is a number, in its order; each page is one snapshot."""
+        """Yield rows in the order of their first column, which is a number. Each page is one snapshot."""
         while True:
             with self._store.read() as tx:
                 rows = tx.all(query, after=after, page=_PAGE, **values)

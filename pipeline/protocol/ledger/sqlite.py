@@ -33,10 +33,7 @@ _FREE_PAGES, _TRIMMED_PAGES = 512, 256
 
 
 def open_sqlite(path: Path) -> Ledger:
-    """Open the ledger at `path`; create it if it does not exist.
-
-    Raise SettingsError on a network file system.
-    """
+    """Open the ledger at `path`, and create it if needed. Raise SettingsError on a network file system."""
     path = Path(path).absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
     _refuse_network(path)

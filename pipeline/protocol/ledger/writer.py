@@ -23,11 +23,9 @@ SINK_STATES = ("joining", "joined", "replaying", "left", "emptying")
 class Ledger(LedgerInterventions):
     """The authoritative state of pipelines.
 
-    Every change under a lease is a compare-and-set on its generation.
-
-    Usable from several threads. A change raises FencedError once a newer generation has the lease. It raises
-    TransientError when the store cannot be reached; then read `state` to learn whether the change was
-    applied.
+    Every change under a lease is a compare-and-set on its generation. Usable from several threads. A change
+    raises FencedError once a newer generation has the lease. It raises TransientError when the store cannot
+    be reached; then read `state` to learn whether the change was applied.
     """
 
     # --- epochs

@@ -1,10 +1,8 @@
 """Operators on numbers of more than 38 digits.
 
-Spark stores these as decimal strings, so operators become functions.
-
-`w + 1` is `u256_add(w, to_u256('1'))`, `w < n` is `u256_compare(w, n) < 0`. Decimals are only compared.
-`_RULES` and `_NAMES` list the allowed operators. All others are refused, because Spark would treat the digits
-as a string.
+Spark stores these as decimal strings, so operators become functions. `w + 1` is `u256_add(w, to_u256('1'))`,
+`w < n` is `u256_compare(w, n) < 0`. Decimals are only compared. `_RULES` and `_NAMES` list the allowed
+operators. All others are refused, because Spark would treat the digits as a string.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Types of expressions.
 
-Spark stores numbers of more than 38 digits as strings, so only the type identifies them.
-
-`rewrite` sets the type of every expression that contains such a number. sqlglot infers the others.
+Spark stores numbers of more than 38 digits as strings, so only the type identifies them. `rewrite` sets the
+type of every expression that contains such a number. sqlglot infers the others.
 """
 
 from __future__ import annotations
