@@ -31,7 +31,7 @@ WANTED: dict[str, str] = {
     "date_from_datetime_inexact": "a day such as 2013-01-31, or a month such as 2013-01",
     "string_pattern_mismatch": "letters, digits, `_` and `-`, beginning with a letter or `_`",
 }
-"""What a value must be, by the kind of pydantic's error."""
+"""The expected value by pydantic's error type."""
 
 
 def suggest_closest(value: str, options: Iterable[str]) -> str:

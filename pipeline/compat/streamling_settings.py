@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 RENAMED: Mapping[str, str] = {"pass": "password"}
-"""Keys of a Postgres connection by their names there."""
+"""Streamling's keys of a Postgres connection, with their names here."""
 
 MOVED: Mapping[str, tuple[str, str]] = {
     f"kafka_source.{name}": ("options", name.replace("_", "."))
     for name in ("sasl_mechanism", "sasl_username", "sasl_password", "client_id")
 }
-"""Keys that are those of a map inside of the section here, by their dotted names."""
+"""Streamling's keys that are in a mapping of the section here, by their dotted names."""
 
 _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."

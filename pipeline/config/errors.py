@@ -36,7 +36,7 @@ _SHOWN = frozenset(
         "int_from_float",
     }
 )
-"""Errors of values that are no text by nature, and so no secret."""
+"""Errors of values that are never strings, and so no secrets."""
 
 
 def describe_settings_errors(error: ValidationError, model: type[BaseModel], layers: Sequence[Layer], above: Loc = ()) -> list[str]:

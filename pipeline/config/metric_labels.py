@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 RESERVED = ("id", "topology_node_type", "operator_type", "service_instance_id", "le")
-"""Their names; `le` is that of a histogram's buckets."""
+"""The names of these labels. `le` is that of a histogram's buckets."""

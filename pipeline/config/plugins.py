@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 PREFIXES = ("HEADRACE__PLUGIN__", "STREAMLING__PLUGIN__")
-"""Of environment variables, the stronger one first."""
+"""The prefixes of environment variables, the stronger one first."""
 
 
 def _ids(value: object) -> object:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SecretStr
 
 KINDS = ("env", "file")
-"""What a reference may lead to: an environment variable, or a file with the secret and nothing else."""
+"""The types of references: an environment variable, or a file that contains only the secret."""
 
 
 class Reference:
@@ -84,4 +84,4 @@ def _looked_up(value: Any) -> Any:
 
 
 Secret = Annotated[SecretStr, BeforeValidator(_looked_up)]
-"""A setting that is never shown, given as it is or by reference."""
+"""A setting that is never shown, set directly or by reference."""

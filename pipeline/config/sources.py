@@ -24,12 +24,12 @@ from headrace.pipeline.yaml.reader import YamlDocument, read_tree
 
 CONFIG_NAMES = ("config.yaml", "config.yml", "config.json")
 OURS, THEIRS = "HEADRACE__", "STREAMLING__"
-"""Of environment variables, the stronger first."""
+"""The prefixes of environment variables, the stronger one first."""
 
 _NO_BREAK = "\u00a0"
 
 Loc = tuple[str, ...]
-"""The names that lead to a setting: `("postgres_sink", "port")`."""
+"""The path of a setting: `("postgres_sink", "port")`."""
 
 
 @dataclass(frozen=True, slots=True)

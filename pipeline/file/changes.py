@@ -22,7 +22,7 @@ from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.source_identity import identity_changes, source_identity
 
 TARGETS = {"postgres": ("schema", "table"), "delta": ("path",), "iceberg": ("table_name", "warehouse")}
-"""Keys of built-in sinks that name the target."""
+"""Keys of built-in sinks that identify the target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.types.durations import spell_duration
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-"""The newest draft that the editors' YAML plugins know in full."""
+"""The newest draft that the editors' YAML plugins fully support."""
 
 _DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*[a-z]+\s*)+$|\$\{", "examples": ["500ms", "5s", "1h 30m"]}
 _DAY = {"type": "string", "pattern": r"^\d{4}-\d{2}(-\d{2})?$|\$\{", "examples": ["2013-01", "2013-01-31"]}

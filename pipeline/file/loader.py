@@ -40,9 +40,9 @@ class PipelineFile:
     path: str
     places: Mapping[tuple[str | int, ...], FileLocation]
     texts: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
-    """Numbers and times as the file spells them, which the tests in it need."""
+    """Numbers and times as the file spells them, for the tests in it."""
     warnings: tuple[UserError, ...] = ()
-    """What is no mistake and yet worth a word, each with its place."""
+    """Warnings with their locations."""
 
     @property
     def name(self) -> str:

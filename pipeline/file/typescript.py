@@ -29,7 +29,7 @@ _TYPES = frozenset(
         "adding_type_annotation",
     }
 )
-"""Parts of a statement that are types alone."""
+"""Parts of a statement that are only types."""
 _STATEMENTS = frozenset(
     {
         "interface_declaration",
@@ -41,7 +41,7 @@ _STATEMENTS = frozenset(
         "index_signature",
     }
 )
-"""Statements and members of a class that are types alone."""
+"""Statements and members of a class that are only types."""
 _REFUSED = {
     "enum_declaration": ("an enum", "Write an object: const Color = {Red: 'red'} as const."),
     "internal_module": ("a namespace", "Write an object, or plain functions."),

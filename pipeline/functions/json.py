@@ -24,7 +24,7 @@ VALID = "is_variant_null(try_variant_get(try_parse_json(concat('[', {0}, ',[[[[n
 Spark has read the whole text if the appended item follows. It is improbable in data, and fastest to test.
 """
 _AS_JSON = "to_json(try_variant_get(try_parse_json(_1), _2, 'variant'))"
-"""The value at the path as it is written: a quote or a bracket comes first, or it is another scalar."""
+"""The value at the path as JSON. Strings begin with a quote, containers with a bracket."""
 _FOUND = "get_json_object(_1, _2)"
 _BRACKET = f"(startswith({_FOUND}, '{{') OR startswith({_FOUND}, '['))"
 _UNSURE = "(contains(_1, '\"{') OR contains(_1, '\"[') OR contains(_1, '\\\\u') OR contains(_1, _quote))"

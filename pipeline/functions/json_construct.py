@@ -16,7 +16,7 @@ _WRITTEN = (
     " length(to_json(CASE WHEN {0} IS NOT NULL THEN array({0}) END, map('ignoreNullFields', 'false'))) - 2)"
 )
 _PLAIN_TEXT = r'\\A"[^"\\\\\\x00-\\x1f\\ufffd]*"\\z'
-"""Text in JSON of which no character is written in another way."""
+"""A string whose characters need no escapes in JSON."""
 _RAW = (
     "json",
     "json_object",

@@ -24,7 +24,7 @@ from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dynamic_tables import VALUE
 
 Schemas = Mapping[str, Mapping[str, str]]
-"""By node the Spark SQL type of every column, in order; an empty one where only the name is known."""
+"""The Spark SQL type of every column in order, by node. Empty if only the name is known."""
 
 
 @dataclass(frozen=True, slots=True)

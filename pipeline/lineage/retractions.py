@@ -42,7 +42,7 @@ class Retractions:
     keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The columns of `needs` for the key of every such sink. They never include a version."""
     plain: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The columns of `keys` that arrive unchanged in every such sink's key, if all these sinks share their targets.
+    """The columns of `keys` that arrive unchanged in all these sinks' keys, if the sinks share their targets.
 
     A filter on only these columns decides which keys belong to this pipeline. It must not delete other keys.
     """
@@ -69,7 +69,7 @@ class Retractions:
 
 
 def retractions(model: PipelineModel, upserts: Callable[[str], bool]) -> Retractions:
-    """Return the effects of filters. `upserts` tells whether a sink deletes by a key."""
+    """Return the effects of filters. `upserts` returns whether a sink deletes by a key."""
     needs: dict[str, set[str]] = {}
     keys: dict[str, set[str]] = {}
     plain: dict[str, set[str]] = {}

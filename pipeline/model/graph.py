@@ -23,7 +23,10 @@ def dynamic_tables(model: nodes.PipelineModel) -> dict[str, DynamicTableConfig]:
 
 
 def looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[str, ...]:
-    """Return the dynamic tables that a transform's SQL looks up. Raise UserError for a call without a table."""
+    """Return the dynamic tables that a transform's SQL looks up.
+
+    Raise UserError for a call without a table.
+    """
     node: Any = model.transforms.get(name)
     text = getattr(node, "sql", None)
     return dynamic.looked_up_tables(text, node=name, dialect=node.dialect) if isinstance(text, str) else ()

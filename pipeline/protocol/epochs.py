@@ -158,7 +158,10 @@ class CommitRecord:
         return mine == (digest(plan.start), digest(plan.end), plan.pipeline_hash)
 
     def plan_from(self, start: Position) -> EpochPlan | None:
-        """Return this record's plan. None if it does not begin at `start`, or if its end, splits or time are missing."""
+        """Return this record's plan.
+
+        None if it does not begin at `start`, or if its end, splits or time are missing.
+        """
         if self.planned_at is None or self.end is None or self.splits is None or digest(start) != self.start_digest:
             return None
         return EpochPlan(

@@ -100,7 +100,7 @@ def placed_pins(handles: list[Json]) -> list[Json] | Json:
 
 
 def pins_ref(position: Json) -> str:
-    """Return the reference to the snapshot handles of a source's history, from either place in the position."""
+    """Return the reference to the snapshot handles of a history, from either place in the position."""
     pins = position.get("pins")
     if pins is None:
         return position["history"]["pins"]

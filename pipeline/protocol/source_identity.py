@@ -18,7 +18,10 @@ FIXED: dict[str, frozenset[str]] = {
     "kafka": frozenset({"topic", "data_format", "starting_offsets"}),
     "hybrid": frozenset({"bounded_sources", "unbounded_source", "offset_table", "handoff_lag", "cursor"}),
 }
-"""Keys of built-in sources that are fixed once a pipeline has its first position. All other keys take effect from the next epoch."""
+"""Keys of built-in sources that are fixed once a pipeline has its first position.
+
+Changes of all other keys take effect from the next epoch.
+"""
 _DEFAULT_LAG = timedelta(hours=1)
 
 

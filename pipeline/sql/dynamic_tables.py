@@ -9,7 +9,7 @@ from headrace.pipeline.sql import statements
 
 FUNCTION = "dynamic_table_check"
 VALUE = "value"
-"""The column of a dynamic table, where one is shown as rows."""
+"""The column of a dynamic table when it is shown as rows."""
 
 
 def calls(query: exp.Expr) -> list[exp.Anonymous]:

@@ -142,7 +142,7 @@ _WORDS = re.compile(r"\s*(now|today|tomorrow|yesterday)\b\s*(.*?)\s*", re.IGNORE
 """Strings that become a changing timestamp, with an optional time zone after them."""
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _INTO_TIMES = ("to_timestamp_ntz", "to_timestamp_ltz", "try_to_timestamp", "try_to_date")
-"""Functions that cast, and that the parser does not know."""
+"""Functions that cast and that the parser does not know."""
 _TIMES = {exp.DType.DATE, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMPLTZ, exp.DType.TIMESTAMPNTZ}
 
 

@@ -19,7 +19,7 @@ PLAIN = "headrace_plain"
 BY_ITEM = "headrace_by_item"
 """Meta key of a SELECT: a wanted column is computed from the items of a list."""
 _LIST_COLUMNS = ("col", "pos", "key", "value")
-"""The names that Spark gives the columns of a list where the statement gives none."""
+"""Spark's default names of the columns of a list."""
 
 
 def trace(query: exp.Query, columns: Collection[str]) -> dict[str, set[str]]:

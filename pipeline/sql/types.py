@@ -45,10 +45,10 @@ _RESULTS = {
 
 _OWN = {"int": "INT", "bigint": "BIGINT", "text": "STRING", "bool": "BOOLEAN", "boolean": "BOOLEAN", "double": "DOUBLE"}
 _OWN_WIDE = {"uint256": UINT256, "int256": INT256}
-"""The types of what Headrace's own functions declare as their result."""
+"""The declared result types of Headrace's own functions."""
 
 Types = Mapping[str, exp.DataType]
-"""The columns of a node, in their order, by their names."""
+"""The columns of a node by name, in order."""
 
 
 def spark_type(spelled: str) -> exp.DataType:
@@ -78,7 +78,7 @@ class _TypeScope:
     """The columns that a SELECT reads, by the relation that contains them. All names are in lower case."""
 
     relations: list[tuple[frozenset[str], dict[str, exp.DataType]]]
-    """The names that a relation's columns may be qualified with, and its columns."""
+    """The qualifiers of a relation's columns, and its columns."""
     aliases: dict[str, exp.DataType] = field(default_factory=dict)
 
     def columns_of(self, qualifier: str) -> dict[str, exp.DataType]:
@@ -109,7 +109,7 @@ class _Typer:
         self._nodes = nodes
 
     def query(self, query: exp.Expr, around: Mapping[str, Types]) -> dict[str, exp.DataType]:
-        """Return the types of a statement's columns in order. Raise UserError for an operator that is refused."""
+        """Return the types of a statement's columns in order. Raise UserError for a refused operator."""
         known = dict(around)
         for cte in getattr(query, "ctes", ()):
             known[cte.alias.lower()] = _renamed(self.query(cte.this, known), cte.alias_column_names)
@@ -206,7 +206,7 @@ def _generated(call: GeneratorCall, kind: exp.DataType) -> list[tuple[str, exp.D
 
 
 def _visits(root: exp.Expr) -> Iterator[tuple[exp.Expr, bool]]:
-    """Yield every part of an expression twice: before its own parts, with False, and after them, with True."""
+    """Yield every part of an expression twice: False before its own parts, and True after them."""
     waiting = [(root, False)]
     while waiting:
         part, is_complete = waiting.pop()

@@ -121,7 +121,7 @@ POSTGRES: tuple[Row, ...] = (
     ("struct, list, map", kinds.is_nested, "JSONB"),
     ("anything else", lambda _: True, "TEXT"),
 )
-"""Arrow to Postgres: (what, test, column type). The first row that fits counts."""
+"""Arrow to Postgres: (description, test, column type). The first match applies."""
 
 SPARK: tuple[Row, ...] = (
     ("int8", lambda t: t == pa.int8(), "TINYINT"),

@@ -13,7 +13,7 @@ from headrace.pipeline.model.plugins import PluginSinkConfig, PluginTransformCon
 from headrace.pipeline.validation.dynamic_tables import table_warnings
 
 _KEYED = ("postgres", "delta", "iceberg")
-"""Sinks that a key makes upsert and delete."""
+"""Sinks that upsert and delete if they have a key."""
 
 
 def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:

@@ -15,7 +15,10 @@ from headrace.pipeline.errors import UserError
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 _TYPES, _LATE = ("handler",), ("url", "headers")
-"""Types of nodes, and keys of theirs, whose texts may carry secrets: the model, the hash and the ledger have them as written."""
+"""Node types and their keys whose strings may contain secrets.
+
+Model, hash and ledger have them as written.
+"""
 
 
 def interpolate(text: str, *, node: str = "") -> str:

@@ -32,7 +32,7 @@ from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.types.int256 import INT256, UINT256, WideInteger, plain_digits
 
 Rule = Callable[[exp.Expr], exp.Expr | None]
-"""Return what a node becomes, None where it is refused."""
+"""Returns the rewritten node. None if it is refused."""
 
 _ARITHMETIC: Mapping[type[exp.Expr], str] = {
     exp.Add: "add", exp.Sub: "sub", exp.Mul: "mul", exp.Div: "div", exp.IntDiv: "div", exp.Mod: "mod",
