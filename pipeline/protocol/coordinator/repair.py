@@ -221,7 +221,7 @@ class CoordinatorRepairs(CoordinatorInterventions):
         return self.ledger.restart(self._state.name, self._state.lane)
 
     def _set_back(self, sink: str, row: SinkRow, start: int, held: int | None) -> None:
-        """Raise SinkStateError if setting back or creating the record would duplicate rows or leave rows out."""
+        """Raise SinkStateError if setting back the record would duplicate rows or leave rows out."""
         if held is not None and start > held + 1:
             msg = f"the sink holds epoch {held}; a replay from {start} would leave out epochs {held + 1} to {start - 1}"
             raise SinkStateError(msg, hint=f"Replay from {held + 1}.", node=sink)
