@@ -79,7 +79,7 @@ def handoff(node: Any) -> str:
     """Where the stream of a hybrid source starts, and what that means for its rows."""
     table = node.offset_table
     if _exact(node):
-        return f"exact: the stream starts behind the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
+        return f"exact: the stream starts after the largest `{table.offset_column}` per partition, and history reads nothing beyond it"
     if table is not None:
         return f"by offset table `{table.table_name}`; history may hold rows beyond it, which keyed sinks take twice without harm"
     lag = f"the stream starts {spell_duration(node.handoff_lag) if node.handoff_lag else '1h'} back, or at the topic's first message"

@@ -20,9 +20,9 @@ _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often 
 _JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
-_PLUGIN = "Plugins are Python packages that are installed beside Headrace; `headrace plugin list` shows them."
-_LEDGER = "The ledger's tables lie in the schema `headrace`."
-_METRICS = "Lag is told with every epoch; see docs/guides/monitor.md."
+_PLUGIN = "Plugins are Python packages in the same environment as Headrace; `headrace plugin list` shows them."
+_LEDGER = "The tables of the ledger are in the schema `headrace`."
+_METRICS = "Headrace logs the lag with every epoch; see docs/guides/monitor.md."
 _HTTP = "A handler says `batch_size`, `concurrency` and `timeout` in the pipeline file (1000, 4, 30 s)."
 _SINK = "There is no such sink yet."
 
@@ -61,8 +61,8 @@ IGNORED: Mapping[str, str] = {
     "kafka_source.schema_registry_username": _JSON,
     "kafka_source.schema_registry_password": _JSON,
     "kafka_source.lag_report_interval_ms": _METRICS,
-    "kafka_source.consumer_fetch_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",
-    "kafka_source.stall_watchdog_timeout_sec": "A read that gets no answer is tried again, and then told as an error.",
+    "kafka_source.consumer_fetch_timeout_sec": "A read without a response is retried, and then reported as an error.",
+    "kafka_source.stall_watchdog_timeout_sec": "A read without a response is retried, and then reported as an error.",
     "clickhouse_source.page_size": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
     "clickhouse_source.sort_key_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",
     "clickhouse_source.block_range": "Splits follow the sorting key; `split_rows` in the pipeline file says how large they are.",

@@ -171,7 +171,7 @@ class StagingSettings(Section):
     )
     recompute: bool = Field(
         default=False,
-        description="Whether rows of an epoch whose stage is gone may be computed anew although a sink holds the former ones.",
+        description="Recompute staged rows that are missing, even if a sink already has the original rows.",
     )
 
 
@@ -187,7 +187,7 @@ class SparkSettings(Section):
 
 
 class MetricsSettings(Section):
-    """How metrics are named, and where they are sent beside what the endpoint of a run shows. Keys are Streamling's, and two more."""
+    """Names of metrics, and where they are sent in addition to the endpoint of a run. Streamling's keys, and two more."""
 
     ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; `none`: nowhere.")
     endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(_lower)] = ""

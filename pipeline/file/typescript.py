@@ -155,7 +155,7 @@ class _Strip:
                 and b"\n" in self.source[inner.children[0].end_byte : inner.children[1].start_byte]
             ):
                 hint = "Put a semicolon at the end of the line before, or the bracket on it."
-                raise self._refused(inner.children[1], "a `[` on a new line behind a type", hint)
+                raise self._refused(inner.children[1], "a `[` on a new line after a type", hint)
             open_ += inner.children
 
     def _tokens(self, at: Node) -> None:
@@ -225,7 +225,7 @@ class _Strip:
         if "type" in kinds or ("export_clause" in kinds and at.child_by_field_name("source") is None):
             self._blank(at, ";")
             return []
-        raise self._refused(at, "this kind of export", "Declare `function process(input)`; nobody imports a script.")
+        raise self._refused(at, "this kind of export", "Declare `function process(input)`; scripts are not imported.")
 
     def _blank(self, at: Node, first: str = "") -> None:
         self.blanks.append((at.start_byte, at.end_byte, first))

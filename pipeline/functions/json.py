@@ -170,7 +170,7 @@ def _by_clauses(call: FunctionCall) -> FunctionCall:
         return call
     if len(call.args) != _PLACES[call.name]:
         msg = f"`{call.name}` takes 2 or {_PLACES[call.name]} arguments, found {len(call.args)}"
-        raise UserError(msg, hint="Write the clauses of the SQL standard behind the path, such as NULL ON EMPTY.", node=call.node)
+        raise UserError(msg, hint="Write the clauses of the SQL standard after the path, such as NULL ON EMPTY.", node=call.node)
     return replace(call, args=call.args[:2], options={**call.options, **dict(_clauses(call, behind))})
 
 

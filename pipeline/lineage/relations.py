@@ -166,7 +166,7 @@ class LineageReader:
         for item in select.expressions:
             if isinstance(item, exp.Star) or (isinstance(item, exp.Column) and isinstance(item.this, exp.Star)):
                 if generators and not isinstance(item, exp.Star):
-                    msg = f"`{item.sql(dialect=statements.DIALECT)}` beside the items of a list is not looked into"
+                    msg = f"`{item.sql(dialect=statements.DIALECT)}` with the items of a list is not analyzed"
                     raise LineageError(msg)
                 self._star(item, scope, found)
                 continue
@@ -186,7 +186,7 @@ class LineageReader:
         if isinstance(read, exp.Subquery):
             return _called(self.query(read, ctes, outer), [read.alias])
         if not isinstance(read, exp.Table) or not isinstance(read.this, exp.Identifier):
-            msg = f"`{read.sql(dialect=statements.DIALECT, comments=False)}` behind FROM is not a node"
+            msg = f"`{read.sql(dialect=statements.DIALECT, comments=False)}` after FROM is not a node"
             raise LineageError(msg)
         name = ".".join(part.name for part in read.parts)
         found = ctes.get(name.lower()) or self._nodes.get(name)

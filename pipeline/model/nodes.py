@@ -1,4 +1,4 @@
-"""The nodes of a pipeline file. Keys follow Streamling's topology files; keys of our own stand beside theirs."""
+"""The nodes of a pipeline file. Keys follow Streamling's topology files; Headrace adds keys of its own."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ AnySinkConfig = Annotated[
 ]
 
 if TYPE_CHECKING:
-    # Built-in nodes, which their `type` narrows. A plugin's, whose type is any text, is told by isinstance.
+    # Built-in nodes, which their `type` narrows. Plugin nodes have any text as `type`; isinstance recognizes them.
     _Source = SourceConfig
     _Transform = TransformConfig
     _Sink = AnySinkConfig

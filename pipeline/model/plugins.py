@@ -46,7 +46,7 @@ class PluginNodeConfig(NodeConfig):
     options: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,
-        description="The plugin's own options. They may also stand beside `type`; there they win over those in here.",
+        description="The plugin's own options. Options at the level of `type` are accepted too and take precedence.",
     )
     _found: InstalledPlugin = PrivateAttr()
     _plugin: Plugin = PrivateAttr()

@@ -75,9 +75,9 @@ class PartitionsConfig(Strict):
     column: str = Field(description="A date or timestamp column of the history; days are in UTC.")
     every: Literal["day", "month"] = Field(default="month", description="How long a partition is.")
     start: Day = Field(description="First day of the first partition.")
-    end: Day = Field(description="Day behind the last partition that Dagster shows.")
+    end: Day = Field(description="Day after the last partition that Dagster shows.")
     history_end: Day | None = Field(
-        default=None, description="Day behind the last partition that history fills, later ones are the stream's; `end` if not given."
+        default=None, description="Day after the last partition that history fills. The stream fills later ones. Defaults to `end`."
     )
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class PartitionsConfig(Strict):
             msg = f"`start` {self.start} must be before `end` {self.end}"
             raise ValueError(msg)
         if self.history_end and not self.start < self.history_end <= self.end:
-            msg = f"`history_end` {self.history_end} must be after `start` {self.start} and not behind `end` {self.end}"
+            msg = f"`history_end` {self.history_end} must be after `start` {self.start} and not after `end` {self.end}"
             raise ValueError(msg)
         if self.every == "month" and any(day.day != 1 for day in (self.start, self.end, self.history_end or self.end)):
             msg = "monthly partitions start and end on the first day of a month"

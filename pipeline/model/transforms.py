@@ -67,7 +67,7 @@ _Name = Annotated[str, AfterValidator(_named)]
 
 
 class DynamicTableConfig(Strict):
-    """A set of texts beside the stream: filled by SQL or by others, asked with `dynamic_table_check`."""
+    """A set of texts that SQL or other programs fill, and that `dynamic_table_check` looks up."""
 
     primary_key: ClassVar[Columns] = ()
 

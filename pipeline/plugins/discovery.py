@@ -86,12 +86,12 @@ def find(plugin_id: str) -> InstalledPlugin | None:
 
 
 def functions(names: frozenset[str]) -> list[InstalledPlugin]:
-    """The plugins that may be behind these names of SQL functions, which are lower-case."""
+    """Return the plugins that these lower-case names of SQL functions may mean."""
     return [one for one in installed() if sql_name(one.id) in names]
 
 
 def function_names() -> list[str]:
-    """What every plugin would be called in SQL, were it a function: for guessing what somebody meant."""
+    """Return the SQL name that each plugin would have as a function, for suggestions."""
     return [sql_name(one.id) for one in installed()]
 
 

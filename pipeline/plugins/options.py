@@ -1,4 +1,4 @@
-"""Options of a plugin: gathered from a node and from the environment, checked by the plugin's own model, told where they stand."""
+"""Options of a plugin: gathered from a node and from the environment, checked by the plugin's own model, with errors at their position."""
 
 from __future__ import annotations
 

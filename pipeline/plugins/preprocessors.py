@@ -26,7 +26,7 @@ class PreprocessedText:
     lines: tuple[int | str, ...] = ()
 
     def place(self, place: FileLocation) -> FileLocation:
-        """A place in the text as a place in the file; in a line that a preprocessor wrote, it says so."""
+        """Return the position in the file for a position in the text, marked if a preprocessor wrote the line."""
         if not self.lines or place.line is None or not 1 <= place.line <= len(self.lines):
             return place
         was = self.lines[place.line - 1]

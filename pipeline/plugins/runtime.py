@@ -142,7 +142,7 @@ def plugin_error(
     log.warning("plugin=%s node=%s doing=%s", found.id, node, doing, exc_info=error)
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     msg = f"the plugin `{found.id}` failed in {doing}: {said}"
-    return PluginError(msg, hint=f"It is of {found.origin}{_line_of(error)}. The log has the whole story.", node=node, place=place)
+    return PluginError(msg, hint=f"It is of {found.origin}{_line_of(error)}. The log has the details.", node=node, place=place)
 
 
 def _line_of(error: BaseException) -> str:

@@ -30,7 +30,7 @@ ALL numbers rows by its branches.
 
 OPERATIONS = ("i", "u", "d")
 _TOO_MANY = f"one row makes {FAN_OUT} rows or more, which have no order then"
-_TOO_DEEP = "more than three transforms behind each other make several rows of one, which have no order then"
+_TOO_DEEP = "more than three row-generating transforms in a chain; the limit is three"
 _LARGEST = (2**63 - 1) // FAN_OUT - 1
 _CHECKED = (
     "transform(array(CAST(_0 AS STRING)), _x -> CASE WHEN _x IN ('i', 'u', 'd') THEN _x ELSE raise_error(concat(_1, to_json("

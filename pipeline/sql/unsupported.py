@@ -13,8 +13,8 @@ _FAR = "It needs rows beyond the one at hand. Do it in the target, or in a view 
 _LAST = "Give the sink these columns as its `primary_key`: it keeps the last row of each key."
 _CHANCE = "It gives other rows when an epoch is written again. Take rows by their values: WHERE pmod(hash(id), 100) < 10."
 _ORDER = "The rows of an epoch have no order that a reader of the target sees. Order them where they are read."
-_CONSTANT = "Its rows would be there once per epoch. Name a source or a transform behind FROM."
-_PLAIN = "Put it into the SELECT list, or behind FROM, of a subquery or a transform of its own, and its WHERE around that."
+_CONSTANT = "Its rows would appear once per epoch. Name a source or a transform after FROM."
+_PLAIN = "Put it into the SELECT list, or after FROM, of a subquery or a transform of its own, and its WHERE around that."
 
 _REFUSED: dict[type[exp.Expr], tuple[str, str]] = {
     exp.AggFunc: ("an aggregate", _FAR),
@@ -80,7 +80,7 @@ def _join(join: exp.Join) -> Iterator[tuple[str, str]]:
     elif (condition := join.args.get("on")) is not None and not (isinstance(condition, exp.Boolean) and condition.this):
         yield "a condition on the items of a list in ON", "Write ON true, and the condition into WHERE."
     elif join.side in ("RIGHT", "FULL") or join.args.get("using"):
-        yield f"{join.side or 'USING'} beside the items of a list", "Write CROSS JOIN, or LEFT JOIN ... ON true."
+        yield f"{join.side or 'USING'} with the items of a list", "Write CROSS JOIN, or LEFT JOIN ... ON true."
 
 
 def _select(select: exp.Select) -> Iterator[tuple[str, str]]:
@@ -96,7 +96,7 @@ def _select(select: exp.Select) -> Iterator[tuple[str, str]]:
     elif not isinstance(clause.this, exp.Subquery | exp.Values) and not (
         isinstance(clause.this, exp.Table) and isinstance(clause.this.this, exp.Identifier)
     ):
-        yield "a function behind FROM alone", _CONSTANT
+        yield "a function alone after FROM", _CONSTANT
 
 
 def _generator(part: exp.Expr) -> Iterator[tuple[str, str]]:

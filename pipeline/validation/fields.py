@@ -123,7 +123,7 @@ def _phases(name: str, source: nodes.HybridSourceConfig, place: PlaceOf) -> Iter
             yield from _files(name, phase, place, *path)
     last, table = source.bounded_sources[-1], source.offset_table
     if last.source_type == "file" and table is not None and table.table_name is not None:
-        msg = "`offset_table.table_name` cannot be read beside files"
+        msg = "`offset_table.table_name` cannot be combined with files"
         hint = "Remove it where the files have the offset columns themselves; else use `handoff_lag`."
         yield UserError(msg, hint=hint, node=name, place=place("sources", name, "offset_table", "table_name"))
 
@@ -143,7 +143,7 @@ def _files(name: str, node: Any, place: PlaceOf, *path: Any) -> Iterator[UserErr
     yield from _schema(name, node.schema_, (*path, "schema"), place)
     for key in ("header", "delimiter", "null_value"):
         if key in node.model_fields_set and node.format != "csv":
-            msg = f"`{key}` does nothing beside `format: {node.format}`; it is for csv"
+            msg = f"`{key}` has no effect with `format: {node.format}`; it is for csv"
             yield UserError(msg, hint="Remove it, or change format.", node=name, place=place(*path, key))
     if len(node.delimiter.encode()) != 1 or node.delimiter in '"\r\n':
         msg = f"`delimiter` must be one character, and is `{node.delimiter}`"

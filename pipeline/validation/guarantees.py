@@ -48,7 +48,7 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
         yield from _version(name, sink, graph.key_of(model, name), place)
         unknown = set(getattr(sink, "update_where", {})) and getattr(sink, "on_conflict", "update") == "nothing"
         if unknown:
-            msg = "`update_where` does nothing beside `on_conflict: nothing`"
+            msg = "`update_where` has no effect with `on_conflict: nothing`"
             yield UserError(msg, hint="Remove one of the two.", node=name, place=place("sinks", name, "update_where"))
 
 

@@ -80,7 +80,7 @@ def _reads(shape: _FileStructure, parts: dict[str, Any], tree: YamlDocument) -> 
                 continue
             if not shape.reads[name]:
                 msg = "reads no source and no transform"
-                hint = f"Name one behind FROM; there are: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
+                hint = f"Name one after FROM: {', '.join([*shape.names['sources'], *shape.names['transforms']])}."
                 yield UserError(msg, hint=hint, node=name, place=tree.place((part, name, "sql")))
 
 

@@ -78,7 +78,7 @@ def _cell(text: str) -> str:
 
 
 def _words(kind: Any, metadata: list[Any]) -> str:
-    """A type as somebody who writes the file says it."""
+    """Return a type as users write it in the file."""
     if get_origin(kind) is Annotated:
         inner, *more = get_args(kind)
         return _words(inner, [*more, *metadata])

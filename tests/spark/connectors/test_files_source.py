@@ -426,7 +426,7 @@ def test_files_are_a_phase_of_a_hybrid_source() -> None:
     assert (second.delimiter, second.header) == (";", True)
     assert [entry["kind"] for entry in registry.describe("events", node, Settings())] == ["file", "file", "kafka"]
     assert parse_pipeline(HYBRID, "f.yaml").hash == from_compiled(parse_pipeline(HYBRID, "f.yaml").compiled()).hash
-    with pytest.raises(PipelineFileError, match=r"`offset_table.table_name` cannot be read beside files"):
+    with pytest.raises(PipelineFileError, match=r"`offset_table.table_name` cannot be combined with files"):
         parse_pipeline(HYBRID.replace("{partition_column", "{table_name: x, partition_column"), "f.yaml")
 
 

@@ -173,7 +173,7 @@ def test_sources_whose_columns_are_not_known(case: str) -> None:
         (("SELECT inline(x) FROM src",), "transform `t1`: how many columns one of its items stands for is not known"),
         (("SELECT id FROM src UNION ALL SELECT * FROM other",), "UNION ALL takes columns by their place"),
         (("SELECT id FROM src LATERAL VIEW explode(tags) e",), "what the columns of `EXPLODE(tags)` are called is not in the SQL"),
-        (("SELECT e.* FROM src LATERAL VIEW explode(tags) e AS x",), "`e.*` beside the items of a list is not looked into"),
+        (("SELECT e.* FROM src LATERAL VIEW explode(tags) e AS x",), "`e.*` with the items of a list is not analyzed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_says_why(texts: tuple[str, ...], said: str) -> None:
