@@ -1,4 +1,4 @@
-"""Events that a run reports to its listener, and its result."""
+"""Events that a run publishes, and its result."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 
 
@@ -28,6 +29,11 @@ class EpochCommitted:
     counts: Mapping[str, WriteCounts]
     steps: Mapping[str, float]
     backlog: int | None = None
+
+    @property
+    def largest_rows(self) -> int:
+        """Rows of the sink that received most."""
+        return max((counts.rows for counts in self.counts.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,62 @@ class RunMessage:
     level: str = "info"
 
 
+@dataclass(frozen=True, slots=True)
+class EpochStarted:
+    """An epoch is in the ledger, or is tried `again`, in this run or after an earlier one."""
+
+    plan: EpochPlan
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """An attempt to write the open epoch failed."""
+
+    error: HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """The run ends with an error."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class LagMeasured:
+    """How many offsets of the stream are unread, by source and partition."""
+
+    lags: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdle:
+    """The stream has no new rows that can be read. `backlog` is None if unknown."""
+
+    backlog: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStalled:
+    """An open transaction keeps the stream from being read. An empty message: no longer."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallsPending:
+    """What the run waits for outside changed. `started` are new external calls of tasks, by node."""
+
+    message: str
+    started: Mapping[str, str]
+
+
 Event = EpochCommitted | PhaseChanged | PartitionCompleted | RunMessage
+"""What the caller's listener receives."""
 Listener = Callable[[Event], None]
+RunEvent = Event | EpochStarted | AttemptFailed | RunFailed | LagMeasured | StreamIdle | StreamStalled | CallsPending
+"""What the subscribers inside a run receive."""
 
 
 @dataclass(frozen=True, slots=True)

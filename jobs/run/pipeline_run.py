@@ -16,10 +16,11 @@ from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink, node_types
 from headrace.jobs.run.epoch_writer import EpochWriter
-from headrace.jobs.run.events import Listener, RunMessage, RunResult
+from headrace.jobs.run.events import AttemptFailed, EpochCommitted, EpochStarted, Listener, RunFailed, RunMessage, RunResult
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
+from headrace.jobs.run.subscribers import EventStream, HeartbeatDetails, forward_to_listener, forward_to_monitor, log_event
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.retention import RetentionCheck
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
@@ -75,13 +76,18 @@ class PipelineRun:
         self._take_over = take_over
         self._run_id = run_id
         self.monitor = open_monitor(file, settings, run_id)
-        self.reporter = RunReporter(file, self.monitor, listener)
+        self._heartbeat = HeartbeatDetails()
+        self.reporter = RunReporter(file, self._event_stream(listener))
         self._given = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._noted: set[str] = set()
+
+    def _event_stream(self, listener: Listener | None) -> EventStream:
+        to_listener = [forward_to_listener(listener)] if listener is not None else []
+        return EventStream(log_event, self._heartbeat, forward_to_monitor(self.monitor), *to_listener)
 
     def __enter__(self) -> Self:
         try:
@@ -118,7 +124,7 @@ class PipelineRun:
             lease = self.lane.lease
             self._stages = ResultStore(self.settings, lease.pipeline, lease.lane, lease.generation)
             waits = waits_folder(self.settings, lease.pipeline)
-            self.lane.heartbeat.more = lambda: self.reporter.collect_pending_calls(waits)
+            self.lane.heartbeat.details = lambda: self._heartbeat.read(waits, self.reporter.publish)
             stack.callback(self.monitor.close)
             seen = self.monitor.start(self.lane.generation, self.lane.committed)
             ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
@@ -130,7 +136,7 @@ class PipelineRun:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
-            self.monitor.record_failure(error)
+            self.reporter.publish(RunFailed(error))
             self.file.add_location(error)
         self._stack.close()
 
@@ -231,7 +237,7 @@ class PipelineRun:
         """Plan the step as the next epoch and write it to every sink."""
         started = time.monotonic()
         plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
-        self.monitor.record_plan(plan)
+        self.reporter.publish(EpochStarted(plan))
         self._finish_epoch(backlog, time.monotonic() - started)
 
     def rewrite(self, sink: str, first: int | None) -> None:
@@ -258,7 +264,8 @@ class PipelineRun:
                 writer = self._writer(pending)
                 counts = writer.write(pending.plan, pending.sinks, replayed=True)
                 # Without a sweep: what the check found for later epochs must be there when their turn comes.
-                self.reporter.record_commit(self.lane, pending.plan, counts, {**writer.steps, "total": time.monotonic() - started}, None)
+                steps = {**writer.steps, "total": time.monotonic() - started}
+                self.reporter.record_commit(EpochCommitted(pending.plan, counts, steps))
             return counts
 
         self.lane.replay(sink, write, first, check)
@@ -276,7 +283,7 @@ class PipelineRun:
                     pending = self.lane.begin()
                     if pending is None:
                         return
-                    self.monitor.record_plan(pending.plan, again=True)
+                    self.reporter.publish(EpochStarted(pending.plan, again=True))
                     writer = self._writer(pending) if pending.sinks else None
                     counts = self.lane.commit(writer.write(pending.plan, pending.sinks) if writer else {})
                     self._after_commit(pending.plan, counts, _step_seconds(writer, started, planning), backlog)
@@ -298,7 +305,7 @@ class PipelineRun:
             abandoned = f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it"
             self.reporter.publish(RunMessage(abandoned, "warning"))
             return False
-        self.reporter.record_failure(self.lane, error)
+        self.reporter.publish(AttemptFailed(error))
         attempts = self.lane.record_failure(error.node or "?", error)
         if not error.retriable or elapsed > RETRY_FOR:
             raise error from (failure if failure is not error else failure.__cause__)
@@ -335,11 +342,11 @@ class PipelineRun:
     ) -> None:
         self._stages.sweep(self.lane.committed)
         self._rolling.after_commit(self.lane)
-        self.reporter.record_commit(self.lane, plan, counts, steps, backlog(plan.end) if backlog else None)
+        self.reporter.record_commit(EpochCommitted(plan, counts, steps, backlog(plan.end) if backlog else None))
 
     def idle(self, backlog: int | None) -> None:
         """Report an idle stream. Raise if this run no longer owns the pipeline."""
-        self.reporter.idle(self.lane, backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
+        self.reporter.idle(backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
         self.lane.check()
 
     def wait(self, seconds: float) -> None:

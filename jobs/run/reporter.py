@@ -1,60 +1,42 @@
-"""What people are told of a lane's run: events at the door and in the log, the word beside its heartbeat, and what came of it."""
+"""Publishes the events of a run and collects its result."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.jobs.run.events import EpochCommitted, Event, Listener, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult
-from headrace.jobs.staging.pending_calls import read_pending_calls
+from headrace.jobs.run.events import EpochCommitted, PartitionCompleted, PhaseChanged, PhaseFigures, RunMessage, RunResult, StreamIdle
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
 
 if TYPE_CHECKING:
-    from headrace.jobs.monitoring.monitor import NullMonitor
-    from headrace.pipeline.errors import HeadraceError
+    from headrace.jobs.run.subscribers import EventStream
     from headrace.pipeline.file.loader import PipelineFile
     from headrace.pipeline.protocol.coordinator import EpochCoordinator
-
-log = logging.getLogger(__name__)
 
 _IDLE_NOTICE = 30.0
 
 
 class RunReporter:
-    """Of one run. It writes nothing but the lane's progress."""
+    """Publishes the events of one run, and collects its result."""
 
-    def __init__(self, file: PipelineFile, monitor: NullMonitor, listener: Listener | None) -> None:
+    def __init__(self, file: PipelineFile, events: EventStream) -> None:
+        self.publish = events.publish
         self.epochs = 0
         self.last_seconds = 0.0
         self._file = file
-        self._monitor = monitor
-        self._listener = listener
         self._phase: Phase | None = None
         self._figures: dict[Phase, PhaseFigures] = {}
         self._counts: dict[str, WriteCounts] = {}
         self._first: int | None = None
         self._window_rows: dict[str, dict[str, int]] = {}
         self._idle_since: float | None = None
-        self._said: Json = {}
-        self._waits: frozenset[str] = frozenset()
-        self._stalled = ""
-
-    def publish(self, event: Event) -> None:
-        """Pass an event to the listener, and write messages to the log."""
-        if isinstance(event, RunMessage):
-            log.log(logging.WARNING if event.level == "warning" else logging.INFO, "%s", event.message)
-        if self._listener is not None:
-            self._listener(event)
 
     def enter(self, phase: Phase, detail: Json | None = None) -> None:
         """Set the phase, and publish a PhaseChanged event if it differs from the previous phase."""
         if phase is not self._phase:
             self._phase = phase
-            self._monitor.phase(phase)
             self.publish(PhaseChanged(phase, detail or {}))
 
     def report_stream_start(self, begun: Position) -> None:
@@ -65,12 +47,10 @@ class RunReporter:
         phase = Phase.CATCHING_UP if positions.is_catching_up(begun.values()) else Phase.LIVE
         self.enter(phase, {"offsets": streams, "fence": fences})
 
-    def idle(self, lane: EpochCoordinator, backlog: int | None, sources: Sequence[str]) -> None:
-        """Update the backlog in the heartbeat, and report once that a stream has been idle for a while."""
+    def idle(self, backlog: int | None, sources: Sequence[str]) -> None:
+        """Publish that the stream is idle, and once a message after it has been idle for a while."""
         now = time.monotonic()
-        if self._said and self._said["backlog"] != backlog:
-            self._said = {**self._said, "backlog": backlog}
-            lane.progress(self._said)
+        self.publish(StreamIdle(backlog))
         if self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > _IDLE_NOTICE:
@@ -80,51 +60,18 @@ class RunReporter:
                 RunMessage(f"nothing new from {where} for {_IDLE_NOTICE:.0f} s; the stream is at its end ({backlog} offsets behind)")
             )
 
-    def collect_pending_calls(self, folder: Path) -> Json:
-        """Return the external calls that tasks wait for, as heartbeat data.
-
-        The heartbeat's thread calls this. Logs each wait once.
-        """
-        found = read_pending_calls(folder)
-        for node in found.keys() - self._waits:
-            log.warning("node=%s %s", node, found[node])
-        self._waits = frozenset(found)
-        stalled = [self._stalled] if self._stalled else []
-        self._monitor.waiting = "; ".join([*(f"{node}: {message}" for node, message in found.items()), *stalled])
-        return {"waiting": self._monitor.waiting} if self._monitor.waiting else {}
-
-    def set_stall(self, what: str) -> None:
-        """Set the reason why the stream is stalled, for the heartbeat. An empty string clears it."""
-        self._stalled = what
-
-    def record_failure(self, lane: EpochCoordinator, error: HeadraceError) -> None:
-        """Record a failed attempt at an epoch in the monitor and in the heartbeat."""
-        self._monitor.record_failure(error)
-        lane.progress({**self._said, "error": _first_line(error)})
-
-    def record_commit(
-        self, lane: EpochCoordinator, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], left: int | None
-    ) -> None:
-        """Record an epoch that all sinks committed. `left` is the remaining backlog, if known."""
+    def record_commit(self, event: EpochCommitted) -> None:
+        """Publish an epoch that all sinks committed, and add it to the result."""
+        plan, counts = event.plan, event.counts
         self._idle_since = None
         self.epochs += 1
         self._first = self._first or plan.number
-        self.last_seconds = steps["total"]
-        rows = max((count.rows for count in counts.values()), default=0)
+        self.last_seconds = event.steps["total"]
         before = self._figures.get(plan.phase, PhaseFigures(0, 0, 0.0))
-        self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + rows, before.seconds + self.last_seconds)
+        self._figures[plan.phase] = PhaseFigures(before.epochs + 1, before.rows + event.largest_rows, before.seconds + self.last_seconds)
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, WriteCounts()) + count
-        self._said = {
-            "phase": str(plan.phase),
-            "epoch": plan.number,
-            "rows": rows,
-            "rows_per_s": round(rows / max(self.last_seconds, 1e-3)),
-            "backlog": left,
-        }
-        lane.progress(self._said)
-        self._monitor.record_commit(plan, counts, steps, left)
-        self.publish(EpochCommitted(plan, counts, steps, left))
+        self.publish(event)
         self._window_progress(plan, counts)
 
     def _window_progress(self, plan: EpochPlan, counts: Mapping[str, WriteCounts]) -> None:
@@ -156,7 +103,3 @@ class RunReporter:
             history_complete=positions.history_complete(self._file.model, lane.position),
             caught_up=caught_up,
         )
-
-
-def _first_line(error: HeadraceError) -> str:
-    return error.message.splitlines()[0][:200] if error.message else type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from headrace.jobs.run.events import Listener, RunMessage, RunResult, Until
+from headrace.jobs.run.events import LagMeasured, Listener, RunMessage, RunResult, Until
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.stalls import StallWatch
 from headrace.jobs.sources.backfill import BackfillPlanner, SplitCache
@@ -144,14 +144,14 @@ def _stream(lane_run: PipelineRun, until: Until) -> bool:
     begun = stream.begin(lane.position)
     lane_run.reporter.report_stream_start(begun)
     target, pause = stream.end_position(begun), _IDLE_FIRST
-    stalls = StallWatch(lane_run.assembly.sources, lane_run.reporter.publish, lane_run.reporter.set_stall)
+    stalls = StallWatch(lane_run.assembly.sources, lane_run.reporter.publish)
     while not lane_run.stopping:
         begun = stream.begin(lane.position) if lane_run.reporter.epochs else begun
         step = stream.next(begun)
         if step is None:
             backlog = stream.backlog(begun)
             lane_run.idle(backlog)
-            lane_run.monitor.lags(stream.lags)
+            lane_run.reporter.publish(LagMeasured(stream.lags))
             if until is Until.CAUGHT_UP and (not backlog or stream.has_reached(begun, target)):
                 return True
             if backlog:
@@ -163,7 +163,7 @@ def _stream(lane_run: PipelineRun, until: Until) -> bool:
         stalls.clear()
         lane_run.reporter.enter(step.phase)
         lane_run.run_epoch(step, backlog=stream.backlog)
-        lane_run.monitor.lags(stream.lags)
+        lane_run.reporter.publish(LagMeasured(stream.lags))
         stream.commit(lane.position)
         if until is Until.CAUGHT_UP and stream.has_reached(lane.position, target):
             return True

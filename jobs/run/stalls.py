@@ -1,4 +1,4 @@
-"""Streams that an open transaction holds back: the user learns of it, and a run that ends by itself does not wait for ever."""
+"""Detects streams that an open transaction blocks, and ends a run that would wait forever for one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from headrace.connectors.stall import Stall
-from headrace.jobs.run.events import RunMessage
+from headrace.jobs.run.events import RunMessage, StreamStalled
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import TargetError
 from headrace.pipeline.protocol.epochs import Position
@@ -21,12 +21,11 @@ MARGIN = 60.0
 
 
 class StallWatch:
-    """The stalls of one run's streams. `report` takes notices, `note` the text for the heartbeat."""
+    """Publishes the stalls of one run's streams: a message now and then, and StreamStalled for the heartbeat."""
 
-    def __init__(self, sources: Mapping[str, PipelineSource], report: Callable[[RunMessage], None], note: Callable[[str], None]) -> None:
+    def __init__(self, sources: Mapping[str, PipelineSource], publish: Callable[[RunMessage | StreamStalled], None]) -> None:
         self._sources = {name: source.unbounded for name, source in sources.items() if source.unbounded is not None}
-        self._report = report
-        self._note = note
+        self._publish = publish
         self._since: dict[tuple[str, str, int], float] = {}
         self._reported = -NOTICE_EVERY
         self._looked = -LOOK_EVERY
@@ -35,7 +34,7 @@ class StallWatch:
         """Forget all stalls, because rows arrive again."""
         if self._since:
             self._since = {}
-            self._note("")
+            self._publish(StreamStalled(""))
 
     def look(self, position: Position, *, ending: bool) -> None:
         """Report stalls at `position`. `ending`: the run ends when it has caught up.
@@ -49,16 +48,16 @@ class StallWatch:
         found = {(name, one.partition, one.last_stable): one for name in self._sources for one in self._of(name, position)}
         self._since = {key: self._since.get(key, now) for key in found}
         if not found:
-            self._note("")
+            self._publish(StreamStalled(""))
             return
         key = min(found, key=lambda one: self._since[one])
         name, stall, waited = key[0], found[key], now - self._since[key]
         if waited >= NOTICE_AFTER:
-            self._note(f"{name}: {explain_stall(stall)}")
+            self._publish(StreamStalled(f"{name}: {explain_stall(stall)}"))
             if now - self._reported >= NOTICE_EVERY:
                 self._reported = now
                 for (source, *_), one in found.items():
-                    self._report(RunMessage(f"node '{source}': {explain_stall(one)}. {way_out(one)}", "warning"))
+                    self._publish(RunMessage(f"node '{source}': {explain_stall(one)}. {way_out(one)}", "warning"))
         if ending and waited > self._limit(name):
             msg = f"{explain_stall(stall)}; the run waited {waited:.0f} s for it"
             raise TargetError(msg, hint=way_out(stall), node=name)

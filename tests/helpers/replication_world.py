@@ -490,9 +490,8 @@ class ModelRun:
         self._versions: dict[str, PipelineFile] = {file.hash: file}
         self._sources: dict[str, dict[str, PipelineSource]] = {}
         self.reporter = SimpleNamespace(
-            epochs=0, last_seconds=0.0, enter=_ignore, report_stream_start=_ignore, idle=_ignore, publish=_ignore, set_stall=_ignore
+            epochs=0, last_seconds=0.0, enter=_ignore, report_stream_start=_ignore, idle=_ignore, publish=_ignore
         )
-        self.monitor = SimpleNamespace(lags=_ignore, record_plan=_ignore, phase=_ignore)
         self.began = False
         """Whether the lane was opened."""
         self.lane: EpochCoordinator = None  # pyright: ignore[reportAttributeAccessIssue]

@@ -152,10 +152,6 @@ class EpochCoordinator(CoordinatorRepairs):
             raise blocked_error(plan.number, node, attempts, text, self._file) from error
         return attempts
 
-    def progress(self, progress: Json) -> None:
-        """Set the progress that the next heartbeat stores: phase, rows/s, lag, last error."""
-        self.heartbeat.progress = progress
-
     def close(self, *, clean: bool | None = None) -> None:
         """Release the lease. By default it is clean unless a write began and did not end in a commit."""
         self._let_go(clean=not self._writing if clean is None else clean)

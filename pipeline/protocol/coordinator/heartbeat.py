@@ -31,12 +31,8 @@ class Heartbeat:
         self._thread = (
             threading.Thread(target=with_log_context(self._run), name=f"headrace-lease-{lease.lane}", daemon=True) if threaded else None
         )
-        self.progress: Json = {}
-        self.more: Callable[[], Json] = dict
-        """Called before every heartbeat, for progress that changes while the run's thread is busy.
-
-        Must not raise.
-        """
+        self.details: Callable[[], Json] = dict
+        """Returns what a beat stores with the lease. Called before every beat, by this thread too. Must not raise."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -66,7 +62,7 @@ class Heartbeat:
         """
         began = self._clock()
         try:
-            self._ledger.heartbeat(self._lease, self._ttl, {**self.progress, **self.more()})
+            self._ledger.heartbeat(self._lease, self._ttl, self.details())
         except FencedError as error:
             self._lost = error
         else:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.jobs.run.events import Event
 from headrace.jobs.run.pipeline_run import PipelineRun
+from headrace.jobs.run.reporter import RunReporter
+from headrace.jobs.run.subscribers import EventStream, forward_to_listener
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TransientError
+from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.coordinator import Pending
-from headrace.pipeline.protocol.epochs import Phase, WriteCounts
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
+FILE = """
+version: 1
+name: shop
+sources:
+  src: {type: clickhouse, table_name: shop.orders}
+sinks:
+  a: {type: blackhole, from: src}
+  b: {type: blackhole, from: src}
+"""
 STEP = EpochRange(Phase.LIVE, {"src": {"stream": {"t": {"0": 5}}}})
 
 
@@ -27,12 +41,11 @@ class Epochs:
         run: Any = object.__new__(PipelineRun)
         run._stop = threading.Event()
         run._spark, run.settings = SimpleNamespace(), None
-        run.monitor = SimpleNamespace(record_plan=lambda *_, **__: None)
-        run.reporter = SimpleNamespace(record_failure=lambda *_: None, publish=lambda _: None)
+        run.reporter = SimpleNamespace(publish=lambda _: None)
         run.wait = lambda _: self.calls.append("wait")
         run._writer = self._writer
         run._after_commit = lambda _, counts, steps, __: self.calls.append(f"after commit of {sorted(counts)}, {sorted(steps)}")
-        work = Pending(SimpleNamespace(number=1), {}, sinks)  # type: ignore[arg-type]
+        work = Pending(EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC)), {}, sinks)
         run.lane = SimpleNamespace(
             committed=0,
             plan=lambda *_, **__: self.calls.append("plan"),
@@ -69,6 +82,20 @@ def test_an_epoch_is_planned_then_written_then_committed() -> None:
     epochs = Epochs()
     epochs.run.run_epoch(STEP)
     assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", *WRITTEN]
+
+
+def test_a_listener_that_fails_does_not_fail_the_epoch() -> None:
+    def fail(_: Event) -> None:
+        msg = "the terminal is closed"
+        raise OSError(msg)
+
+    epochs = Epochs()
+    epochs.run.reporter = RunReporter(parse_pipeline(FILE, "shop.yaml"), EventStream(forward_to_listener(fail)))
+    del epochs.run._after_commit
+    epochs.run._stages = epochs.run._rolling = SimpleNamespace(sweep=lambda _: None, after_commit=lambda _: None)
+    epochs.run.run_epoch(STEP)
+    assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", "commit ['a', 'b']"]
+    assert epochs.run.reporter.epochs == 1
 
 
 def test_an_epoch_that_every_sink_has_is_only_committed() -> None:

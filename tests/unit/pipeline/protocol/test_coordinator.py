@@ -416,12 +416,11 @@ def test_the_heartbeat_thread_keeps_the_lease_and_notices_its_loss(tmp_path):
     world.ledger = ledger
     how = {"sinks": world._factory(Probe()), "compiled": {"sql": "v1", "sinks": ["pg"]}, "pipeline_hash": "h", "initial": {"src": 0}}
     lane = EpochCoordinator.open(ledger, "orders", "main", {}, ttl=0.6, **how)
-    waits = {"waiting": "a service"}
-    lane.heartbeat.more = lambda: waits
-    lane.progress({"rows": 7})
+    details = {"rows": 7, "waiting": "a service"}
+    lane.heartbeat.details = lambda: details
     other = open_sqlite(tmp_path / "ledger.db")
     until(lambda: (state := other.state("orders")) is not None and state.progress == {"rows": 7, "waiting": "a service"})
-    waits.clear()
+    del details["waiting"]
     until(lambda: (state := other.state("orders")) is not None and state.progress == {"rows": 7})
     (tmp_path / "ledger.db.locks").rename(tmp_path / "gone")  # from now on only expiry counts
     deadline = time.monotonic() + 1.5
