@@ -29,7 +29,8 @@ class FileLocation:
 class HeadraceError(Exception):
     """Root of all errors that Headrace raises.
 
-    `message` is what happened, `hint` what the user can do, `node` and `place` where it happened.
+    `message` is what happened, `hint` what the user can do, `node` and `place` where it happened. `keys` lead to the key of the
+    node that is at fault, for `PipelineFile.locate`, which sets `place`.
     """
 
     code: ClassVar[str] = "HR000"
@@ -40,11 +41,14 @@ class HeadraceError(Exception):
     blocks = True
     """Whether an epoch that fails in this way `max_attempts` times is blocked."""
 
-    def __init__(self, message: str, *, hint: str = "", node: str = "", place: FileLocation | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", node: str = "", keys: tuple[str, ...] = (), place: FileLocation | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.node = node
+        self.keys = keys
         self.place = place
 
     def __str__(self) -> str:

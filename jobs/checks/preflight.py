@@ -50,6 +50,12 @@ class PreflightResult:
     schemas: dict[str, pa.Schema] = field(default_factory=dict)
     """The payload of every node that is known."""
 
+    def add(self, file: PipelineFile, *errors: UserError) -> None:
+        """Add errors with their locations in the file."""
+        for error in errors:
+            file.locate(error)
+            self.errors.append(error)
+
 
 def needs_spark(file: PipelineFile) -> bool:
     """Return whether a file needs Spark for its checks.
@@ -150,16 +156,17 @@ def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightRe
         try:
             check_program(name, node, settings, file.lines_of(name, "script"))
         except UserError as error:
-            error.place = error.place or file.place_of(name, KEYS.get(node.type, ""))
-            findings.errors.append(error)
+            error.node, error.keys = error.node or name, error.keys or (KEYS.get(node.type, ""),)
+            findings.add(file, error)
 
 
 def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
     if spark is None:
-        findings.errors += shared_problems(file, retractions_of(file.model))
+        findings.add(file, *shared_problems(file, retractions_of(file.model)))
         for name, sink in file.model.sinks.items():
             findings.schemas |= {name: findings.schemas[sink.from_]} if sink.from_ in findings.schemas else {}
-            findings.errors += version_problems(file, name, findings.schemas[name]) if name in findings.schemas else ()
+            if name in findings.schemas:
+                findings.add(file, *version_problems(file, name, findings.schemas[name]))
         return
     known = {name: FixedSchemaSource(findings.schemas[name]) for name in file.model.sources if name in findings.schemas}
     try:
@@ -185,8 +192,8 @@ def _check_event_times(file: PipelineFile, findings: PreflightResult) -> None:
             continue
         columns = {column.name: column.type for column in findings.schemas[name]}
         if problem := event_time_problem(node.telemetry.event_time, columns):
-            problem.node, problem.place = name, file.place_of(name, "telemetry", "event_time", "column")
-            findings.errors.append(problem)
+            problem.node, problem.keys = name, ("telemetry", "event_time", "column")
+            findings.add(file, problem)
 
 
 def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
@@ -244,8 +251,9 @@ def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findin
         if isinstance(told, TransientError):
             findings.unchecked[name] = told.message
             return None
-        told.node, told.place = told.node or name, told.place or file.place_of(name)
+        told.node = told.node or name
         problem = told if isinstance(told, UserError) else UserError(told.message, hint=told.hint, node=name, place=told.place)
+        file.locate(problem)
         if str(problem) not in {str(other) for other in findings.errors}:
             findings.errors.append(problem)
         return None

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, EpochFrame
@@ -104,8 +103,9 @@ class PipelinePlanner:
             self._behind[name] = frozenset[str]().union(*(self._behind.get(upstream, ()) for upstream in inputs))
         if self._lookups:
             register(self.spark, self._lookups)
-        self._register_functions()
-        self._analyse()
+        with file.locate_errors():
+            self._register_functions()
+            self._analyse()
 
     def _register_functions(self) -> None:
         """Functions of plugins, by the names that the SQL calls them by."""
@@ -115,7 +115,7 @@ class PipelinePlanner:
                 try:
                     register_functions(self.spark, [statements.spark_text(text, node=name, dialect=node.dialect)])
                 except PluginError as error:
-                    error.node, error.place = name, self.file.place_of(name, "sql")
+                    error.node, error.keys = name, ("sql",)
                     raise
 
     def _analyse(self) -> None:
@@ -127,8 +127,7 @@ class PipelinePlanner:
                 if name in self.file.model.transforms and (why := nondeterminism_reason(self.file.model, name)):
                     check_staged(frame, why)
             except UserError as error:
-                place = self.file.place_of(name, "sql") or self.file.place_of(name)
-                problems.append(UserError(error.message, hint=error.hint, node=name, place=place))
+                problems.append(UserError(error.message, hint=error.hint, node=name, keys=("sql",)))
         model = self.file.model
         problems += shared_problems(self.file, self.retractions)
         for name, sink in model.sinks.items():
@@ -143,6 +142,8 @@ class PipelinePlanner:
             if missing and not lacking.intersection(graph.inputs_of(model, name)):
                 problems += missing
             lacking |= {name} if missing else set()
+        for problem in problems:
+            self.file.locate(problem)
         if problems:
             raise problems[0] if len(problems) == 1 else PipelineFileError(problems)
 
@@ -182,9 +183,11 @@ class PipelinePlanner:
                     continue
                 found[name] = self._frame(name, found, names, plan)
             except UserError as error:
+                if not error.keys and self.file.model.transforms[name].type in ("sql", "dynamic_table"):
+                    error.keys = ("sql",)
+                self.file.locate(error)
                 if problems is None:
                     raise
-                self.file.add_location(error)
                 problems.append(error)
                 continue
             kept = staged.get(name) if staged else None
@@ -233,7 +236,7 @@ class PipelinePlanner:
                 msg = f'"{text}" is a text in Spark\'s SQL, and a column of `{upstream}` is called `{names[text.lower()]}`'
                 hint = f"For the column add `dialect: datafusion` (or postgres) to the node, or write `{text}` in backticks;"
                 hint += f" for the text write '{text}'."
-                raise SchemaError(msg, hint=hint, node=name, place=self.file.place_of(name, "sql"))
+                raise SchemaError(msg, hint=hint, node=name)
 
     def _table(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> None:
         """Load this epoch's rows into a dynamic table, and expose its contents to the SQL that looks it up.
@@ -247,7 +250,7 @@ class PipelinePlanner:
             kind = frame.schema[0].dataType.simpleString()
             if kind not in ("string", "void"):
                 msg = f"dynamic table side output expects a string column, got {kind}"
-                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name, place=self.file.place_of(name, "sql"))
+                raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name)
             if plan is not None:
                 self.tables[name].fill(plan, distinct_texts(frame, name))
         if plan is not None and name in self._asked and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
@@ -257,31 +260,25 @@ class PipelinePlanner:
     def _select(self, name: str, views: dict[str, str], plan: EpochPlan | None) -> DataFrame:
         """Return the result of a node's SQL, with the system columns."""
         node: Any = self.file.model.transforms[name]
-        try:
-            query = self._statement(name, node, views)
-            hidden = partial(
-                statements.compile_statement, query, HIDDEN, rename=views, node=name, sources=self._behind, marking=self._marking(name)
-            )
-            text = hidden(now=plan.planned_at if plan else None)
-        except UserError as error:
-            error.place = error.place or self.file.place_of(name, "sql")
-            raise
+        query = self._statement(name, node, views)
+        text = statements.compile_statement(
+            query,
+            HIDDEN,
+            now=plan.planned_at if plan else None,
+            rename=views,
+            node=name,
+            sources=self._behind,
+            marking=self._marking(name),
+        )
         provide(self.spark, text, name)
         frame = self._sql(name, text)
         if plan is None:
-            try:
-                if graph.looked_up_tables(self.file.model, name):
-                    check_arguments(frame, name)
-                if statements.may_have_relative_timestamps(node.sql):
-                    still = statements.compile_statement(
-                        query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind
-                    )
-                    refuse_relative_timestamps(
-                        self.spark.sql(still), node.sql, name, statements.nondeterministic_calls(node.sql, dialect=node.dialect)
-                    )
-            except SchemaError as error:
-                error.place = self.file.place_of(name, "sql")
-                raise
+            if graph.looked_up_tables(self.file.model, name):
+                check_arguments(frame, name)
+            if statements.may_have_relative_timestamps(node.sql):
+                still = statements.compile_statement(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
+                calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
+                refuse_relative_timestamps(self.spark.sql(still), node.sql, name, calls)
         return frame
 
     def _marking(self, name: str) -> Marking | None:
@@ -295,7 +292,7 @@ class PipelinePlanner:
         return self.retractions.marking(name, marked=marked)
 
     def _open_transform(self, name: str, node: Any, payload: pa.Schema) -> RowTransform:
-        """Open a transform that is not SQL. Its errors get their location in the file."""
+        """Open a transform that is not SQL."""
         context = TransformContext(
             name,
             node,
@@ -309,7 +306,7 @@ class PipelinePlanner:
         try:
             return open_transform(context)
         except UserError as error:
-            error.place = error.place or self.file.place_of(name, KEYS.get(node.type, ""))
+            error.keys = error.keys or (KEYS.get(node.type, ""),)
             raise
 
     def _sql(self, name: str, text: str) -> DataFrame:
@@ -321,11 +318,11 @@ class PipelinePlanner:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
             said, hint = explain_analysis_error(error, node.sql)
-            raise SchemaError(said, hint=hint, node=name, place=self.file.place_of(name, "sql")) from None
+            raise SchemaError(said, hint=hint, node=name) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
-            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name, place=self.file.place_of(name, "sql"))
+            raise SchemaError(msg, hint="Give one of them another name with AS.", node=name)
         kinds = self._statements[name][1].numbers
         return frame.select(*[marked(frame, column, kinds.get(column.lower())) for column in names], *HIDDEN)
 
@@ -398,4 +395,4 @@ def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterat
         shown = ", ".join(f'"{column}"' for column in missing)
         available = ", ".join(f'"{column}"' for column in [*columns, OP])
         msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
-        yield SchemaError(msg, node=name, place=file.place_of(name, "primary_key"))
+        yield SchemaError(msg, node=name, keys=("primary_key",))

@@ -21,14 +21,13 @@ def version_problems(file: PipelineFile, sink: str, schema: pa.Schema) -> Iterat
     column = getattr(file.model.nodes()[sink], "version_column", None)
     if column is None:
         return
-    place = file.place_of(sink, "version_column")
     if column not in schema.names:
         msg = f"`version_column` names `{column}`, and the rows have {', '.join(schema.names)}"
-        yield SchemaError(msg, hint="Correct it, or select the column in the transform.", node=sink, place=place)
+        yield SchemaError(msg, hint="Correct it, or select the column in the transform.", node=sink, keys=("version_column",))
     elif not is_ordered(schema.field(column).type):
         msg = f"`version_column` `{column}` is {schema.field(column).type}, which is not {ORDERED}"
         hint = "Cast it in a transform: text and floating point have no order that is the same at every sink."
-        yield SchemaError(msg, hint=hint, node=sink, place=place)
+        yield SchemaError(msg, hint=hint, node=sink, keys=("version_column",))
 
 
 def is_ordered(kind: pa.DataType) -> bool:

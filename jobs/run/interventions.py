@@ -57,7 +57,7 @@ def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = F
     the history, GuaranteeError for sinks without a key, RetentionError where the topic no longer has the rows, TargetError where
     it was deleted and created again.
     """
-    with _ledger(settings) as ledger:
+    with _ledger(file, settings) as ledger:
         _state(ledger, file)  # before the lease, which would register a pipeline that never ran
         _check_keyed(file)
         with nullcontext() if dry_run else hold_lease(ledger, file, "rewind") as lease:
@@ -71,7 +71,7 @@ def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = F
 
 def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) -> Exit:
     """Close an open epoch that can never be written: sinks that hold it keep it, the others go on without its rows."""
-    with _ledger(settings) as ledger:
+    with _ledger(file, settings) as ledger:
         plan = _state(ledger, file).open_plan
     if plan is None:
         msg = f"pipeline `{file.name}` has no open epoch"
@@ -98,7 +98,7 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
     changes += [f"Sink {name}: {_SAID[what]}." for name, what in sinks.items()]
     if not empty:
         changes.append("Keys that were deleted in the sources meanwhile stay in targets that are kept.")
-    with _ledger(settings) as ledger:
+    with _ledger(file, settings) as ledger:
         state = _state(ledger, file)
         if state.open_plan is not None:
             changes.append(f"Epoch {state.open_plan.number} is open; it is closed.")
@@ -119,10 +119,11 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
 
 
 @contextmanager
-def _ledger(settings: Settings) -> Iterator[Ledger]:
+def _ledger(file: PipelineFile, settings: Settings) -> Iterator[Ledger]:
     ledger = open_ledger(settings)
     try:
-        yield ledger
+        with file.locate_errors():
+            yield ledger
     finally:
         ledger.close()
 
@@ -150,7 +151,7 @@ def _check_keyed(file: PipelineFile) -> None:
         if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE and not _is_keyed(file, name):
             msg = "it has no key, so rows that are read again would be there twice"
             hint = f"`headrace reset {file.path} --empty-targets` starts over with empty targets."
-            raise GuaranteeError(msg, hint=hint, node=name, place=file.place_of(name))
+            raise GuaranteeError(msg, hint=hint, node=name)
 
 
 def _is_keyed(file: PipelineFile, sink: str) -> bool:
@@ -240,21 +241,21 @@ def _check_target(file: PipelineFile, sink: PipelineSink, name: str, what: Targe
     """Raise UserError for a target that must not be emptied, GuaranteeError for one that must be empty and is not."""
     if what is TargetHandling.KEPT:
         return
-    place, keyed = file.place_of(name), _is_keyed(file, name)
+    keyed = _is_keyed(file, name)
     if others := sorted({claim.key.name for claim in sink.others()}):
         if what is TargetHandling.EMPTIED or keyed:
             msg = f"pipeline {', '.join(others)} writes the target too, and all its rows would be removed"
             hint = f"Delete the rows of this pipeline yourself, then: headrace reset {file.path} --keep-targets"
-            raise UserError(msg, hint=hint, node=name, place=place)
+            raise UserError(msg, hint=hint, node=name)
         return
     if what is TargetHandling.EMPTIED:
         return
     counted, empties = sink.read_row_count(), registry.sink_class(file.model.sinks[name]).capabilities.can_truncate
     if counted is None and option == "--empty-targets":
         msg = f"Headrace cannot empty a target of type `{file.model.sinks[name].type}`"
-        raise UserError(msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name, place=place)
+        raise UserError(msg, hint=f"Drop it yourself, then: headrace reset {file.path} --keep-targets", node=name)
     if rows := counted[1] if counted else 0:
         why = "Headrace cannot remove them" if keyed else "it has no key: rows of the new snapshot would be there twice"
         hint = f"headrace reset {file.path} --empty-targets" if empties else f"Drop it yourself, then: headrace reset {file.path} {option}"
         msg = f"its target has {rows} rows, and {why}"
-        raise GuaranteeError(msg, hint=hint, node=name, place=place)
+        raise GuaranteeError(msg, hint=hint, node=name)

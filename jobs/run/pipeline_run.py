@@ -29,7 +29,7 @@ from headrace.jobs.spark.session import explain_death, jvm_process, start_sessio
 from headrace.jobs.staging.pending_calls import waits_folder
 from headrace.jobs.staging.store import ResultStore
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SparkJvmError, UserError
+from headrace.pipeline.errors import FencedError, HeadraceError, PipelineStateError, SparkJvmError
 from headrace.pipeline.file.loader import PipelineFile, from_compiled, hash_of
 from headrace.pipeline.protocol.coordinator import EpochCoordinator, Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, Position, WriteCounts
@@ -90,11 +90,8 @@ class PipelineRun:
         return EventStream(log_event, self._heartbeat, forward_to_monitor(self.monitor), *to_listener)
 
     def __enter__(self) -> Self:
-        try:
+        with self.file.locate_errors():
             self._open()
-        except UserError as error:
-            self.file.add_location(error)
-            raise
         return self
 
     def _open(self) -> None:
@@ -137,7 +134,7 @@ class PipelineRun:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(error, Exception):
             self.reporter.publish(RunFailed(error))
-            self.file.add_location(error)
+            self.file.locate(error)
         self._stack.close()
 
     @contextmanager

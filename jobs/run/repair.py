@@ -71,21 +71,19 @@ def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | Non
     session = spark or start_session(settings, node_types(file))
     ledger = open_ledger(settings)
     try:
-        assembly = CompiledPipeline(file, settings, session)
-        return EpochCoordinator.rebuild(
-            ledger,
-            file.name,
-            LANE,
-            describe_launcher("rebuild", file.path),
-            lambda uuid, _: assembly.open_sinks(uuid, LANE, ledger),
-            file.compiled(),
-            file.hash,
-            ttl=settings.lease_seconds,
-            commit_timeout=settings.commit_timeout_seconds,
-        )
-    except UserError as error:
-        file.add_location(error)
-        raise
+        with file.locate_errors():
+            assembly = CompiledPipeline(file, settings, session)
+            return EpochCoordinator.rebuild(
+                ledger,
+                file.name,
+                LANE,
+                describe_launcher("rebuild", file.path),
+                lambda uuid, _: assembly.open_sinks(uuid, LANE, ledger),
+                file.compiled(),
+                file.hash,
+                ttl=settings.lease_seconds,
+                commit_timeout=settings.commit_timeout_seconds,
+            )
     finally:
         ledger.close()
         if spark is None:

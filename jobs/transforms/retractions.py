@@ -40,7 +40,7 @@ def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[Guarante
                 "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as `WHERE region = 'eu'` with `region`"
                 " in `primary_key`; or write both inputs by one pipeline, with UNION ALL and without `share`."
             )
-            yield GuaranteeError(msg, hint=hint, node=sink, place=file.place_of(sink, "share"))
+            yield GuaranteeError(msg, hint=hint, node=sink, keys=("share",))
 
 
 def without_marked(frame: DataFrame) -> DataFrame:

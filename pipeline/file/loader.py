@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,10 +77,10 @@ class PipelineFile:
         first = next((index for index, line in enumerate(wanted) if line.strip()), 0)
         return FileLocation(place.file, place.line + 1, lines[first].index(wanted[first]) + 1)
 
-    def add_location(self, error: Exception) -> Exception:
-        """Return the error with the location of its node, if the file is at fault.
+    def locate(self, error: Exception) -> None:
+        """Set the location of a user error's node, or of the key in it that is at fault, if the error has none.
 
-        A PipelineStateError gets none. Commands in its hint name this file.
+        A PipelineStateError gets none, because the file is not at fault. Commands in hints name this file.
         """
         if (
             isinstance(error, UserError)
@@ -87,10 +88,18 @@ class PipelineFile:
             and error.place is None
             and error.node in self.model.nodes()
         ):
-            error.place = self.place_of(error.node)
+            error.place = self.place_of(error.node, *error.keys)
         if isinstance(error, HeadraceError):
             error.hint = _COMMAND.sub(lambda found: f"{found[1]} {self.path}", error.hint)
-        return error
+
+    @contextmanager
+    def locate_errors(self) -> Iterator[None]:
+        """Locate errors that the block raises."""
+        try:
+            yield
+        except HeadraceError as error:
+            self.locate(error)
+            raise
 
     def compiled(self) -> Json:
         """Return the compiled pipeline that the ledger stores.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
 
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.errors import FileLocation, SettingsError, UserError
+from headrace.pipeline.errors import SettingsError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model.handler import HandlerTransformConfig, header_problem, url_problem
 from headrace.pipeline.yaml.interpolation import VARIABLE, interpolate
@@ -22,10 +21,8 @@ class HttpEndpoint:
     secrets: tuple[str, ...] = field(repr=False)
 
 
-def resolve_endpoint(
-    name: str, node: HandlerTransformConfig, settings: Settings, place: Callable[..., FileLocation | None] = lambda *_: None
-) -> HttpEndpoint:
-    """Raises UserError for a variable or a secret that is not set, or cannot be sent. `place` gives the place of a key of the node."""
+def resolve_endpoint(name: str, node: HandlerTransformConfig, settings: Settings) -> HttpEndpoint:
+    """Return the URL and the headers of a handler. Raises UserError for a variable or a secret that is not set, or cannot be sent."""
     url = interpolate(node.url, node=name)
     headers = {key: interpolate(value, node=name) for key, value in node.headers.items()}
     secrets = [value for key, value in headers.items() if VARIABLE.search(node.headers[key]) or _is_secret(key)]
@@ -34,26 +31,26 @@ def resolve_endpoint(
     for key, value in headers.items():
         if said := header_problem(value):
             msg = f"the header `{key}` {said}"
-            raise UserError(msg, hint=hint, node=name, place=place("headers", key))
+            raise UserError(msg, hint=hint, node=name, keys=("headers", key))
     if node.secret_name is not None:
-        at = place("secret_name")
+        keys = ("secret_name",)
         try:
             header, value = settings.http_secret(node.secret_name)
         except SettingsError as error:
-            raise UserError(error.message, hint=error.hint, node=name, place=at) from None
+            raise UserError(error.message, hint=error.hint, node=name, keys=keys) from None
         if header.lower() in {key.lower() for key in headers}:
             msg = f"cannot set both 'secret_name' and an explicit '{header}' header - remove one"
-            raise UserError(msg, node=name, place=at)
+            raise UserError(msg, node=name, keys=keys)
         if said := header_problem(value):
             msg = f"the header `{header}` {said}"
-            raise UserError(msg, hint=hint, node=name, place=at)
+            raise UserError(msg, hint=hint, node=name, keys=keys)
         headers[header] = value
         secrets.append(value)
     if not any(key.lower() == "content-type" for key in headers):
         headers["Content-Type"] = "application/json"
     if said := url_problem(url):
         msg = f"`url` {said}"
-        raise UserError(msg, hint="See the variables in it.", node=name, place=place("url"))
+        raise UserError(msg, hint="See the variables in it.", node=name, keys=("url",))
     return HttpEndpoint(url, headers, (*secrets, *_in_url(url, node.url)))
 
 
@@ -63,9 +60,9 @@ def find_endpoint_errors(file: PipelineFile, settings: Settings) -> list[UserErr
     for name, node in file.model.transforms.items():
         if isinstance(node, HandlerTransformConfig):
             try:
-                resolve_endpoint(name, node, settings, lambda *path, name=name: file.place_of(name, *path))
+                resolve_endpoint(name, node, settings)
             except UserError as error:
-                error.place = error.place or file.place_of(name)
+                file.locate(error)
                 problems.append(error)
     return problems
 
