@@ -1,57 +1,40 @@
-"""What a run tells of itself while it works. `NoEyes` stands in where settings ask for nothing, and costs nothing.
+"""Run monitoring: metrics and the admin endpoint. `NullMonitor` is used when settings enable neither.
 
-Nothing here may disturb the run: what fails is logged once in a while, and the epoch goes on.
+Monitoring never fails the run: its errors are logged, and the epoch continues.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ParamSpec, Protocol
+from typing import TYPE_CHECKING
 
+from headrace.jobs.monitoring.errors import log_errors
+from headrace.jobs.monitoring.frame_observer import EpochObserver, FrameObserver
 from headrace.jobs.monitoring.labels import node_labels
 from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.monitoring.sampler import Sampler
-from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, event_times_by_node, observe_frame, upstream_nodes
+from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, event_times_by_node, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
 from headrace.pipeline.config.settings import Settings, is_url
 from headrace.pipeline.errors import HeadraceError, InternalError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
-from headrace.pipeline.model.telemetry import EventTime
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
 from headrace.pipeline.protocol.log_context import with_log_context
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from headrace.jobs.monitoring.admin import Admin
 
 log = logging.getLogger(__name__)
-
-
-class FrameObserver(Protocol):
-    """Sees the frames of one epoch as they are made."""
-
-    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
-        """Return the frame to use for a transform, or for a source that has rows.
-
-        `staged` rows were stored on disk.
-        """
-        ...
-
-    def share(self, frame: DataFrame) -> None:
-        """Record that a frame was persisted for several sinks."""
-        ...
 
 
 _FIGURES_WITHIN = 2.0
@@ -60,13 +43,13 @@ _NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp", "prometheus_clien
 
 
 class NullMonitor:
-    """Sees nothing, and is asked for nothing."""
+    """Records nothing. The base class of `RunMonitor`."""
 
     waiting = ""
-    """What tasks wait for outside, at the last heartbeat."""
+    """What the run waits for outside, at the last heartbeat."""
 
     def start(self, generation: int, epoch: int) -> Json:
-        """Begins; what the lane's holder record gets beside its own."""
+        """Start monitoring. Return data that the ledger stores with the owner of the lease."""
         del generation, epoch
         return {}
 
@@ -96,25 +79,9 @@ class NullMonitor:
         """Send the last data and close, within seconds."""
 
 
-P = ParamSpec("P")
-
-
-def _calmly(function: Callable[P, None]) -> Callable[P, None]:
-    """Log exceptions of the function instead of failing the run."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001
-            log.warning("watching=%s error=%s: %s", function.__name__, type(error).__name__, error)
-
-    return run
-
-
 @dataclass(slots=True)
 class _RunState:
-    """Where the run stands, for /health and /admin/error."""
+    """The state of the run, for /health and /admin/error."""
 
     epoch: int = 0
     generation: int = 0
@@ -125,52 +92,17 @@ class _RunState:
 
 
 @dataclass(slots=True)
-class _Epoch:
-    """What is left to be told of a committed epoch, away from the run's own thread."""
+class _CommittedEpoch:
+    """A committed epoch whose rows by node are still to be recorded, in the monitor's thread."""
 
     plan: EpochPlan
     counts: Mapping[str, WriteCounts]
-    seen: EpochObservation
+    observation: EpochObservation
     at_millis: float = field(default_factory=lambda: time.time() * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class _EpochObserver:
-    """See Each. `counted` are the nodes that queries will read, `kept` those whose rows are to be looked at.
-
-    Rows that come from the outside world (`impure`) are looked at where they were staged, and only there: nobody is asked again.
-    """
-
-    seen: EpochObservation
-    model: PipelineModel
-    counted: Collection[str]
-    kept: Collection[str]
-    impure: Collection[str]
-    times: Mapping[str, Mapping[str, EventTime]]
-    asking: set[str] = field(default_factory=set)
-
-    def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
-        if not staged and (name in self.impure or self.asking.intersection(graph.inputs_of(self.model, name))):
-            self.asking.add(name)
-        if name in self.kept and name not in self.asking:
-            self.seen.frames[name] = frame
-        if name not in self.counted:
-            return frame
-        try:
-            watched, told = observe_frame(frame, self.times.get(name, {}))
-        except Exception as error:  # noqa: BLE001  an epoch is not to fail because somebody looks
-            log.warning("watching=%s error=%s", name, type(error).__name__)
-            return frame
-        self.seen.waiting[name] = told
-        return watched
-
-    @_calmly
-    def share(self, frame: DataFrame) -> None:
-        self.seen.share(frame)
-
-
 class RunMonitor(NullMonitor):
-    """Metrics, and the endpoint where settings name a port or want rows to be looked at."""
+    """Records metrics, and serves the admin endpoint if settings name a port or enable live data inspection."""
 
     def __init__(self, file: PipelineFile, settings: Settings, run_id: str) -> None:
         from headrace.jobs.monitoring.instruments import Meters
@@ -179,27 +111,30 @@ class RunMonitor(NullMonitor):
         self._labels = node_labels(file.model)
         self._meters = Meters(settings.open_telemetry_metrics, file.name, run_id)
         self._withdraw = offer(self._meters, self._labels)
-        looks = settings.live_data_inspect
+        inspect = settings.live_data_inspect
         self._samples = (
-            SampleBuffer(file.model.nodes(), looks.records_per_topology_node, looks.refresh_in_secs)
+            SampleBuffer(file.model.nodes(), inspect.records_per_topology_node, inspect.refresh_in_secs)
             if settings.live_data_inspect_enabled
             else None
         )
-        pause = looks.refresh_in_secs / looks.records_per_topology_node
+        pause = inspect.refresh_in_secs / inspect.records_per_topology_node
         self._sampler = Sampler(self._samples, file.model, pause) if self._samples else None
         self._impure = frozenset(nondeterministic_nodes(file.model))
-        self._stand = _RunState()
-        self._seen = EpochObservation()
+        self._state = _RunState()
+        self._observation = EpochObservation()
         self._watermarks: dict[str, int] = {}
-        self._left: queue.SimpleQueue[_Epoch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_CommittedEpoch | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._admin: Admin | None = None
 
     def start(self, generation: int, epoch: int) -> Json:
-        """Opens the endpoint; its address goes to the ledger, where `headrace tail` looks. Raises nothing: a run without eyes runs."""
-        self._stand.generation, self._stand.epoch = generation, epoch
+        """Start the monitor's thread and the endpoint. Return its address for `headrace tail`.
+
+        If the endpoint cannot be opened, log it and go on without one.
+        """
+        self._state.generation, self._state.epoch = generation, epoch
         self._begin(generation, epoch)
-        self._thread = threading.Thread(target=with_log_context(self._tell_the_rest), name="headrace-watch", daemon=True)
+        self._thread = threading.Thread(target=with_log_context(self._record_committed), name="headrace-watch", daemon=True)
         self._thread.start()
         if self._settings.admin_api_port is None and self._samples is None:
             return {}
@@ -208,7 +143,7 @@ class RunMonitor(NullMonitor):
         try:
             port = self._settings.admin_api_port or 0
             self._admin = Admin(
-                self._settings.admin_api_host, port, EndpointData(self._meters.text, self._health, lambda: self._stand.error, self._samples)
+                self._settings.admin_api_host, port, EndpointData(self._meters.text, self._health, lambda: self._state.error, self._samples)
             )
         except OSError as error:
             log.warning("admin=off host=%s error=%s", self._settings.admin_api_host, error.strerror)
@@ -216,7 +151,7 @@ class RunMonitor(NullMonitor):
         log.info("admin=%s", self._admin.address)
         return {"admin": self._admin.address, "inspect": self._samples is not None}
 
-    @_calmly
+    @log_errors
     def _begin(self, generation: int, epoch: int) -> None:
         self._meters.set("generation", generation)
         self._meters.set("epoch", epoch)
@@ -230,12 +165,12 @@ class RunMonitor(NullMonitor):
 
         If live data is inspected, it also keeps frames to sample.
         """
-        self._seen = seen = EpochObservation()
+        self._observation = observation = EpochObservation()
         # None of an epoch that an earlier version of the file began: its nodes may have today's names and be others.
         kept = self._sampler.wanted() if self._sampler and model is self._model else frozenset[str]()
-        return _EpochObserver(seen, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model))
+        return EpochObserver(observation, model, upstream_nodes(model, sinks), kept, self._impure, event_times_by_node(model))
 
-    @_calmly
+    @log_errors
     def record_plan(self, plan: EpochPlan, *, again: bool = False) -> None:
         """See `NullMonitor`."""
         if not again:
@@ -243,13 +178,13 @@ class RunMonitor(NullMonitor):
         self._meters.set("checkpoint_epochs_in_flight", 1)
         self.phase(plan.phase)
 
-    @_calmly
+    @log_errors
     def record_commit(self, plan: EpochPlan, counts: Mapping[str, WriteCounts], steps: Mapping[str, float], backlog: int | None) -> None:
-        """What is known at once; what Spark tells a moment later follows from another thread."""
+        """Record the epoch. Rows by node follow in the monitor's thread, because Spark reports them later."""
         add, record, put = self._meters.add, self._meters.record, self._meters.set
-        stand = self._stand
-        stand.epoch, stand.error, stand.backlog = plan.number, None, backlog
-        stand.committed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        state = self._state
+        state.epoch, state.error, state.backlog = plan.number, None, backlog
+        state.committed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.phase(plan.phase)
         for sink, count in counts.items():
             labels = self._labels.get(sink, {"id": sink})
@@ -268,8 +203,8 @@ class RunMonitor(NullMonitor):
         self._durations(steps)
         if any(node.type == "handler" for node in self._model.transforms.values()):
             self._calls()
-        self._left.put(_Epoch(plan, counts, self._seen))
-        self._seen = EpochObservation()
+        self._queue.put(_CommittedEpoch(plan, counts, self._observation))
+        self._observation = EpochObservation()
 
     def _calls(self) -> None:
         from headrace.jobs.transforms.http.call_metrics import drain_call_metrics
@@ -297,11 +232,11 @@ class RunMonitor(NullMonitor):
         for step, seconds in by_step.items():
             record("epoch_step_milliseconds", seconds * 1000, {"step": step})
 
-    @_calmly
+    @log_errors
     def record_failure(self, error: BaseException) -> None:
         """Record the failure, as in `NullMonitor`. /admin/error shows it until an epoch is committed."""
         known = isinstance(error, HeadraceError)
-        self._stand.error = {
+        self._state.error = {
             "node": error.node if isinstance(error, HeadraceError) else None,
             "message": error.message if isinstance(error, HeadraceError) else type(error).__name__,
             "internal": isinstance(error, InternalError) if known else True,
@@ -311,47 +246,46 @@ class RunMonitor(NullMonitor):
         self._meters.set("last_error_timestamp_seconds", time.time())
         self._meters.set("epoch_failing", 1)
 
-    @_calmly
+    @log_errors
     def phase(self, phase: Phase) -> None:
         """See `NullMonitor`."""
-        self._stand.phase = str(phase)
+        self._state.phase = str(phase)
         for one in Phase:
             self._meters.set("phase", int(one is phase), {"phase": str(one)})
 
-    @_calmly
+    @log_errors
     def lags(self, lags: Mapping[str, Mapping[str, int]]) -> None:
         """See `NullMonitor`."""
         for source, parts in lags.items():
             for part, lag in parts.items():
                 self._meters.set("kafka_consumer_messages_lag", lag, {**self._labels.get(source, {"id": source}), "partition": part})
         if lags:
-            self._stand.backlog = sum(sum(parts.values()) for parts in lags.values())
-            self._meters.set("source_lag_rows", self._stand.backlog)
+            self._state.backlog = sum(sum(parts.values()) for parts in lags.values())
+            self._meters.set("source_lag_rows", self._state.backlog)
 
     def _health(self) -> Json:
-        stand = self._stand
+        state = self._state
         return {
-            "status": "failing" if stand.error else "ok",
+            "status": "failing" if state.error else "ok",
             "pipeline": self._file.name,
-            "phase": stand.phase,
-            "epoch": stand.epoch,
-            "generation": stand.generation,
-            "source_lag_rows": stand.backlog,
-            "committed_at": stand.committed_at,
+            "phase": state.phase,
+            "epoch": state.epoch,
+            "generation": state.generation,
+            "source_lag_rows": state.backlog,
+            "committed_at": state.committed_at,
             "waiting": self.waiting or None,
         }
 
-    # --- what is told from another thread
-
-    def _tell_the_rest(self) -> None:
-        while (epoch := self._left.get()) is not None:
+    # --- in the monitor's thread
+    def _record_committed(self) -> None:
+        while (epoch := self._queue.get()) is not None:
             self._figures(epoch)
             if self._sampler is not None:
-                self._sampler.take(epoch.seen.frames)
+                self._sampler.take(epoch.observation.frames)
 
-    @_calmly
-    def _figures(self, epoch: _Epoch) -> None:
-        found = epoch.seen.figures(_FIGURES_WITHIN)
+    @log_errors
+    def _figures(self, epoch: _CommittedEpoch) -> None:
+        found = epoch.observation.figures(_FIGURES_WITHIN)
         rows = _split_rows(epoch.plan) | {name: figures.rows for name, figures in found.items()}
         for name, number in rows.items():
             if number and name not in epoch.counts:
@@ -374,12 +308,12 @@ class RunMonitor(NullMonitor):
         """Stop the endpoint, and send a last batch."""
         if self._sampler is not None:
             self._sampler.stop()
-        self._left.put(None)
+        self._queue.put(None)
         if self._thread is not None:
             self._thread.join(_CLOSE_SECONDS)
         for end in (self._withdraw, self._admin.close if self._admin else None, self._meters.close):
             if end is not None:
-                _calmly(end)()
+                log_errors(end)()
 
 
 def _split_rows(plan: EpochPlan) -> dict[str, int]:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from sqlglot import exp
 
-    from headrace.jobs.monitoring.monitor import FrameObserver
+    from headrace.jobs.monitoring.frame_observer import FrameObserver
 
 
 class HasSchema(Protocol):

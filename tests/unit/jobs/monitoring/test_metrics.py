@@ -13,9 +13,10 @@ from helpers.otlp_collector import Collector
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.jobs.monitoring.catalog import ANSWERS, BY_NAME, DURATIONS, METRICS, NODE_LABELS, MetricType
+from headrace.jobs.monitoring.frame_observer import EpochObserver
 from headrace.jobs.monitoring.instruments import Meters
 from headrace.jobs.monitoring.labels import node_labels
-from headrace.jobs.monitoring.monitor import NullMonitor, RunMonitor, _EpochObserver, open_monitor
+from headrace.jobs.monitoring.monitor import NullMonitor, RunMonitor, open_monitor
 from headrace.jobs.monitoring.plugin_metrics import offer
 from headrace.jobs.monitoring.spark_observation import EpochObservation, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
@@ -216,10 +217,10 @@ def test_nothing_is_watched_unless_settings_ask_for_it(monkeypatch: pytest.Monke
 def test_a_failure_shows_until_an_epoch_is_committed() -> None:
     eyes = RunMonitor(parse_pipeline(FILE, "shop.yaml"), Settings(admin_api_port=0), "")
     eyes.record_failure(TransientError("the broker is away", node="src"))
-    assert eyes._stand.error == {"node": "src", "message": "the broker is away", "internal": False, "retriable": True}
+    assert eyes._state.error == {"node": "src", "message": "the broker is away", "internal": False, "retriable": True}
     assert eyes._health()["status"] == "failing"
     eyes.record_failure(RuntimeError("password=s3cret"))
-    assert eyes._stand.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
+    assert eyes._state.error == {"node": None, "message": "RuntimeError", "internal": True, "retriable": False}
     found = scraped(eyes._meters)
     assert list(found["headrace_epoch_failing"].values()) == [1.0]
     assert list(found["headrace_checkpoint_epochs_failed_total"].values()) == [2.0]
@@ -289,7 +290,7 @@ def test_rows_from_outside_are_looked_at_only_where_they_were_staged() -> None:
 
     def kept(*staged: str) -> list[str]:
         seen = EpochObservation()
-        look = _EpochObserver(seen, model, (), every, nondeterministic_nodes(model), {})
+        look = EpochObserver(seen, model, (), every, nondeterministic_nodes(model), {})
         for name in every:
             look(name, cast("Any", name), staged=name in staged)
         return list(seen.frames)
@@ -309,7 +310,7 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
         assert look is not None
         for name in ("src", "ask", "after"):
             look(name, cast("Any", name))  # `ask` is not staged, since no sink that is left to be written reads it
-        looked.append((set(eyes._seen.frames), set(cast("Any", look).counted)))
+        looked.append((set(eyes._observation.frames), set(cast("Any", look).counted)))
     assert looked == [({"src", "after"}, {"src", "after"}), (set(), {"src", "ask", "after"})]
     eyes.close()
 
@@ -317,7 +318,7 @@ def test_no_rows_are_looked_at_of_an_epoch_that_an_earlier_file_began() -> None:
 def test_an_epoch_goes_on_where_spark_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
     model = parse_pipeline(FILE, "shop.yaml").model
     seen = EpochObservation()
-    look = _EpochObserver(seen, model, ("src",), (), (), {})
+    look = EpochObserver(seen, model, ("src",), (), (), {})
     frame = cast("Any", object())
     assert look("src", frame) is frame
     look.share(frame)
