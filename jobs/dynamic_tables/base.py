@@ -35,7 +35,10 @@ class DynamicTableBackend(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Opens it and proves that it can be filled and asked. Raises UserError or TransientError, naming the node."""
+        """Open the table, and check that it can be filled and queried.
+
+        Raises UserError or TransientError that names the node.
+        """
 
     def needs_values(self, plan: EpochPlan) -> bool:
         """Whether the values of this epoch are still to be added; not in a replay, which asks what was there."""
@@ -49,11 +52,14 @@ class DynamicTableBackend(ABC):
 
     @abstractmethod
     def fill(self, plan: EpochPlan, values: pa.Array) -> None:
-        """Adds the different texts of an epoch, durably. Doing it again changes nothing."""
+        """Add the distinct strings of an epoch durably. A second call changes nothing."""
 
     @abstractmethod
     def lookup(self, plan: EpochPlan) -> ValueLookup:
-        """What the rows of this epoch ask, its own values among what is held. The same object as long as nothing has changed."""
+        """Return the lookup for this epoch's rows, which includes the epoch's own values.
+
+        Returns the same object until the values change.
+        """
 
     def close(self) -> None:  # noqa: B027  not everything opens something
         """Lets go of what was opened."""
@@ -68,7 +74,10 @@ class EmptyLookup(ValueLookup):
 
 
 def register(spark: SparkSession, lookups: Mapping[str, ValueLookup]) -> None:
-    """Makes `dynamic_table_check('table', value)` mean these tables for SQL that the session analyses from now on."""
+    """Let `dynamic_table_check('table', value)` look up these tables in the session's SQL.
+
+    This affects SQL that the session analyses from now on.
+    """
     from pyspark.sql.functions import arrow_udf
     from pyspark.sql.types import BooleanType
 
@@ -78,7 +87,10 @@ def register(spark: SparkSession, lookups: Mapping[str, ValueLookup]) -> None:
 
 
 def checker(lookups: Mapping[str, ValueLookup]) -> Callable[[pa.Array, pa.Array], pa.Array]:
-    """The function over Arrow: null for null, any element of a list."""
+    """Return the lookup function over Arrow arrays.
+
+    It returns null for null, and checks any element of a list.
+    """
     known = dict(lookups)
 
     def dynamic_table_check(table: pa.Array, value: pa.Array) -> pa.Array:
@@ -108,7 +120,7 @@ def _any(lookup: ValueLookup, lists: pa.Array) -> pa.Array:
 
 
 def check_arguments(frame: DataFrame, node: str) -> None:
-    """Raises SchemaError where a call in an analysed frame is given something else than a text or a list of texts."""
+    """Raise SchemaError if a call in an analysed frame has another argument than strings or lists of them."""
     for found in expressions(frame):
         if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
             kind: str = inner(found.children())[1].dataType().catalogString()
@@ -118,7 +130,10 @@ def check_arguments(frame: DataFrame, node: str) -> None:
 
 
 def distinct_texts(frame: DataFrame, node: str) -> pa.Array:
-    """The different texts of a frame's only column. Raises what went wrong in Spark as a HeadraceError that names the node."""
+    """Return the distinct strings of a frame's only column.
+
+    Raises failures in Spark as a HeadraceError that names the node.
+    """
     try:
         named = frame.toDF("value")  # an expression's own name may hold dots, by which no column is found
         column = named.where(named["value"].isNotNull()).distinct().toArrow().column(0)

@@ -63,7 +63,7 @@ class ValueSet:
         self._retired: list[Broadcast[ValueSegment]] = []
 
     def add(self, values: pa.Array) -> None:
-        """Adds values that are not in it."""
+        """Add values that are not in the set yet."""
         if not len(values):
             return
         self._given = None

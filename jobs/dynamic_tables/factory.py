@@ -51,7 +51,7 @@ def store_path(settings: Settings, pipeline: str, lane: str) -> Path:
 
 
 def value_tables(model: PipelineModel, settings: Settings, pipeline: str = "") -> Iterator[tuple[str, ValueTable]]:
-    """The tables in Postgres, unopened."""
+    """Yield the dynamic tables in Postgres by name. They are not opened."""
     for name, node in graph.dynamic_tables(model).items():
         if not node.in_memory:
             yield name, _value_table(name, node, settings, pipeline)

@@ -61,7 +61,10 @@ class MemoryTable(DynamicTableBackend):
             )
 
     def _must_reach(self, epoch: int, reached: int | None) -> None:
-        """Raises SinkStateError where values of epochs up to this one are gone. A table that never held an epoch is a new one."""
+        """Raise SinkStateError if values of epochs up to this one are missing.
+
+        A table that never had an epoch is new.
+        """
         if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
             return
         stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
@@ -74,9 +77,11 @@ class MemoryTable(DynamicTableBackend):
         raise SinkStateError(msg, hint=hint, node=self._node)
 
     def needs_values(self, plan: EpochPlan) -> bool:
-        """An epoch's values are kept once, in one act: a resumed or replayed epoch asks what its first attempt kept.
+        """Return whether the values of an epoch must be stored.
 
-        Raises SinkStateError where that is gone. A table that came later than a replayed epoch was empty then, and takes nothing from it.
+        They are stored once, so a resumed or replayed epoch looks up what its first attempt stored. Raises
+        SinkStateError if these values are missing. A table that is newer than a replayed epoch was empty
+        then, and stores none of its values.
         """
         with self._named():
             reached, digest = self._store.reached(self._entity) or (None, "")

@@ -42,9 +42,10 @@ class ValueStore:
             connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?)", (entity, self._generation))
 
     def add(self, entity: str, epoch: int, digest: str, values: pa.Array) -> None:
-        """Keeps an epoch's values in one transaction, with the word that the table has reached this epoch. Idempotent.
+        """Store an epoch's values, and the epoch as the last one of the table, in one transaction.
 
-        What another plan of this epoch had brought, which was dropped, goes. Raises FencedError once a newer generation has begun.
+        Idempotent. Deletes values of a dropped plan of this epoch. Raises FencedError after a newer
+        generation has begun.
         """
         with self._transaction() as connection:
             ((newest,),) = connection.execute("SELECT max(generation) FROM owner WHERE entity = ?", (entity,)).fetchall()
@@ -58,19 +59,19 @@ class ValueStore:
             connection.execute("INSERT OR REPLACE INTO reached VALUES (?, ?, ?)", (entity, epoch, digest))
 
     def between(self, entity: str, after: int, until: int) -> pa.Array:
-        """The values that came in epochs after `after`, up to `until`."""
+        """Return the values that were added in epochs after `after`, up to `until`."""
         query = "SELECT value FROM held WHERE entity = ? AND epoch > ? AND epoch <= ?"
         with self._told():
             rows = self._open().execute(query, (entity, after, until))
             return pa.array((value for (value,) in rows), pa.string())
 
     def reached(self, entity: str) -> tuple[int, str] | None:
-        """The last epoch whose values are here, if any, and the digest of its plan; None for a table that is not here."""
+        """Return the last stored epoch and the digest of its plan, or None for an unknown table."""
         with self._told():
             return self._open().execute("SELECT epoch, digest FROM reached WHERE entity = ?", (entity,)).fetchone()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -33,15 +33,18 @@ def explain(
     spark_plan: bool = False,
     spark: SparkSession | None = None,
 ) -> Explanation:
-    """Looks at the sources' schemas and changes nothing. What cannot be reached, or must not be (`offline`), is left unchecked.
+    """Read the sources' schemas and describe the pipeline. Nothing is changed.
+
+    Systems that cannot be reached, or must not be (`offline`), are left unchecked.
 
     Args:
         file: the pipeline.
-        settings: where its systems are.
+        settings: connections.
         offline: open no connection.
-        splits: also work out the pieces of history that a run would read. Nothing is pinned.
-        spark_plan: also the plans that Spark makes of the SQL.
-        spark: a session to use; otherwise one is started, and stopped again, where the SQL or a source needs it.
+        splits: also list the splits of history that a run would read. No snapshot is created.
+        spark_plan: also include Spark's plans of the SQL.
+        spark: the session to use. By default one is started, and stopped again, if the SQL or a source needs
+            it.
 
     Raises:
         UserError: the file's SQL or keys do not fit the sources.
@@ -100,7 +103,7 @@ class _ExplanationBuilder:
         return descriptions.describe_target(self._file, self._settings, sink, self._route(sink), order)
 
     def _route(self, sink: str) -> LoadPath | None:
-        """The way of history to a sink; None where no history reaches it."""
+        """Return the load path of history to a sink, or None if no history reaches it."""
         sources = self._lookup.sources
         if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):
             return None

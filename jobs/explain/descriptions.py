@@ -25,21 +25,21 @@ _LOOSE = "not pinned: it must not change until every epoch of it is written"
 
 
 def parts_of(name: str, node: Any, settings: Settings) -> tuple[SourcePart, ...]:
-    """What a source reads, in the order in which it is read."""
+    """Return the tables and topics that a source reads, in the order in which it reads them."""
     found = registry.describe(name, node, settings)
     history = positions.bounded_phases(node)
     return tuple(_part(entry, phase="history" if place < history else "stream") for place, entry in enumerate(found))
 
 
 def program_of(node: Any) -> tuple[tuple[str, str], ...]:
-    """What program a transform runs, and within which limits; nothing for SQL and services."""
+    """Return which program a transform runs and with which limits. Empty for SQL and services."""
     if node.type == "script":
         return (("runs", f"{node.language} in a sandbox: {spell_duration(node.timeout)} per call, {node.memory_limit >> 20} MiB"),)
     return (("runs", f"`{node.function}` in Spark's workers, as the settings allow"),) if node.type == "python" else ()
 
 
 def staged_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
-    """What there is to say of a transform whose rows are staged, nothing for others."""
+    """Return how the results of a non-deterministic transform are stored. Empty for other transforms."""
     why = nondeterministic_nodes(model).get(name)
     return (("staged", f"once per epoch, before a sink gets a row: {why}"),) if why else ()
 
@@ -53,7 +53,7 @@ def _part(entry: dict[str, Any], *, phase: str) -> SourcePart:
 
 
 def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
-    """What else there is to say of a source: the handoff, its windows, what job_mode does to it."""
+    """Return the other facts about a source: its handoff, its partitions, and the effect of job_mode."""
     node = model.sources[name]
     found: list[tuple[str, str]] = []
     if node.type == "hybrid":
@@ -98,7 +98,7 @@ def _exact(node: Any) -> bool:
 def describe_target(
     file: PipelineFile, settings: Settings, name: str, route: LoadPath | None, order: Order | None = None
 ) -> ExplainedTarget:
-    """What a sink does, and what it promises."""
+    """Return what a sink writes, and which guarantee it gives."""
     node = file.model.sinks[name]
     able = registry.sink_class(node).capabilities
     key = graph.key_of(file.model, name)
@@ -117,7 +117,7 @@ def describe_target(
 
 
 def _left_out(model: PipelineModel, name: str) -> str:
-    """What becomes of rows that filters leave out, at a sink with a key."""
+    """Return what happens at a sink with a key to rows that filters leave out."""
     found = retractions_of(model)
     nodes = found.marking_nodes(model, name) if name in found.sinks else []
     said = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
@@ -138,7 +138,7 @@ def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guara
 
 
 def _conditions(model: PipelineModel, name: str) -> list[str]:
-    """What exactly-once rests on beside the sink itself."""
+    """Return the conditions of exactly-once that do not depend on the sink."""
     found = []
     for source in graph.upstream_sources(model, name):
         node = model.sources[source]

@@ -19,7 +19,7 @@ class Format(StrEnum):
 
 
 def render(found: Explanation, form: Format, *, lineage: bool = False) -> str:
-    """The whole document. `lineage` adds column lineage to the text; the JSON always has it."""
+    """Return the document. `lineage` adds column lineage to the text; the JSON always contains it."""
     from headrace.jobs.explain.json import document
     from headrace.jobs.explain.mermaid import mermaid
     from headrace.jobs.explain.text import text

@@ -12,7 +12,7 @@ _PLAIN = re.compile(r"[^\w .,:/+*()=-]")
 
 
 def mermaid(found: Explanation) -> str:
-    """The document. Nodes are called n0, n1, … in it, so that no name can be mistaken for syntax."""
+    """Return the Mermaid document. It calls nodes n0, n1, … so that no name is taken for syntax."""
     ids = {node.name: f"n{place}" for place, node in enumerate(found.nodes)}
     lines = ["flowchart LR"]
     for place, (lane, names) in enumerate(found.lanes.items()):
@@ -31,7 +31,7 @@ def _node(node: ExplainedNode, name: str) -> str:
 
 
 def label(node: ExplainedNode) -> list[str]:
-    """What a box says: the name, what it is, and at a sink what it promises."""
+    """Return the lines of a node's box: its name, its type, and for a sink its guarantee."""
     if node.kind == "source":
         return [node.name, *(f"{part.type} {part.name}{', pinned' if part.pinned else ''}" for part in node.parts)]
     if node.target is None:

@@ -45,7 +45,7 @@ def _versioned(version: str) -> Iterator[str]:
 
 
 def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried: Carried) -> Iterator[tuple[str, bool]]:
-    """What the order rests on, and whether it is guaranteed."""
+    """Yield the facts that the order depends on, and whether each is guaranteed."""
     sources = graph.upstream_sources(model, sink)
     if len(sources) > 1:
         shown = ", ".join(f"`{name}`" for name in sources)

@@ -78,12 +78,15 @@ class SchemaDiscovery:
         return self._spark
 
     def _session_for(self, source: PipelineSource) -> SparkSession:
-        """The session if one of the source's phases needs it; what they are given otherwise they never touch."""
+        """Return the session, or None if no phase of the source needs Spark and none was started."""
         lone = all(part.capabilities.without_spark for part in source.bounded)
         return cast("SparkSession", None) if lone and self._spark is None else self._session()
 
     def columns(self, *, spark_plan: bool) -> DiscoveredSchemas:
-        """The columns of all nodes, as far as they can be had. Raises SchemaError or UserError where SQL or keys do not fit them."""
+        """Return the columns of all nodes that are known.
+
+        Raises SchemaError or UserError if SQL or keys do not fit them.
+        """
         found = DiscoveredSchemas()
         for name, source in self.sources.items():
             self._source(source, found)
@@ -154,7 +157,7 @@ class SchemaDiscovery:
             return None
 
     def splits(self) -> HistorySplits:
-        """The pieces of history that a run would read if it began now."""
+        """Return the splits of history that a run would read if it started now."""
         pieces: list[SplitSummary] = []
         unchecked: dict[str, str] = {}
         for name, source in self.sources.items():

@@ -17,7 +17,7 @@ _WINDOWS = 24
 
 
 def text(found: Explanation, *, lineage: bool = False) -> str:
-    """What `headrace explain` prints. With `lineage` every column of a sink says where it comes from."""
+    """Return the output of `headrace explain`. `lineage` adds the origin of every column of a sink."""
     return "\n".join(_lines(found, lineage=lineage))
 
 
@@ -38,7 +38,7 @@ def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
 
 
 def _graph(found: Explanation) -> Iterator[str]:
-    """The nodes by kind: what each one is, what it reads, and at a sink how rows get there."""
+    """Yield the nodes by type: what each one is, what it reads, and for a sink the load path."""
     width = min(24, max((len(node.name) for node in found.nodes), default=0))
     for kind, title in _TITLES.items():
         if nodes := [node for node in found.nodes if node.kind == kind]:

@@ -21,7 +21,10 @@ _NEEDS = "pip install 'headrace[transforms]'"
 
 
 def provide(spark: SparkSession, text: str, node: str = "") -> None:
-    """Registers the Arrow functions that an expanded statement calls. Raises UserError where a package for one is missing."""
+    """Register the Arrow functions that an expanded statement calls.
+
+    Raises UserError if a package for one is missing.
+    """
     for name in dict.fromkeys(found.lower() for found in _CALLED.findall(text)):
         if function := functions().get(name):
             _register(spark, function, node)
@@ -43,7 +46,7 @@ def _register(spark: SparkSession, function: Function, node: str) -> None:
 
 
 def with_argument_errors(name: str, signature: str, found: Callable[..., pa.Array], node: str = "") -> Callable[..., pa.Array]:
-    """The function as a task calls it: arguments of types that it cannot take, which Spark's analyzer lets through, are told as that."""
+    """Wrap a function to raise SchemaError for argument types that only Spark's analyzer accepts."""
 
     def run(*arrays: pa.Array) -> pa.Array:
         try:

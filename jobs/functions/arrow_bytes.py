@@ -24,7 +24,7 @@ def as_binary(column: pa.Array) -> pa.Array:
 
 
 def lengths(column: pa.Array) -> Any:
-    """The number of bytes of each row."""
+    """Return the number of bytes of each row."""
     return np.asarray(pc.binary_length(column).to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
@@ -38,7 +38,7 @@ def flat(column: pa.Array) -> Bytes:
 
 
 def matrix(column: pa.Array, width: int, *, right: bool = False) -> Bytes:
-    """The bytes of each row, filled up with zeros on the right, or with `right` aligned there."""
+    """Return the bytes of each row as a matrix, padded with zeros on the right, or on the left if `right`."""
     counts = lengths(column)
     found = np.zeros((len(column), width), dtype=np.uint8)
     if len(counts) and (counts == counts[0]).all():
@@ -51,7 +51,10 @@ def matrix(column: pa.Array, width: int, *, right: bool = False) -> Bytes:
 
 
 def column_of(cells: Bytes, kept: Any, kind: pa.DataType, valid: Any = None) -> pa.Array:
-    """The kept cells of each row as a column of text or bytes; rows that are not `valid` are NULL."""
+    """Return the `kept` cells of each row as a string or binary column.
+
+    Rows that are not `valid` are NULL.
+    """
     counts = kept.sum(axis=1) if kept is not None else np.full(len(cells), cells.shape[1])
     data = cells[kept] if kept is not None else cells.reshape(-1)
     offsets = np.zeros(len(cells) + 1, dtype=np.int32)

@@ -27,7 +27,7 @@ def to_base58(value: pa.Array) -> pa.Array:
 
 
 def from_base58(value: pa.Array) -> pa.Array:
-    """The bytes; none for NULL and for what is no base 58."""
+    """Return the decoded bytes. NULL for NULL and for invalid base 58."""
     return _by_length(value, _decoded, _decode, pa.binary(), None)
 
 
@@ -124,7 +124,10 @@ _FORMATS = {2: "b", 8: "o", 10: "d", 16: "x"}
 
 
 def conv_base(number: pa.Array, source: pa.Array, target: pa.Array) -> pa.Array:
-    """The number written in another base, in small letters; NULL for what is no number of its base, or no base from 2 to 36."""
+    """Return the number in another base, in lower case.
+
+    NULL if it is not a number of its base, or if a base is not between 2 and 36.
+    """
     rows = zip(*(column.cast(pa.string()).to_pylist() for column in (number, source, target)), strict=True)
     return pa.array([_converted(*row) for row in rows], pa.string())
 

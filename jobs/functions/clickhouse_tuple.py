@@ -39,7 +39,11 @@ def _row(text: str | None, keys: list[str] | None) -> str:
 
 
 def _decoded(text: str) -> Any:
-    """The decoder's own way looks for blanks on both sides first; most texts have none."""
+    """Return the decoded JSON.
+
+    `decode` first looks for whitespace on both sides, which most strings do not have, so it is only the
+    fallback.
+    """
     try:
         found, end = _DECODER.scan_once(text, 0)
     except StopIteration:

@@ -44,7 +44,10 @@ _COMPUTES: dict[str, Callable[[int, int], int]] = {
 
 
 def _numbers(name: str, column: Any, kind: WideInteger) -> list[_Number]:
-    """The values of a column of any type as Python's integers; NULL and what is no number are errors."""
+    """Return the values of a column of any type as Python integers.
+
+    NULL and values that are not numbers become errors.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     nothing = f"{ERROR}{name} does not support null values"
@@ -93,7 +96,7 @@ def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array,
     low, high = kind.lowest, kind.highest
 
     def one(a: _Number, b: _Number) -> _Number:
-        """The careful way."""
+        """Return the result of one pair of operands, or an error text."""
         for value in (a, b):
             if isinstance(value, str):
                 return value
@@ -116,7 +119,10 @@ def _binary(name: str, operation: str, kind: WideInteger) -> Callable[[pa.Array,
 
 
 def _quick(operation: str, a: pa.Array, b: pa.Array, kind: WideInteger) -> pa.Array | None:
-    """Sums, differences and products by Arrow's own decimals, where a batch has only digits and the results have room."""
+    """Return sums, differences or products by Arrow decimals.
+
+    None if a value of the batch is not decimal digits, or if results may not fit.
+    """
     if operation not in ("add", "sub", "mul") or len(a) == 0:
         return None
     digits = [_digits(column, kind) for column in (a, b)]

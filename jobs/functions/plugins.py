@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 
 
 def called(texts: Iterable[str]) -> dict[str, InstalledPlugin]:
-    """The function plugins that these statements may call, by their names in SQL. Looks at packages only for names that are unknown."""
+    """Return the function plugins that these statements may call, by their names in SQL.
+
+    Packages are searched only for unknown names.
+    """
     unknown = {call.name.lower() for text in texts for call in statements.parse(text).find_all(exp.Anonymous)}
     return {sql_name(found.id): found for found in functions(frozenset(unknown))} if unknown else {}
 
 
 def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
-    """Makes the functions of plugins known to a session. Raises PluginError for one that cannot be loaded, or sent to workers."""
+    """Register the functions of plugins in a session.
+
+    Raises PluginError for a function that cannot be loaded, or sent to workers.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     arrow_udf: Any = F.arrow_udf  # its stubs know no function of several arrays
@@ -46,7 +52,7 @@ def register_functions(spark: SparkSession, texts: Iterable[str]) -> None:
 
 
 def _function(found: InstalledPlugin, plugin: Plugin) -> Callable[..., Any]:
-    """The function itself; one with options is made of its context."""
+    """Return the function of a plugin. A plugin with options creates it from its context."""
     if plugin.options is Options:
         return plugin.make
     made = plugin.make(PluginContext(plugin.id, options_of(found, plugin, {}, "<name>"), found))

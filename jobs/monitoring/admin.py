@@ -75,7 +75,7 @@ class Admin:
             log.warning("admin=ended error=%s", type(error).__name__)
 
     def close(self) -> None:
-        """Ends open answers and stops listening, within seconds."""
+        """End open responses and stop listening, within seconds."""
         if self._samples is not None:
             self._samples.end()
         self._server.should_exit = True
@@ -84,7 +84,7 @@ class Admin:
 
 
 def _own_name() -> str:
-    """This host's name where it leads somewhere, else the loopback address."""
+    """Return this host's name if it can be resolved, else the loopback address."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -94,7 +94,10 @@ def _own_name() -> str:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket; where the port is taken, on any other, since `headrace tail` finds it all the same."""
+    """Return a listening socket.
+
+    If the port is taken, use any other: `headrace tail` reads it from the ledger.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for wanted in (port, 0):
         found = socket.socket(family, socket.SOCK_STREAM)
@@ -113,9 +116,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def application(looks: EndpointData, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
-    """The paths of the endpoint, for requests to these names of it (to any, if none are given).
+    """Return the application of the endpoint.
 
-    On loopback a page in somebody's browser could ask by a name of its own that leads here, and would read the answer.
+    It answers requests to the host `names`, or to any if there are none. Without this check, a web page could
+    resolve its own host name to loopback and read the answers.
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -151,7 +155,10 @@ def application(looks: EndpointData, keep_alive: float, names: Sequence[str] = (
 
 
 async def _events(samples: SampleBuffer, nodes: list[str], keep_alive: float) -> AsyncIterator[str]:
-    """What is kept, then what comes, until the run or the reader ends; a comment now and then, so that nobody in between hangs up."""
+    """Yield the samples in the buffer, then new ones, until the run ends or the client disconnects.
+
+    A comment every `keep_alive` seconds keeps proxies from closing the connection.
+    """
     loop, coming = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
 
     def told(sample: Sample | None) -> None:

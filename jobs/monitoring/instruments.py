@@ -115,7 +115,7 @@ class Meters:
 
 
 def otlp_exporter(settings: MetricsSettings) -> MetricExporter | None:
-    """What sends to the collector of the settings; None where none is named."""
+    """Return the exporter to the collector in the settings, or None if there is none."""
     if not is_url(settings.ingestion_endpoint):
         return None
     from opentelemetry.exporter.otlp.proto.http import metric_exporter

@@ -11,7 +11,7 @@ from typing import Any
 
 @singledispatch
 def json_value(value: Any) -> Any:
-    """A value of an Arrow column, as Python has it, for JSON. What is not known is shown as text."""
+    """Return a Python value of an Arrow column for JSON. Values of other types become strings."""
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 

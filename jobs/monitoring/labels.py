@@ -22,7 +22,7 @@ def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
 
 
 def type_tags(node: Any) -> Mapping[str, str]:
-    """What a node of its type is about."""
+    """Return the labels for a node that depend on its type, such as its topic or table."""
     if node.type == "hybrid":
         tables = ",".join(part.table_name or getattr(part, "path", None) or "" for part in node.bounded_sources)
         return {"table": tables, "topic": node.unbounded_source.topic}

@@ -13,7 +13,10 @@ _CHATTY = ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "openteleme
 
 
 def create_logging_exporter(exporter: Any, where: str) -> MetricExporter:
-    """The exporter, with log lines of ours in place of its own: theirs come with every batch, and with traces."""
+    """Wrap an exporter to log its failures itself.
+
+    OpenTelemetry's own log lines, which come with every batch and with stack traces, are switched off.
+    """
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return _Calm(exporter, where)
@@ -48,5 +51,5 @@ class _Calm(MetricExporter):
         return self._inner.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         self._inner.shutdown(timeout_millis=timeout_millis, **kwargs)

@@ -16,7 +16,7 @@ _TOTAL = "_total"
 
 
 def exposition(data: MetricsData | None) -> tuple[bytes, str]:
-    """The text, and its content type."""
+    """Return the metrics in the Prometheus text format, and their content type."""
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
     from prometheus_client.registry import Collector
 

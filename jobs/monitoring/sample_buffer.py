@@ -46,7 +46,7 @@ class SampleBuffer:
         return self._records - len(used)
 
     def put(self, node: str, rows: Sequence[Json]) -> int:
-        """Takes as many rows, oldest first, as there are free slots; returns how many."""
+        """Add rows, oldest first, while there are free slots. Return how many were added."""
         with self._lock:
             taken = rows[: self._free(node)]
             for row in taken:
@@ -59,7 +59,10 @@ class SampleBuffer:
         return len(taken)
 
     def listen(self, nodes: Collection[str], told: SampleListener) -> tuple[list[Sample], Callable[[], None]]:
-        """The rows that are kept, newest first, and what ends the listening. Every later row goes to `told`, none twice."""
+        """Return the rows in the buffer, newest first, and a function that ends the subscription.
+
+        Every later row is passed to the listener, none twice.
+        """
         wanted = frozenset(nodes) & frozenset(self._rows) if nodes else frozenset(self._rows)
         with self._lock:
             kept = [(node, row) for node in self._rows if node in wanted for row in self._rows[node]]

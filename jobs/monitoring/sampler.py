@@ -44,7 +44,7 @@ class Sampler:
         self._spark: SparkSession | None = None
 
     def wanted(self) -> frozenset[str]:
-        """The sources and transforms whose next rows are worth a look."""
+        """Return the sources and transforms whose next rows are to be sampled."""
         now = time.monotonic()
         return frozenset(
             name
@@ -53,7 +53,10 @@ class Sampler:
         )
 
     def take(self, frames: Mapping[str, DataFrame]) -> None:
-        """A few rows of each frame. What fails is not worth a warning: the next epoch brings other rows."""
+        """Sample a few rows of each frame.
+
+        Failures are not warnings, because the next epoch has other rows.
+        """
         for name, frame in frames.items():
             if self._stopping.is_set():
                 return
@@ -79,7 +82,7 @@ class Sampler:
         return [{key: json_value(value) for key, value in row.items()} for row in found]
 
     def stop(self) -> None:
-        """Gives up a look that is under way."""
+        """Cancel a sample that is in progress."""
         self._stopping.set()
         if self._spark is not None:
             try:

@@ -57,9 +57,10 @@ class EpochObservation:
         self.shared.append(execution)
 
     def figures(self, within: float) -> dict[str, NodeFigures]:
-        """What is known after `within` seconds at most; Spark tells it a moment after a query has ended, or never if none read a node.
+        """Return the figures that are known after at most `within` seconds.
 
-        To be called once, when all queries of the epoch have ended.
+        Spark reports them shortly after a query ends, and never for a node that no query reads. Call it once,
+        after all queries of the epoch have ended.
         """
         found = self._of_shared()
         deadline = time.monotonic() + within
@@ -106,7 +107,7 @@ def event_times_by_node(model: PipelineModel) -> dict[str, dict[str, EventTime]]
 
 
 def observe_frame(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[DataFrame, tuple[Observation, tuple[str, ...]]]:
-    """The same rows, which tell their number and their latest event times as they pass."""
+    """Return the same rows with an observation of their number and their latest event times."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -118,7 +119,7 @@ def observe_frame(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[Dat
 
 
 def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
-    """An event time as milliseconds since 1970; None where the column is not there, or no time."""
+    """Return an event time as milliseconds since 1970. None if the column is missing or of another type."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as T  # noqa: N812
 
@@ -136,7 +137,7 @@ def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
 
 
 def upstream_nodes(model: PipelineModel, sinks: Collection[str]) -> frozenset[str]:
-    """The sources and transforms that lead to these sinks, or fill dynamic tables."""
+    """Return the sources and transforms that lead to these sinks, or that fill dynamic tables."""
     found: set[str] = set()
     left = [model.sinks[name].from_ for name in sinks]
     left += [upstream for table in graph.dynamic_tables(model) for upstream in graph.inputs_of(model, table)]

@@ -51,13 +51,14 @@ _MANY = 200
 
 
 def translate(sql: str, source_name: str, schema: pa.Schema, over: str = SPLIT) -> str | None:
-    """The statement for ClickHouse, over the rows of one split, or None where it may mean something else there.
+    """Return the ClickHouse statement over the rows of one split, or None if its meaning may differ there.
 
     Args:
         sql: a transform in Spark SQL.
-        source_name: the source that it may read, and no other.
+        source_name: the only source that it may read.
         schema: the source's payload as Spark sees it.
-        over: what the statement reads from in ClickHouse: the split, or in brackets what a transform before it was translated to.
+        over: what the statement reads from in ClickHouse: the split, or the translation of the previous
+            transform in brackets.
     """
     try:
         found = transforms.parse(sql)
@@ -90,7 +91,10 @@ class _Translator:
         }  # fmt: skip
 
     def select(self, found: exp.Select) -> str:
-        """The whole statement. Two levels, so that no alias stands where an expression looks for a column."""
+        """Return the whole statement.
+
+        It has two levels, so that no alias hides a column from an expression.
+        """
         if set(_present_arguments(found)) - {"expressions", "from_", "where", "kind"} or found.args.get("kind"):
             raise leave_out(found)
         table = found.args["from_"].this if found.args.get("from_") else None
@@ -273,10 +277,10 @@ class _Translator:
 
 
 def _negated(node: exp.Expr, sql: str) -> TypedSql:
-    """Some nodes carry their NOT themselves."""
+    """Return the expression with the NOT that some sqlglot nodes contain themselves."""
     return TypedSql(f"(NOT {sql})" if node.args.get("negate") else sql, "Bool")
 
 
 def _present_arguments(node: exp.Expr) -> list[str]:
-    """The arguments that a node really has; the parser fills in empty ones."""
+    """Return the arguments of a node that are set. The parser adds empty ones."""
     return [key for key, value in node.args.items() if value]

@@ -34,7 +34,7 @@ class UntranslatableError(Exception):
 
 
 def leave_out(what: object) -> UntranslatableError:
-    """The error for a part that is left out; it never leaves this room."""
+    """Return the error for a part that cannot be translated. It never leaves this package."""
     return UntranslatableError(repr(what))
 
 
@@ -52,7 +52,10 @@ class TypedSql:
 
 
 def kind_of(arrow: pa.DataType) -> str:
-    """The ClickHouse type of a column by its Arrow type; OTHER for one that expressions leave alone."""
+    """Return the ClickHouse type of a column of an Arrow type.
+
+    OTHER for one that expressions must not use.
+    """
     if is_wide(arrow):
         return OTHER
     if pa.types.is_decimal(arrow):
@@ -97,7 +100,10 @@ def double(found: TypedSql) -> str:
 
 
 def common(found: Sequence[TypedSql]) -> str:
-    """The one type of several results. Integers widen; what is written out takes the type of the rest where that is plain."""
+    """Return the common type of several results.
+
+    Integers widen. A literal takes the type of the others if that is unambiguous.
+    """
     kinds = {one.kind for one in found if not one.literal}
     numbers = [one for one in found if one.kind == NUMBER]
     texts = any(one.kind == TEXT for one in found)
@@ -116,7 +122,10 @@ _SIGNS: dict[type, str] = {exp.EQ: "=", exp.NEQ: "!=", exp.LT: "<", exp.LTE: "<=
 
 
 def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
-    """A comparison, `how` being sqlglot's class of it: of equal types, of whole numbers, of floats, or with a literal."""
+    """Return a comparison of equal types, of integers, of floats, or with a literal.
+
+    `how` is sqlglot's class of it.
+    """
     if left.literal and right.literal:
         raise leave_out(left)
     if left.kind in FLOATS or right.kind in FLOATS:
@@ -132,7 +141,7 @@ def compare(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
 
 
 def _meeting(literal: TypedSql, kind: str) -> TypedSql:
-    """A literal as the type of what it is compared with."""
+    """Return a literal in the type that it is compared with."""
     if literal.kind == NUMBER and kind in INTS:
         return TypedSql(literal.sql, integer_kind(literal))
     if literal.kind == NUMBER and kind.startswith("Decimal"):
@@ -149,7 +158,10 @@ def _meeting(literal: TypedSql, kind: str) -> TypedSql:
 
 
 def to_timestamp_literal(literal: TypedSql, kind: str) -> TypedSql:
-    """A date or a time that is written out in full; other spellings are read in different ways."""
+    """Return a date or timestamp literal that is written in full.
+
+    Other spellings are ambiguous and are left out.
+    """
     text = literal.sql[1:-1]
     shape = _DAY if kind == "Date32" or _DAY.fullmatch(text) else _MOMENT
     if not shape.fullmatch(text):
@@ -183,6 +195,9 @@ def _compare_floats(how: type, left: TypedSql, right: TypedSql) -> TypedSql:
 
 
 def _fits_float(text: str) -> bool:
-    """A whole number that a Float32 holds exactly, or a number that Spark compares as a double in any case."""
+    """Return whether a literal is an integer that a Float32 stores exactly, or is not an integer.
+
+    Spark compares the latter as doubles.
+    """
     value = float(text)
     return not re.fullmatch(r"-?\d+", text) or (abs(value) < 2**100 and struct.unpack("f", struct.pack("f", value))[0] == int(text))

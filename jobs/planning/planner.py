@@ -51,7 +51,7 @@ class HasSchema(Protocol):
     """What the planner asks a source for."""
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The schema of the payload."""
+        """Return the schema of the payload."""
         ...
 
 

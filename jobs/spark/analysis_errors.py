@@ -101,7 +101,10 @@ def _plain(error: PySparkException) -> str:
 
 
 def _where(text: str, name: str) -> str:
-    """The first line of the statement that has the name, with its number."""
+    """Return the first line of the statement that contains the name, with its number.
+
+    Else the whole statement.
+    """
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
     for number, line in enumerate(text.splitlines(), start=1):
         if word.search(line):

@@ -26,14 +26,17 @@ _TIMEOUT = 240.0
 
 
 def archive_options(java: Java) -> str:
-    """The JVM options that use the archive of this installation; empty if none was made."""
+    """Return the JVM options that use the archive of this installation. Empty if there is none."""
     path = _path(java)
     # Java warns about archives on standard output, which belongs to the command line.
     return f"-XX:SharedArchiveFile={path} -Xlog:disable -Xlog:all=warning:stderr" if path.is_file() else ""
 
 
 def ensure_archive(java: Java | None = None) -> Path | None:
-    """Makes the archive if it is not there; takes some twenty seconds. None, and a log line with the reason, where that fails."""
+    """Create the archive if it is missing, which takes about 20 seconds.
+
+    Returns None and logs the reason if that fails.
+    """
     path = _path(java or find_java())
     with locked(path.parent / "lock"):
         if not path.is_file():
@@ -60,7 +63,7 @@ def _pyspark() -> Path:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Archives of environments that are gone; each takes over 100 MB."""
+    """Remove archives of environments that no longer exist. Each takes over 100 MB."""
     for note in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
             if not Path(json.loads(note.read_text())["pyspark"]).is_dir():

@@ -17,7 +17,7 @@ _DUMP_TIMEOUT = 120.0
 
 
 def main() -> None:
-    """The training run: what most pipelines make Spark load, then an orderly end, at which Java writes the archive."""
+    """Run what most pipelines make Spark load, then end in order: at its end Java writes the archive."""
     target = Path(sys.argv[1])
     home = target.parent
     options = f"-XX:ArchiveClassesAtExit={target}"
@@ -45,7 +45,7 @@ def _rows(spark: SparkSession) -> None:
 
 
 def _delta(spark: SparkSession, path: Path) -> None:
-    """A keyed table: made, merged into, read."""
+    """Create a keyed table, merge into it, and read it."""
     from delta.tables import DeltaTable
 
     builder: Any = DeltaTable.createIfNotExists(spark).location(str(path)).property("delta.enableDeletionVectors", "true")
@@ -60,7 +60,7 @@ def _delta(spark: SparkSession, path: Path) -> None:
 
 
 def _kafka(spark: SparkSession) -> None:
-    """The client's classes; there is no broker to talk to."""
+    """Load the client's classes. There is no broker to connect to."""
     options = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "none", "fetchOffset.numRetries": "0"}
     short = {"kafka.default.api.timeout.ms": "500", "kafka.request.timeout.ms": "400"}
     with contextlib.suppress(Exception):

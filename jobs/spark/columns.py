@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def types_of(frame: DataFrame, wide: Mapping[str, pa.DataType], nested: Mapping[str, exp.DataType]) -> dict[str, exp.DataType]:
-    """The columns of a frame as `pipeline.sql.types` takes them."""
+    """Return the types of the columns of a frame, for `pipeline.sql.types`."""
     known = {**nested, **{name: type_of_wide(kind) for name, kind in wide.items()}}
     return {field.name: known.get(field.name.lower()) or spark_type(field.dataType.simpleString()) for field in frame.schema.fields}
 
 
 def payload_of(frame: DataFrame) -> pa.Schema:
-    """The columns without the hidden ones. Raises UserError for a type that cannot leave Spark."""
+    """Return the columns without the system columns. Raises UserError for a type that cannot leave Spark."""
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
@@ -44,7 +44,7 @@ def payload_of(frame: DataFrame) -> pa.Schema:
 
 
 def _twice(kind: DataType) -> str | None:
-    """A name that two fields of one struct have, None where there is none."""
+    """Return a name that two fields of one struct share, or None."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
@@ -58,7 +58,7 @@ def _twice(kind: DataType) -> str | None:
 
 
 def _instead(kind: DataType) -> str:
-    """What to write for a column of a type that has no counterpart in Arrow."""
+    """Return what to write for a column whose type does not exist in Arrow."""
     from pyspark.sql.types import ArrayType, MapType
 
     if isinstance(kind, ArrayType):
@@ -69,7 +69,10 @@ def _instead(kind: DataType) -> str:
 
 
 def check_staged(frame: DataFrame, why: str) -> None:
-    """Raises UserError where a column of a node whose rows are staged, for the reason `why`, has a type that Parquet cannot give back."""
+    """Raise UserError if a stored node has a column of a type that Parquet cannot restore.
+
+    `why` it is stored.
+    """
     for field in frame.schema.fields:
         for what, hint in _unstaged(field.dataType):
             msg = (
@@ -79,7 +82,7 @@ def check_staged(frame: DataFrame, why: str) -> None:
 
 
 def _unstaged(kind: DataType) -> Iterator[tuple[str, str]]:
-    """What Parquet does not take in a type, and what to write instead."""
+    """Yield what Parquet cannot store of a type, and what to write instead."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):

@@ -36,12 +36,12 @@ MORE_MEMORY = (
 
 
 def as_headrace_error(error: BaseException, node: str = "", texts: Mapping[str, str] | None = None) -> HeadraceError:
-    """The error that a user should see for a failure inside Spark.
+    """Return the error that a user should see for a failure inside Spark.
 
-    Errors that Headrace raised in a worker or in an expression keep their class and text; wrong data that Spark itself
-    noticed (a cast, an overflow, a division) is the user's; a lost connection is worth another try, and so is a lost worker for a
-    few times. `texts` are the
-    statements of transforms (`Planner.texts`): an error in one of them names it, and the part of it that failed.
+    Errors that Headrace raised in a worker or in an expression keep their class and text. Values that Spark
+    rejects (a cast, an overflow, a division) are errors of the user. A lost connection is retriable, and so
+    is a lost worker a few times. `texts` are the statements of transforms (`PipelinePlanner.texts`): an error
+    in one of them names the transform and the part that failed.
     """
     if isinstance(error, HeadraceError):
         return error
@@ -95,13 +95,16 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def _error_line(text: str) -> str:
-    """The line of a long message that says what happened: of a Python worker's trace the last one that names an exception."""
+    """Return the line of a long message that describes the error.
+
+    In the traceback of a Python worker, it is the last line that names an exception.
+    """
     named = _RAISED.findall(text) if "Traceback (most recent call last)" in text else []
     return named[-1] if named else text.strip().split("\n", maxsplit=1)[0]
 
 
 def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str, str]) -> DataError | None:
-    """The error of a value that an expression cannot take; None for every other one."""
+    """Return the error of a value that an expression cannot take. None for any other error."""
     condition = getattr(error, "getCondition", lambda: None)()
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):

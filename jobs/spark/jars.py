@@ -38,16 +38,18 @@ class JarSet:
 
 
 def ensure_jars(progress: Progress | None = None, *, java: str | None = None) -> JarSet:
-    """The jars that ivy.xml names, from the user cache; resolved over the network only if they are not there.
+    """Return the jars that ivy.xml names, from the user cache. Download them if they are not there.
 
-    Two processes never resolve at once, and a process that dies halfway leaves nothing that looks complete.
+    Two processes never download at the same time, and a process that dies leaves no folder that looks
+    complete.
 
     Args:
-        progress: called about thrice a second while downloading, with the bytes that have come and what is being fetched.
+        progress: called about three times a second while downloading, with the number of bytes and the
+            current jar.
         java: the user's Java setting, see `find_java`.
 
     Raises:
-        ServiceError: no Java, or a jar cannot be downloaded.
+        ServiceError: Java is missing, or a jar cannot be downloaded.
     """
     target = jar_folder()
     if jars := _load(target):
@@ -64,7 +66,7 @@ def ensure_jars(progress: Progress | None = None, *, java: str | None = None) ->
 
 
 def cached_jars() -> JarSet | None:
-    """The jars if they are in the cache, else None. Never uses the network."""
+    """Return the jars if they are in the cache, else None. Never uses the network."""
     return _load(jar_folder())
 
 
@@ -75,7 +77,10 @@ def jar_folder() -> Path:
 
 
 def _load(folder: Path) -> JarSet | None:
-    """The jars of a complete folder; None if it is missing or a file is not as long as it was."""
+    """Return the jars of a complete folder.
+
+    None if it is missing, or if a file has another length than expected.
+    """
     try:
         manifest: dict[str, dict[str, int]] = json.loads((folder / _MANIFEST).read_text())
         groups = {group: [folder / group / name for name in sorted(manifest[group])] for group in _GROUPS}

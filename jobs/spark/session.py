@@ -127,7 +127,10 @@ def _hush() -> None:
 
 @contextmanager
 def _jvm_errors_to(path: Path) -> Iterator[None]:
-    """A JVM started inside inherits this file as its standard error: its chatter would break up progress lines."""
+    """Redirect the standard error of a JVM that the block starts to a file.
+
+    Its messages would interrupt progress lines.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     kept = os.dup(2)
@@ -174,9 +177,10 @@ def explain_death(spark: SparkSession, settings: Settings, patience: float = 0.0
 
 
 def stop_session(spark: SparkSession, *, patience: float = 10.0) -> None:
-    """Stops Spark and its JVM; the process can start another one afterwards. Never raises: the JVM may be dead already.
+    """Stop Spark and its JVM.
 
-    `patience` is how many seconds the JVM gets before it is killed.
+    The process can start another one afterwards. Never raises: the JVM may be dead. `patience` is how many
+    seconds the JVM gets before it is killed.
     """
     from pyspark import SparkContext
 
@@ -206,7 +210,7 @@ def _quietly(function: Callable[[], object]) -> None:
 
 
 def _forget(spark: SparkSession) -> None:
-    """What pyspark keeps about a session whose JVM died before it could be stopped."""
+    """Clear what pyspark stores about a session whose JVM died before it could be stopped."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as Session
 

@@ -68,10 +68,11 @@ class StoreResultsTask:
 
 
 def _exact_names(schema: pa.Schema) -> list[str]:
-    """The columns that may be written by a dictionary: texts and bytes.
+    """Return the columns that may be dictionary-encoded: strings and bytes.
 
-    Whoever reads a stage may have a filter, which Spark hands on to parquet's reader, and that leaves whole files out by their statistics
-    and dictionaries: where it takes -0.0 for another number than 0.0, and knows nothing of a NaN, which is the largest one in Spark.
+    A filter over stored results can be pushed down to Parquet's reader, which skips files by their statistics
+    and dictionaries. The reader takes -0.0 and 0.0 for different numbers and ignores NaN, which is the
+    largest number in Spark.
     """
     from pyarrow import types as kinds
 

@@ -68,9 +68,10 @@ def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
 
 
 def _unmatched(expected: list[Row], found: list[Row], tolerance: float) -> tuple[list[int], list[Row]]:
-    """The numbers of expected rows without an equal one, and the rows left over; each row is matched once.
+    """Return the indexes of expected rows without an equal row, and the other rows that are left.
 
-    Rows are put side by side in the order of their values, so that a tolerance does not pair them crosswise.
+    Each row matches once. Rows are paired in the order of their values, so that a tolerance does not pair
+    them crosswise.
     """
     left = sorted(found, key=_order)
     lacking = []

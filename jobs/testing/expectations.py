@@ -32,9 +32,9 @@ class Expectation:
 
 
 def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], found: list[Row]) -> Expectation:
-    """What a test expects of a node. `found` are the rows that came.
+    """Return what a test expects of a node. `found` are the actual rows.
 
-    Raises PipelineFileError for expected rows that the node could never have: other columns, other types.
+    Raises PipelineFileError for expected rows that the node cannot have: other columns or other types.
     """
     said, rows = case.node.expect[node], case.expected(node)
     sink = case.file.model.sinks.get(node)

@@ -15,7 +15,7 @@ _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def scalar(value: Any) -> str:
-    """A value in YAML, in flow style where it is nested; a text in quotes where it could be read as something else."""
+    """Return a value in YAML. Nested values are in flow style; ambiguous strings are quoted."""
     if isinstance(value, Mapping):
         return flow(value)
     if isinstance(value, list | tuple):
@@ -29,7 +29,7 @@ def scalar(value: Any) -> str:
 
 
 def plain(value: Any) -> str:
-    """A single value on its own, without quotes."""
+    """Return a single value without quotes."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, datetime):
@@ -40,12 +40,12 @@ def plain(value: Any) -> str:
 
 
 def flow(row: Mapping[str, Any]) -> str:
-    """A row on one line."""
+    """Return a row on one line."""
     return "{" + ", ".join(f"{scalar(name)}: {scalar(value)}" for name, value in row.items()) + "}"
 
 
 def json_value(value: Any) -> str:
-    """A value in JSON; decimals keep their digits, and what JSON has no form for is a text."""
+    """Return a value in JSON. Decimals keep their digits; values that JSON cannot express become strings."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(str(name), ensure_ascii=False)}: {json_value(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -36,7 +36,7 @@ class InputSource:
     payload: pa.Schema
 
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """The payload, which the test or the pipeline file says."""
+        """Return the payload, which the test or the pipeline file declares."""
         del spark
         return self.payload
 
@@ -62,22 +62,25 @@ class InputTable(DynamicTableBackend):
 
 
 def stream_of(source: Any) -> Any:
-    """The part of a source node that says its columns; None for a table, which only its server knows."""
+    """Return the part of a source node that declares its columns.
+
+    None for a table, whose columns only its server knows.
+    """
     if source.type == "hybrid":
         return source.unbounded_source
     return source if source.type == "kafka" else None
 
 
 def file_schema(name: str, source: Any) -> pa.Schema | None:
-    """The columns of a source by the pipeline file alone."""
+    """Return the columns of a source that the pipeline file declares, or None."""
     stream = stream_of(source)
     return payload_schema(name, stream.schema_, metadata=stream.include_metadata) if stream is not None else None
 
 
 def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
-    """The columns of a given node that only the test knows: by its `schema`, else by the rows.
+    """Return the columns of a given node that only the test declares, by its `schema` or by the rows.
 
-    Raises PipelineFileError where rows of one column have types that do not go together.
+    Raises PipelineFileError if the rows of one column have incompatible types.
     """
     said = case.node.given[name].schema_
     if said is not None:
@@ -102,7 +105,10 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
 
 
 def _as_spark(schema: pa.Schema) -> pa.Schema:
-    """The columns of a Parquet file in types that Spark has: unsigned ones widen, times are text."""
+    """Return the columns of a Parquet file in types that Spark has.
+
+    Unsigned integers widen, times become strings.
+    """
     from pyspark.sql.types import StructType
 
     columns = ", ".join(f"`{field.name.replace('`', '``')}` {spark_type(field.type)}" for field in schema)
@@ -110,9 +116,10 @@ def _as_spark(schema: pa.Schema) -> pa.Schema:
 
 
 def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordinal: int) -> pa.Table:
-    """The rows with operation and position. `ordinal` is the source's rank in `_gs_pos`.
+    """Return the rows with operation and position. `ordinal` is the index of the source in `_gs_pos`.
 
-    Raises PipelineFileError for columns that the node does not have, DataError for values that do not fit, all of them.
+    Raises PipelineFileError for columns that the node does not have. Raises DataError with all values that do
+    not fit.
     """
     check_columns(case, name, rows, [*schema.names, OP])
     cells, wrong = cast_rows(rows, schema)
@@ -131,12 +138,12 @@ def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordi
 
 
 def to_row_value(value: Any, kind: pa.DataType) -> Any:
-    """A value as rows carry it: numbers that Spark has no room for are their digits."""
+    """Return a value as rows store it. Numbers that are too large for Spark are strings of digits."""
     return plain_digits(plain(value)) if is_wide(kind) and value is not None else value
 
 
 def check_computable(case: Case, known: Mapping[str, Any]) -> None:
-    """Raises PipelineFileError for expected nodes that hang on a source whose columns nobody says."""
+    """Raise PipelineFileError for expected nodes that depend on a source whose columns are unknown."""
     problems = []
     for name in case.node.expect:
         if name not in known:
@@ -149,7 +156,10 @@ def check_computable(case: Case, known: Mapping[str, Any]) -> None:
 
 
 def cast_rows(rows: Rows, schema: pa.Schema) -> tuple[list[dict[str, Any]], list[tuple[int, str, str]]]:
-    """The rows in the types of `schema`, missing columns null; and (row, column, reason) of every value that does not fit."""
+    """Return the rows in the types of `schema`, with null for missing columns.
+
+    Also returns (row, column, reason) for every value that does not fit.
+    """
     wrong: list[tuple[int, str, str]] = []
 
     def cell(index: int, column: str, value: Any, kind: pa.DataType) -> Any:
@@ -167,7 +177,7 @@ def cast_rows(rows: Rows, schema: pa.Schema) -> tuple[list[dict[str, Any]], list
 
 
 def check_columns(case: Case, name: str, rows: Rows, known: list[str]) -> None:
-    """Raises PipelineFileError for every column of the rows that is not known, each where it is first named."""
+    """Raise PipelineFileError for every unknown column of the rows, at its first row."""
     problems = []
     for column in rows.columns:
         if column not in known:
@@ -179,7 +189,10 @@ def check_columns(case: Case, name: str, rows: Rows, known: list[str]) -> None:
 
 
 def check_operations(case: Case, name: str, rows: Rows) -> None:
-    """Raises PipelineFileError for operations other than i, u and d; in the test itself they were found when it was read."""
+    """Raise PipelineFileError for operations other than i, u and d in files of rows.
+
+    Those in the test itself were checked when it was loaded.
+    """
     problems = [
         UserError(
             f"test `{case.name}`: row {index + 1} of `{name}`: `{OP}` cannot be `{shorten(record[OP])}`",
@@ -194,6 +207,6 @@ def check_operations(case: Case, name: str, rows: Rows) -> None:
 
 
 def frame_of(spark: SparkSession, table: pa.Table, payload: pa.Schema) -> DataFrame:
-    """The table as a frame, with Spark's types as the planner analyses them."""
+    """Return the table as a frame with Spark's types, as the planner analyses them."""
     hidden = [table.schema.field(name) for name in HIDDEN]
     return spark.createDataFrame(table, spark_schema(pa.schema([*payload, *hidden])))

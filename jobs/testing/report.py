@@ -16,7 +16,7 @@ LEGEND = "- expected and missing   + came and not expected   ~ came differently"
 
 
 def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN) -> list[str]:
-    """The lines, none for a test that passed. `shown` limits the rows of each node."""
+    """Return the lines of the report, none for a test that passed. `shown` limits the rows of each node."""
     lines: list[str] = []
     wanted = outcome.case.node.expect_error
     if outcome.unraised is not None:
@@ -36,7 +36,7 @@ def failure(outcome: CaseOutcome, *, width: int = 80, shown: int | None = SHOWN)
 
 
 def heading(difference: NodeDifference) -> str:
-    """What is wrong with a node's rows, in one line."""
+    """Return the difference of a node's rows in one line."""
     found, expected = len(difference.found), len(difference.expected)
     if difference.misplaced:
         return f"{difference.node}: {_rows(found)} came as expected, in another order"

@@ -108,7 +108,7 @@ class PipelineTestRunner:
         return CaseOutcome(case, seconds, differences, expectations, unraised=wanted)
 
     def _expectations(self, case: Case) -> dict[str, Expectation]:
-        """What was expected and what came, by node; for a test that expects an error everything is computed."""
+        """Return expected and actual rows by node. If the test expects an error, all nodes are computed."""
         given = {name: case.given(name) for name in case.node.given}
         planner, schemas = self._stages.planner_for(case, given)
         model = case.file.model
@@ -140,7 +140,10 @@ class PipelineTestRunner:
 
 
 def small(settings: Settings) -> Settings:
-    """The settings with a Spark that starts quickly and computes little; the user's `spark.conf` stays the stronger."""
+    """Return the settings with a Spark that starts quickly and uses few resources.
+
+    The user's `spark.conf` takes precedence.
+    """
     spark = settings.spark.model_copy(
         update={
             "master": "local[2]",
@@ -168,7 +171,7 @@ def _views(planner: PipelinePlanner, case: Case, tables: Mapping[str, pa.Table])
 
 
 def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
-    """What a dynamic table is given. Raises DataError for a null among it."""
+    """Return the given values of a dynamic table. Raises DataError if one is null."""
     values = given[VALUE].to_pylist() if given is not None else []
     if None in values:
         msg = f"test `{case.name}`: `{name}` is given a null, and a dynamic table holds texts"
@@ -191,7 +194,7 @@ def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFr
 
 
 def _rows(frame: DataFrame, node: str, texts: Mapping[str, str]) -> list[Row]:
-    """The rows of a node in their order, with `_gs_op`."""
+    """Return the rows of a node in order, with `_gs_op`."""
     try:
         rows: list[Row] = frame.toArrow().to_pylist(maps_as_pydicts="strict")
     except Exception as error:

@@ -33,9 +33,10 @@ def keeps_operations(sink: Any) -> bool:
 
 
 def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-    """The rows of the target, in the order in which they came to be. `rows` are in order and carry `_gs_op`.
+    """Return the rows of the target in the order in which they were inserted.
 
-    Raises what the sink would: DataError for a null in a key, GuaranteeError for a delete without a key.
+    `rows` are in order and have `_gs_op`. Raises the errors of the sink: DataError for a null in a key,
+    GuaranteeError for a delete without a key.
     """
     if keeps_operations(sink):
         return list(rows)

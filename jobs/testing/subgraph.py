@@ -34,11 +34,11 @@ class SubgraphPlanners:
         self._made: dict[tuple[str, ...], PipelinePlanner] = {}
 
     def planner_for(self, case: Case, given: Mapping[str, Rows]) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
-        """The planner for a test, and the columns of every given node.
+        """Return the planner for a test, and the columns of every given node.
 
-        A given transform stands there like a source, so what feeds it is not needed. Sources whose columns nobody says are left out,
-        with all that hangs on them. Raises PipelineFileError for a given node whose columns cannot be known, SchemaError for SQL
-        that does not fit the columns.
+        A given transform becomes a source, so the nodes before it are not needed. Sources with unknown
+        columns are left out, with all nodes that depend on them. Raises PipelineFileError for a given node
+        with unknown columns, and SchemaError for SQL that does not fit the columns.
         """
         model = case.file.model
         roots: dict[str, pa.Schema] = {}
@@ -54,7 +54,7 @@ class SubgraphPlanners:
         return self._planner(case.file, roots), {name: roots.get(name, TABLE) for name in given}
 
     def _transform(self, case: Case, name: str, rows: Rows, roots: Mapping[str, pa.Schema]) -> pa.Schema:
-        """The columns of a given transform: as the test says, as its SQL gives them, or as its rows look."""
+        """Return the columns of a given transform, from its `schema` in the test, its SQL, or its rows."""
         if case.node.given[name].schema_ is None and name in computable(case.file.model, roots):
             return self._planner(case.file, roots).schemas[name]
         return declared_schema(case, name, rows)
@@ -70,7 +70,7 @@ class SubgraphPlanners:
 
 
 def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]:
-    """The nodes whose rows are known when those of `roots` are."""
+    """Return the nodes whose rows can be computed from those of `roots`."""
     found = set(roots)
     for name in graph.in_order(model):
         if all(upstream in found for upstream in graph.inputs_of(model, name)):
@@ -80,9 +80,9 @@ def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]
 
 
 def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nodes.PipelineModel:
-    """The part of a pipeline that `roots` feed; transforms among them become sources with the same key.
+    """Return the part of a pipeline after `roots`. Transforms among them become sources with the same key.
 
-    Dynamic tables all stay; what would fill one and is not there does not.
+    All dynamic tables stay. Those whose inputs are missing lose their SQL.
     """
     there = computable(model, roots)
     tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}

@@ -75,7 +75,7 @@ def update(outcome: CaseOutcome) -> list[str]:
 
 
 def _check(text: str, case: Case, expectation: Expectation) -> None:
-    """Raises UserError unless the test, read from the new text, expects what came."""
+    """Raise UserError unless the test, loaded from the new text, expects the actual rows."""
     tree = read_tree(text, str(case.path))
     try:
         node = CaseConfig.model_validate(tree.value["tests"][case.name])
@@ -91,7 +91,7 @@ def _check(text: str, case: Case, expectation: Expectation) -> None:
 
 
 def _in_order(difference: NodeDifference, expectation: Expectation) -> list[Row]:
-    """The rows to expect: those that stay and those that changed where they stood, then the new ones."""
+    """Return the rows to expect: unchanged and changed rows in their order, then new ones."""
     if expectation.ordered:
         return expectation.found
     changed = {change.at: change.found for change in difference.changed}
@@ -124,7 +124,7 @@ def _write_file(form: str, path: Path, rows: list[Row], expectation: Expectation
 
 
 def respelled(text: str, path: Sequence[str], difference: NodeDifference, expectation: Expectation) -> str:
-    """A YAML text with the rows at `path` brought to what came out."""
+    """Return a YAML text with the rows at `path` replaced by the actual rows."""
     parent, rows = _find(text, path)
     new = _in_order(difference, expectation)
     order = list(_names(rows)) if set(_names(rows)) == set(expectation.schema.names) else expectation.schema.names
@@ -146,7 +146,10 @@ def respelled(text: str, path: Sequence[str], difference: NodeDifference, expect
 
 
 def _find(text: str, path: Sequence[str]) -> tuple[MappingNode, SequenceNode]:
-    """The rows in the composed text and the map that they are in. Raises UserError where they come from elsewhere."""
+    """Return the rows in the composed text and the mapping that contains them.
+
+    Raises UserError for an alias or a merge.
+    """
     node: Node = YAML(typ="safe", pure=True).compose(text)
     parent = node
     for part in path:
@@ -179,7 +182,10 @@ def _whole(text: str, parent: MappingNode, rows: SequenceNode, new: list[Row]) -
 
 
 def _changed(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
-    """The values that changed, each in its place; the whole row where one of them has no simple place."""
+    """Return the edits of the values that changed.
+
+    If one is not a simple scalar, return an edit of the whole row.
+    """
     values = {key.value: value for key, value in row.value}
     simple = all(
         isinstance(value := values.get(name), ScalarNode) and value.style not in ("|", ">") and value.value != "" for name in columns

@@ -42,9 +42,12 @@ class RowTransform(ABC):
     """
 
     def __init__(self, context: TransformContext) -> None:
-        """Keeps the context. Raises UserError where the node cannot work on these columns."""
+        """Store the context. Raises UserError if the node cannot process these columns."""
         self._context = context
 
     @abstractmethod
     def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
-        """The node's rows, lazily. Without a plan only the columns are asked for, over no rows."""
+        """Return the node's rows as a lazy frame.
+
+        Without a plan, only its columns are needed, and it has no rows.
+        """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def final_schema(node: str, declared: Mapping[str, str] | None, inputs: pa.Schema) -> pa.Schema:
-    """The columns that come out: the declared ones in the order of their names, all nullable, or those that come in.
+    """Return the output columns: the declared ones sorted by name, all nullable, or else the input columns.
 
     Raises SchemaError for a type that rows cannot have.
     """
@@ -35,5 +35,5 @@ def hidden_fields(payload: StructType) -> StructType:
 
 
 def with_hidden(payload: pa.Schema) -> pa.Schema:
-    """The same for Arrow, as rows hold them."""
+    """Return the Arrow schema of rows with the system columns."""
     return pa.schema([*stored(payload), pa.field(OP, pa.string()), pa.field(POS, POS_ARROW)])

@@ -35,18 +35,21 @@ class ArrowTransform(RowTransform):
     """
 
     def __init__(self, context: TransformContext) -> None:
-        """Keeps the context; opens nothing."""
+        """Store the context. Opens nothing."""
         super().__init__(context)
         self.context: PluginContext = plugin_context(context.name, context.node, context.settings)
         self.options: Any = self.context.options
 
     def columns(self, payload: pa.Schema) -> pa.Schema:
-        """The payload that comes out, by the payload that goes in; the same if not overridden. Raises UserError where it cannot be."""
+        """Return the output payload for an input payload.
+
+        By default they are the same. Raises UserError if there is none.
+        """
         return payload
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that become of these, in their order."""
+        """Return the output rows of these rows, in order."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_context"}
@@ -105,10 +108,11 @@ def _places(batch: pa.RecordBatch) -> int:
 
 
 def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordBatch:
-    """A batch of the rows with these numbers, each as often as it is named, with positions that tell them apart.
+    """Return a batch of the rows with these numbers. Repeated rows get distinct positions.
 
-    Numbers that are the same must stand together: `fan_out(batch, [0, 0, 2])` has row 0 twice and row 2 once. Raises DataError where no
-    number is left: for FAN_OUT rows of one or more, or where more than three such transforms stand behind each other.
+    Equal numbers must be adjacent: `fan_out(batch, [0, 0, 2])` has row 0 twice and row 2 once. Raises
+    DataError if no position is left: for FAN_OUT rows from one row or more, or for more than three such
+    transforms in a chain.
     """
     import numpy as np
 
@@ -133,7 +137,7 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
 
 
 def open_plugin(context: TransformContext) -> RowTransform:
-    """The transform of a plugin's node, watched."""
+    """Return the transform of a plugin's node, with checks of its contract."""
     node = context.node
     return create_checked(lambda: node.plugin.make(context), RowTransform, node.found, context.name, {"rows": _frame})
 

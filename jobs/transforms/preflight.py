@@ -14,7 +14,7 @@ from headrace.pipeline.errors import FileLocation, UserError
 
 
 def check_program(name: str, node: Any, settings: Settings, text_at: FileLocation | None) -> None:
-    """Raises UserError, with its place where that is known, for a script or a function that does not load. Other types have none."""
+    """Raise UserError for a script or a function that does not load. Does nothing for other types."""
     if node.type == "python":
         check_function(node, settings, name)
     if node.type != "script":

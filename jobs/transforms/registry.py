@@ -19,7 +19,10 @@ _NEEDS = "pip install 'headrace[transforms]'"
 
 
 def open_transform(context: TransformContext) -> RowTransform:
-    """The transform of a node. Raises UserError where a package is missing, or where the node does not fit the columns."""
+    """Return the transform of a node.
+
+    Raises UserError if a package is missing, or if the node does not fit the columns.
+    """
     if isinstance(context.node, PluginTransformConfig):
         from headrace.jobs.transforms.plugin import open_plugin
 

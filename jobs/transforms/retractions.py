@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def retractions_of(model: PipelineModel) -> Retractions:
-    """What filters mean in a pipeline whose sinks are known."""
+    """Return the retractions of a pipeline whose sink types are known."""
     return retractions(model, lambda name: registry.sink_class(model.sinks[name]).capabilities.upsert)
 
 
@@ -44,7 +44,7 @@ def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[Guarante
 
 
 def without_marked(frame: DataFrame) -> DataFrame:
-    """The rows that passed all filters."""
+    """Return the rows that passed all filters."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return frame.where(F.col(f"{POS}.sub") >= 0)
@@ -73,7 +73,7 @@ class SinkBoundary:
         return self._deletes(node, frame, self._keys[sink], self._found.sinks[sink])
 
     def visible_rows(self, node: str, frame: DataFrame) -> DataFrame:
-        """What people see of a node's rows: at a sink what it is given, elsewhere those that passed all filters."""
+        """Return the visible rows of a node: a sink's input, elsewhere the rows that passed all filters."""
         if node in self._model.sinks:
             return self.rows(node, frame)
         return without_marked(frame) if node in self._found.marked else frame
@@ -107,9 +107,10 @@ class SinkBoundary:
 def bypass_marked_rows(
     transform: RowTransform, name: str, upstream: str, frame: DataFrame, plan: EpochPlan | None, found: Retractions
 ) -> DataFrame:
-    """The rows of a program: it is given those that passed all filters; marked rows pass it by with their keys, which it hands on by name.
+    """Return the output of a program, which gets only rows that passed all filters.
 
-    Raises SchemaError where it gives a column of the key another type.
+    Marked rows bypass it with their key columns. Raises SchemaError if the program changes the type of a key
+    column.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -45,7 +45,10 @@ class ExpectedRows:
 
 
 def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
-    """The one source whose key comes to the sink unchanged, one row for one row: there the last row can be chosen before any SQL runs."""
+    """Return the one source whose key reaches the sink unchanged, one row for one row. None if there is none.
+
+    For such a sink the last row of a key can be chosen before any SQL runs.
+    """
     model = planner.file.model
     sources, key = graph.upstream_sources(model, sink), graph.key_of(model, sink)
     if len(sources) != 1 or not key or graph.key_of(model, sources[0]) != key:

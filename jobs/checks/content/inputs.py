@@ -51,9 +51,10 @@ class SourceRows:
 
 
 def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str], Any], *, keyed: bool) -> dict[str, PipelineSource]:
-    """The model's sources; at a keyed sink without the filters of their streams, which `stream_filter` names.
+    """Return the sources of the model.
 
-    `contents` returns what the ledger keeps under a reference.
+    For a keyed sink, streams come without the filters that `stream_filter` returns. `contents` returns what
+    the ledger stores under a reference.
     """
     nodes: dict[str, Any] = {}
     sources: dict[str, Any] = {**model.sources}
@@ -70,7 +71,7 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
 
 
 def stream_filter(node: Any) -> str | None:
-    """The predicate that a source's stream rows must meet."""
+    """Return the filter that applies to the stream rows of a source, or None."""
     return getattr(getattr(node, "unbounded_source", None) or node, "filter", None) if positions.is_unbounded(node) else None
 
 
@@ -95,7 +96,7 @@ class SourceRowsReader:
         self._left = budget
 
     def read(self, name: str, schema: pa.Schema) -> SourceRows:
-        """The rows of one source, the stream first: its newest rows decide most."""
+        """Return the rows of one source. The stream is read first, because its newest rows decide most."""
         found = SourceRows(name)
         source, end = self._sources[name], positions.with_overlap(self._scope.last.end[name], self._scope.first.start.get(name, {}))
         if source.unbounded is not None and "stream" in end:

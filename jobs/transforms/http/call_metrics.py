@@ -45,7 +45,7 @@ class CallCounter:
             self._retries += retry
 
     def calls(self) -> CallMetrics:
-        """What was counted."""
+        """Return the calls that were counted."""
         with self._lock:
             return CallMetrics(dict(self._latencies), self._retries)
 
@@ -66,7 +66,10 @@ _counted: dict[str, tuple[object, Accumulator[CallMetrics]]] = {}
 
 
 def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]:
-    """What tasks add the calls of a node to, in one epoch or one attempt at it. Where nobody watches the run, nobody takes them."""
+    """Return the accumulator to which tasks add the calls of a node in one attempt at an epoch.
+
+    It is reset when it grows too large, because without a monitor nothing drains it.
+    """
     context = spark.sparkContext
     if node not in _counted or _counted[node][0] is not context:
         _counted[node] = context, context.accumulator(CallMetrics({}, 0), _Sum())
@@ -77,7 +80,10 @@ def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]
 
 
 def drain_call_metrics() -> dict[str, CallMetrics]:
-    """The calls by node since this was last asked. On the driver, between two epochs."""
+    """Return the calls by node since the last call of this function.
+
+    Runs on the driver, between two epochs.
+    """
     found: dict[str, CallMetrics] = {}
     for node, (_, accumulator) in _counted.items():
         if accumulator.value.latencies:

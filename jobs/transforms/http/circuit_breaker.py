@@ -31,7 +31,10 @@ class Breaker:
             return self._opened is not None
 
     def enter(self, deadline: float | None, stop: threading.Event) -> bool:
-        """Waits until this thread may try; False where it may not before `deadline`, or was told to stop."""
+        """Wait until this thread may send.
+
+        Return False if it may not before `deadline`, or if `stop` is set.
+        """
         with self._changed:
             while self._opened is not None:
                 left = self._opened + self._pause - self._clock()
@@ -44,7 +47,7 @@ class Breaker:
             return True
 
     def succeeded(self) -> None:
-        """The service answers, if only to refuse."""
+        """Record that the service answered. A refusal counts as an answer."""
         with self._changed:
             if self._opened is not None:
                 log.info("circuit closed node=%s", self._name)
@@ -52,7 +55,7 @@ class Breaker:
             self._changed.notify_all()
 
     def failed(self) -> None:
-        """The service failed; after a failed probe the pause begins anew."""
+        """Record that the service failed. After a failed probe the pause starts again."""
         with self._changed:
             self._failures += 1
             if self._limit and self._failures >= self._limit:

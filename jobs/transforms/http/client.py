@@ -108,7 +108,10 @@ class HttpCaller:
         self._client.close()
 
     def send(self, batch: RequestBatch, stop: threading.Event, tally: CallCounter) -> HttpReply:
-        """The answer. Raises UserError for a refusal, TransientError where it was tried for too long or too often."""
+        """Return the response.
+
+        Raises UserError for a refusal, TransientError after too much time or too many attempts.
+        """
         told = threading.Event()
         try:
             return self._send_with_retries(batch, stop, tally, told)
@@ -151,7 +154,10 @@ class HttpCaller:
         self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
 
     def _send_once(self, batch: RequestBatch, tally: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
-        """The answer; or None, with what happened and how long the service wants to be left alone. Raises UserError for a refusal."""
+        """Return the response, or None with the reason and the seconds that the service asks to wait.
+
+        Raises UserError for a refusal.
+        """
         httpx, started = self._errors, time.monotonic()
 
         def count(outcome: str, status: str) -> None:
@@ -224,7 +230,7 @@ _callers: dict[str, HttpCaller] = {}
 
 
 def caller_for(service: Service) -> HttpCaller:
-    """The caller of a service, made once per process; the oldest of more than a few is let go."""
+    """Return the caller of a service. It is created once per process; the oldest callers are closed."""
     digest = service.digest
     if digest not in _callers:
         _callers[digest] = HttpCaller(service)
@@ -259,7 +265,10 @@ class HandlerTask:
     count: Any = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the answers in the order of the requests. Errors travel in what is raised, with class and hint."""
+        """Yield the rows of the responses in the order of the requests.
+
+        Raises errors in a form that keeps their class and hint on the way to the driver.
+        """
         from headrace.connectors.row_errors import task_error
 
         stop, tally = _Stop(), CallCounter()
@@ -282,7 +291,10 @@ class HandlerTask:
                 self.count.add(tally.calls())
 
     def _cut(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RequestBatch]:
-        """Requests of `batch_size` rows (one, where the decoder reads single rows), the last one with what is left."""
+        """Yield requests of `batch_size` rows, or of one row if the decoder reads single rows.
+
+        The last one may be smaller.
+        """
         size = 1 if self.decoder.single else self.batch_size
         kept: list[pa.RecordBatch] = []
         held = 0

@@ -32,7 +32,10 @@ class Deadline(threading.local):
             self.until = None
 
     def left(self, timeout: float | None, late: type[Exception]) -> float | None:
-        """What one operation may take, of `timeout` and of what is left; raises `late` where nothing is."""
+        """Return the seconds that one operation may take, of `timeout` and of the remaining time.
+
+        Raises `late` if none remain.
+        """
         if self.until is None:
             return timeout
         left = self.until - time.monotonic()
@@ -42,7 +45,7 @@ class Deadline(threading.local):
 
 
 def bounded(client: httpx.Client) -> Deadline:
-    """Puts a deadline under all connections of a client, those by a proxy of the environment too."""
+    """Add a deadline to all connections of a client, including those through a proxy of the environment."""
     deadline = Deadline()
     found: Any = client
     for transport in (found._transport, *found._mounts.values()):  # noqa: SLF001  httpx takes no backend, and drops the proxies for a transport

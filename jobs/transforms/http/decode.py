@@ -51,7 +51,7 @@ class ResponseDecoder:
     single: bool
 
     def read(self, body: bytes) -> DecodedResponse:
-        """The rows of an answer. Raises AnswerError for anything that is not what was declared."""
+        """Return the rows of a response. Raises AnswerError for a body that is not what was declared."""
         text = body.strip(b" \t\r\n\xef\xbb\xbf")
         if not text:
             msg = "the body is empty"
@@ -151,7 +151,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
-    """The beginning of a body on one line, without the secrets."""
+    """Return the beginning of a body on one line, with secrets masked."""
     text = body[: 4 * _EXCERPT].decode("utf-8", "replace")
     for secret in secrets:
         if secret:
@@ -161,7 +161,7 @@ def excerpt(body: bytes, secrets: Iterable[str] = ()) -> str:
 
 
 def _wire(kind: pa.DataType) -> pa.DataType | None:
-    """What Arrow's reader is asked for; None for what it cannot read."""
+    """Return the type to request from Arrow's reader, or None if it cannot read the type."""
     if kinds.is_date(kind) or kinds.is_timestamp(kind) or kinds.is_binary(kind) or is_wide(kind):
         return pa.string()
     if kinds.is_struct(kind):
@@ -174,7 +174,10 @@ def _wire(kind: pa.DataType) -> pa.DataType | None:
 
 
 def _unwired(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column that was meant. Raises ValueError or ArrowException for a text that says no such value."""
+    """Return the column in the declared type.
+
+    Raises ValueError or ArrowException for a string without such a value.
+    """
     if is_wide(kind):
         if not pc.all(pc.match_substring_regex(array, pattern(kind)), min_count=0).as_py():
             msg = "digits"
@@ -190,7 +193,10 @@ def _unwired(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_range(array: pa.Array, kind: WideInteger) -> None:
-    """Raises ValueError where digits say more than 256 bits hold. Only texts that are long enough for it are looked at."""
+    """Raise ValueError for numbers that do not fit 256 bits.
+
+    Only strings that are long enough are checked.
+    """
     for value in pc.filter(array, pc.greater(pc.utf8_length(array), 76)):
         number = int(value.as_py().split(".")[0])
         if not kind.lowest <= number <= kind.highest:

@@ -18,7 +18,10 @@ _OPTIONS = {
 
 
 def row_json(payload: StructType, version: int) -> Column:
-    """A row's JSON object: the payload and `_gs_op`; in version 1 below `data`, beside `metadata`."""
+    """Return a row's JSON object: the payload and `_gs_op`.
+
+    In version 1 they are under `data`, next to `metadata`.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [_plain(F.col(f"`{field.name}`"), field.dataType).alias(field.name) for field in payload.fields]
@@ -29,7 +32,7 @@ def row_json(payload: StructType, version: int) -> Column:
 
 
 def _plain(column: Column, kind: DataType) -> Column:
-    """What JSON has a word for: bytes as hex, and null where a float is no number."""
+    """Return the column in values that JSON can express: bytes as hex, and null for NaN and infinity."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as T  # noqa: N812
 

@@ -59,7 +59,10 @@ def response_positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:
 
 
 def _digest(columns: Sequence[pa.Array]) -> pa.Array:
-    """The key of each row as one binary value: every column with its length in front, a null told from an empty one."""
+    """Return the key of each row as one binary value.
+
+    Every column is preceded by its length, and null differs from empty.
+    """
     parts = []
     for column in columns:
         texts = (column if kinds.is_binary(column.type) else column.cast(pa.string())).cast(pa.binary())

@@ -47,7 +47,7 @@ class HandlerRows(RowTransform):
         self._key = tuple(names.index(name) for name in context.key) if shared else ()
 
     def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
-        """The rows of the answers. Raises UserError for a secret or a variable that is not set."""
+        """Return the rows of the responses. Raises UserError for a secret or a variable that is not set."""
         if plan is None:
             return rows.sparkSession.createDataFrame([], self._schema())
         if not self._context.pipeline():
@@ -61,7 +61,10 @@ class HandlerRows(RowTransform):
         return self._named(found)
 
     def _spread(self, rows: DataFrame, plan: EpochPlan) -> DataFrame:
-        """The rows by tasks, each in order: by blocks of offsets, so that the same requests are cut on any machine."""
+        """Return the rows in one partition per task, each in order.
+
+        Partitions are blocks of offsets, so that every machine builds the same requests.
+        """
         from pyspark.sql import functions as F  # noqa: N812
 
         size = 1 if self._node.one_row_per_request else self._node.batch_size
@@ -97,7 +100,10 @@ class HandlerRows(RowTransform):
         )
 
     def _unasked(self, rows: DataFrame) -> DataFrame:
-        """The columns; a row that is asked for is an error that says how a test gives the node's rows."""
+        """Return the columns.
+
+        Reading a row raises an error that shows how a test gives the rows of the node.
+        """
         hint = f"Give the rows that it would answer: `given: {{{self._context.name}: …}}`."
         refused = row_error(self._context.name, _NOT_IN_TESTS, hint)
         return rows.select(*(refused.cast(field.dataType).alias(field.name, metadata=field.metadata) for field in self._schema().fields))
@@ -123,7 +129,7 @@ class HandlerRows(RowTransform):
 
 
 def response_schema(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Schema:
-    """The columns of an answer: those that are sent, retyped, without those that go, and new ones behind them.
+    """Return the columns of a response: sent ones that are not dropped, then new ones, with overridden types.
 
     Raises SchemaError for a type that cannot be read from JSON.
     """
@@ -142,7 +148,10 @@ def response_schema(name: str, node: HandlerTransformConfig, asked: pa.Schema) -
 
 
 def max_epoch_rows(plan: EpochPlan) -> int:
-    """An upper bound of the rows that an epoch reads, by its plan alone: the same whenever and wherever it is computed."""
+    """Return an upper bound of the rows that an epoch reads.
+
+    It depends on its plan alone, so it never changes.
+    """
     if plan.phase is Phase.HISTORY:
         return sum(piece["split"].get("rows", 0) for piece in plan.splits)
     total = 0

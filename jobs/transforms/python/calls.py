@@ -28,7 +28,10 @@ _OPERATIONS = pa.array(["i", "u", "d"])
 
 
 def load_function(path: str, node: str) -> Callable[..., Any]:
-    """The function at `package.module:name`. Raises UserError where there is none; what the module itself raises is told with its place."""
+    """Return the function at `package.module:name`.
+
+    Raises UserError if there is none, or if the module does not load.
+    """
     module, _, name = path.partition(":")
     try:
         found: Any = import_module(module)
@@ -48,7 +51,10 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
 
 
 def check_options(found: Callable[..., Any], path: str, options: Mapping[str, Any], node: str) -> None:
-    """Raises UserError for options that the function cannot be called with. One that does not say what it takes is not judged."""
+    """Raise UserError for options that the function does not accept.
+
+    A function without a signature is not checked.
+    """
     try:
         takes = inspect.signature(found)
     except ValueError:
@@ -61,7 +67,10 @@ def check_options(found: Callable[..., Any], path: str, options: Mapping[str, An
 
 
 def describe_user_error(error: BaseException, module: str) -> str:
-    """What an exception says, and the line of the user's own code where it was raised: the last frame in the module's package."""
+    """Return an exception's message, and the line of the user's code that raised it.
+
+    That is the last frame in the module's package.
+    """
     package = module.split(".", maxsplit=1)[0]
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if "importlib" not in frame.filename and Path(frame.filename) != Path(__file__)]
@@ -82,7 +91,7 @@ class PythonTransformTask:
     batch: int | None
 
     def rows(self, batches: Iterable[pa.RecordBatch], hidden: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `hidden`. Raises UserError."""
+        """Yield the output of the batches, with the system columns as in `hidden`. Raises UserError."""
         function = load_function(self.function, self.node)
         for whole in batches:
             for start in range(0, whole.num_rows, self.batch or whole.num_rows or 1):
@@ -128,7 +137,7 @@ class PythonTransformTask:
             raise DataError(msg, hint="Return the declared type, or correct `schema`.", node=self.node) from None
 
     def _numbers(self, table: pa.Table, batch: pa.RecordBatch) -> pa.Array | None:
-        """The input row of each row; None where they are the same rows."""
+        """Return the index of the input row of each row. None if they are the same rows."""
         if ROW not in table.column_names:
             if table.num_rows == batch.num_rows:
                 return None
@@ -153,7 +162,7 @@ class PythonTransformTask:
         return rows
 
     def _operations(self, table: pa.Table, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
-        """The operations that the function says, or those of the input rows."""
+        """Return the operations that the function returned, or else those of the input rows."""
         carried = batch.column(OP) if rows is None else batch.column(OP).take(rows)
         if OP not in table.column_names:
             return carried

@@ -40,13 +40,16 @@ class PythonRows(RowTransform):
 
 
 def check_function(node: PythonTransformConfig, settings: Settings, name: str) -> None:
-    """Raises UserError for a function that is not trusted, is not there, or cannot be called with the node's options."""
+    """Raise UserError for a function that is not allowed, is missing, or rejects the node's options."""
     allowed(node.function, settings.python_transforms.allow, name)
     check_options(load_function(node.function, name), node.function, node.options, name)
 
 
 def allowed(function: str, allow: list[str], node: str) -> None:
-    """Raises UserError for a function of a module that the settings do not trust: a pipeline file alone runs no code of its own choice."""
+    """Raise UserError for a function of a module that the settings do not allow.
+
+    A pipeline file alone must not be able to run any code.
+    """
     module = function.partition(":")[0]
     if not any(module == one or module.startswith(f"{one}.") for one in allow):
         msg = f"the settings do not allow Python from `{module}` (allowed: {', '.join(allow) or 'nothing'})"
@@ -56,7 +59,7 @@ def allowed(function: str, allow: list[str], node: str) -> None:
 
 
 def _task(call: PythonTransformTask, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """What each of Spark's tasks runs."""
+    """Return the function that each Spark task runs."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:

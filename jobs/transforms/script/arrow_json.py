@@ -59,7 +59,7 @@ def _joined(fragments: pa.Array) -> str:
 
 
 def _fragments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
-    """The JSON text of every value, null where it is null; and how the engine must read them, if not just so."""
+    """Return the JSON text of every value, null for null, and how the engine must convert it, if at all."""
     if isinstance(column, pa.ExtensionArray):
         return _fragments(column.storage)
     way = next((way for test, way in _WAYS if test(column.type)), _as_text)
@@ -198,10 +198,10 @@ def _inside(lists: pa.Array) -> tuple[pa.Array, tuple[int, int]]:
 
 
 def shape(inputs: pa.Schema, outputs: Mapping[str, pa.DataType], said: Mapping[str, str]) -> str:
-    """What the engine is told of the columns. `said` are their types as the file spells them.
+    """Return the description of the columns for the engine. `said` are their types as the file writes them.
 
-    A column that comes out with the type that it came in with is checked only where its value changed. Raises SchemaError for a type
-    that has no way out.
+    A column that keeps its type is checked only if its value changed. Raises SchemaError for a type that
+    cannot be returned.
     """
     specs = [_spec(name, kind, said.get(name) or str(kind)) for name, kind in outputs.items()]
     for spec, kind in zip(specs, outputs.values(), strict=True):

@@ -47,11 +47,11 @@ class Script:
     text_at: FileLocation | None = None
 
     def at(self, moment: datetime) -> Script:
-        """The same with a clock that stands at `moment`."""
+        """Return the same script with a clock that is fixed at this time."""
         return replace(self, program=replace(self.program, fixed=int(moment.timestamp() * 1000)))
 
     def check(self) -> None:
-        """Loads the script and runs nothing. Raises UserError, with its place, where it does not load."""
+        """Load the script without running it. Raises UserError with its location if it does not load."""
         vm = ScriptProcess(self.limits)
         try:
             self._load(vm)
@@ -59,7 +59,10 @@ class Script:
             vm.end()
 
     def rows(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """What becomes of the batches, with `_gs_op` and `_gs_pos`, in `schema`. Raises UserError; rows before it may have been given."""
+        """Yield the output of the batches, with the system columns, in `schema`.
+
+        Raises UserError; some rows may have been yielded before it.
+        """
         count, last, tail = 0, None, None
         with borrow_process(self.limits) as vm:
             self._load(vm)
@@ -85,7 +88,10 @@ class Script:
             yield batch.slice(start, each)
 
     def _through(self, vm: ScriptProcess, batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """What becomes of a batch, in pieces; with each, how many of its rows, at its end, are the last input row's."""
+        """Yield the output of a batch in parts.
+
+        Each part comes with the number of rows at its end that come from the last input row.
+        """
         text = encoded([batch.column(name) for name in (*self.inputs, OP)])
         try:
             for piece in vm.rows(text):
@@ -112,7 +118,10 @@ class Script:
         return pa.RecordBatch.from_arrays([*columns, op, hidden], schema=schema), of_last
 
     def _located(self, error: StoppedError, text: str) -> StoppedError:
-        """The same end with its row, found by running the batch again row by row, where the process could not say it."""
+        """Return the same failure with its row.
+
+        If the process did not report the row, the batch runs again row by row.
+        """
         if error.row >= 0 or error.kind == "threw":
             return error
         try:
@@ -125,9 +134,10 @@ class Script:
         return error
 
     def _again(self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
-        """Holds a script that says it is deterministic to it: its last row alone, in a fresh engine, gives the same rows.
+        """Check that a deterministic script returns the same rows for its last row alone, in a fresh engine.
 
-        One that counts, or keeps what earlier rows said, would give other rows when an epoch is replayed in other batches.
+        A script that counts, or keeps values of earlier rows, would return other rows when a replay uses
+        other batches.
         """
         self._load(vm)
         alone = [one for piece, _ in self._through(vm, row, schema) for one in piece.to_pylist()]
@@ -138,7 +148,7 @@ class Script:
             raise DataError(msg, hint=hint, node=self.node)
 
     def _explained(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
-        """The end of a script in words: which row, which limit or message, where in the script."""
+        """Return the error of a script: the row, the limit or message, and the location in the script."""
         at = f"{self._row(batch, error.row)}: " if batch is not None else ""
         seconds = spell_duration(timedelta(seconds=self.limits.seconds))
         match error.kind:
@@ -180,7 +190,7 @@ class Script:
         return self.text_at, ""
 
     def _row(self, batch: pa.RecordBatch | None, row: int) -> str:
-        """A row by its place in its source, and by its key where the node has one."""
+        """Return the description of a row: its position in its source, and its key if the node has one."""
         if batch is None or not 0 <= row < batch.num_rows:
             return "a row of this epoch"
         pos = batch.column(POS)[row].as_py()

@@ -73,7 +73,7 @@ class ScriptProcess:
         )
 
     def open(self, program: Program) -> None:
-        """Loads a script into a fresh engine. Raises StoppedError where it does not load."""
+        """Load a script into a fresh engine. Raises StoppedError if it does not load."""
         settings = {
             "fixed": program.fixed or 0,
             "deterministic": program.deterministic,
@@ -93,13 +93,16 @@ class ScriptProcess:
         self._answer()
 
     def rows(self, text: str, *, one: bool = False) -> Iterator[bytes]:
-        """What becomes of a batch, in pieces. Raises StoppedError. With `one`, row by row: the row is then always known."""
+        """Yield the output of a batch in parts.
+
+        Raises StoppedError. With `one`, rows run one by one, so the row is known.
+        """
         self._ask(b"b", {"text": text, "one": one})
         while (piece := self._answer()) is not None:
             yield piece
 
     def end(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -117,7 +120,7 @@ class ScriptProcess:
             raise self._death(-1) from None
 
     def _answer(self) -> bytes | None:
-        """The next piece, None behind the last one."""
+        """Return the next part, or None after the last one."""
         row = -1
         while True:
             head = self._read(5, row)
@@ -188,7 +191,10 @@ def _broken_is_fine() -> Iterator[None]:
 
 @cache
 def _engine() -> str:
-    """The path of the engine's library. Raises ImportError, with the package's name, where it is not installed."""
+    """Return the path of the engine's library.
+
+    Raises ImportError with the package's name if it is not installed.
+    """
     found = find_spec("_quickjs")
     if found is None or found.origin is None:
         msg = "quickjs"
@@ -206,7 +212,7 @@ _idle: dict[ScriptLimits, ScriptProcess] = {}
 
 @contextmanager
 def borrow_process(limits: ScriptLimits) -> Iterator[ScriptProcess]:
-    """A process for one stream; kept for the next one only where nothing went wrong."""
+    """Yield a process for one stream. It is reused only if the block raises nothing."""
     vm = _idle.pop(limits, None) or ScriptProcess(limits)
     try:
         yield vm
@@ -219,6 +225,6 @@ def borrow_process(limits: ScriptLimits) -> Iterator[ScriptProcess]:
 
 @atexit.register
 def end_idle() -> None:
-    """Ends the processes that nobody uses."""
+    """End the idle processes."""
     while _idle:
         _idle.popitem()[1].end()

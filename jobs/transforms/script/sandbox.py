@@ -68,7 +68,10 @@ class ScriptEngine:
         return found
 
     def rows(self, text: str, one: bool) -> None:
-        """Sends what becomes of a batch, and signs of life: many rows may take long together. With `one`, the row before each."""
+        """Send the output of a batch, and signs of life in between, because many rows may take long.
+
+        With `one`, send the number of each row before it runs.
+        """
         self._timed(lambda: self._command("load", text))
         state = "more"
         while state in ("more", "full"):
@@ -95,7 +98,7 @@ class ScriptEngine:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def where(self) -> int:
-        """The row at hand."""
+        """Return the number of the current row."""
         self._context.set_memory_limit(_ROOM)
         return int(self._command("at"))
 
@@ -120,7 +123,7 @@ def send(tag: bytes, content: bytes) -> None:
 
 
 def confine(memory: int) -> None:
-    """Gives up files, processes, and memory beyond what the engine may have."""
+    """Give up files, processes, and memory beyond what the engine may use."""
     with open("/proc/self/statm", "rb") if os.path.exists("/proc/self/statm") else open(os.devnull, "rb") as source:
         pages = int((source.read().split() or [b"0"])[0])
     room = pages * resource.getpagesize() + memory + _ROOM
@@ -139,7 +142,10 @@ def confine(memory: int) -> None:
 
 
 def told(error: BaseException, engine: ScriptEngine | None) -> None:
-    """What ended a step: `t` time, `m` memory, `x` an exception of the script. With the row at hand where there is one."""
+    """Send why a step failed, with the row if it is known.
+
+    The tag is `t` for time, `m` for memory, `x` for an exception of the script.
+    """
     text = str(error)
     first = text.split("\n", 1)[0]
     if "InternalError: interrupted" in first:
@@ -156,7 +162,7 @@ def told(error: BaseException, engine: ScriptEngine | None) -> None:
 
 
 def main() -> None:
-    """Serves until the parent closes the pipe."""
+    """Serve requests until the parent closes the pipe."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     quickjs = None

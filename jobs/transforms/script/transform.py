@@ -54,7 +54,10 @@ def script_of(
     key: tuple[str, ...] = (),
     text_at: FileLocation | None = None,
 ) -> Script:
-    """The node as a task runs it. `payload` are the columns that come out. Raises UserError for TypeScript that cannot be stripped."""
+    """Return the script that a task runs. `payload` are the output columns.
+
+    Raises UserError for TypeScript whose types cannot be removed.
+    """
     _check_inputs(name, inputs)
     source = javascript(node.script, node=name, at=text_at) if node.language == "typescript" else node.script
     outputs = {field.name: (parse_type(node.schema_[field.name]) if node.schema_ else field.type, field.type) for field in payload}
@@ -78,7 +81,7 @@ def _check_inputs(name: str, inputs: pa.Schema) -> None:
 
 
 def _task(script: Script, schema: pa.Schema) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """What each of Spark's tasks runs."""
+    """Return the function that each Spark task runs."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
