@@ -1,1 +1,1 @@
-"""What runs on Spark: session, planner, transforms, the epoch loop, backfill, handoff and stream."""
+"""The part that runs on Spark: session, planner, transforms, and the loop over epochs."""

@@ -1,6 +1,6 @@
-"""The asset checks: what the ledger says, held against what the real systems say.
+"""The asset checks: compare the ledger with the external systems.
 
-Each answers for one sink. None, never green, where it cannot know.
+Each check returns a result for one sink. The result is None, never passed, if it cannot be known.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ContentAuditOptions:
     rows: int | None = None
     full: bool = False
     raises: bool = True
-    """Whether an internal error is raised. Else it is logged, and the check is not applicable."""
+    """Raise internal errors. Otherwise they are logged, and the check is not applicable."""
     seconds: float | None = None
 
 

@@ -1,6 +1,7 @@
-"""The ledger's own proof: epochs follow on each other in number, position and hash chain, and none reads rows twice.
+"""The ledger's own proof: epochs are continuous in number, position and hash chain.
 
-An audit that finds nothing wrong leaves the point that it came to in the ledger; the next one goes on from there.
+No epoch reads rows twice. An audit without problems stores its last verified epoch in the ledger; the next
+audit continues there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What only systems and Spark's analyzer know of a pipeline file: schemas, SQL, filters, topics, targets. No row is read or written."""
+"""Checks of a pipeline file that need external systems or Spark: schemas, SQL, filters, topics, targets.
+
+They read and write no rows.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ Session = Callable[[], "SparkSession"]
 
 @dataclass(slots=True)
 class PreflightResult:
-    """What a look at a sound file brought. `unchecked` says by node what could not be looked at, and why."""
+    """The result of the checks of a valid file. `unchecked` gives the reason by node."""
 
     errors: list[UserError] = field(default_factory=list)
     warnings: list[UserError] = field(default_factory=list)
@@ -146,7 +149,10 @@ def _columns_of_history(file: PipelineFile, source: PipelineSource, rank: int) -
 
 
 def _check_scripts(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
-    """Scripts and functions load or do not, whatever is known of the columns that they are given; secrets of handlers are there or not."""
+    """Add errors of scripts and functions that do not load, and of missing secrets of handlers.
+
+    Columns need not be known.
+    """
     from headrace.jobs.transforms.http.endpoint import find_endpoint_errors
     from headrace.jobs.transforms.preflight import check_program
     from headrace.jobs.transforms.registry import KEYS

@@ -1,1 +1,1 @@
-"""Dynamic tables: where their values are kept, and the function that asks them inside of Spark's SQL."""
+"""Dynamic tables: where their values are stored, and the SQL function that looks them up."""

@@ -23,15 +23,21 @@ pc: Any = pyarrow.compute  # its functions are made at import, which pyright can
 
 
 class ValueLookup(ABC):
-    """What a worker asks. Picklable; opened on the worker when it is first asked."""
+    """Looks up values on a worker. Picklable; it is opened at the first lookup on the worker."""
 
     @abstractmethod
     def contains(self, values: list[str]) -> list[bool]:
-        """For each of these different texts whether the table holds it. Raises a HeadraceError where it cannot be asked."""
+        """Return for each of these distinct strings whether the table has it.
+
+        Raises a HeadraceError if it cannot be read.
+        """
 
 
 class DynamicTableBackend(ABC):
-    """One dynamic table of one lane, as the driver sees it. Filled and asked by the thread that makes an epoch's frames."""
+    """One dynamic table of a pipeline in the driver.
+
+    The thread that creates the frames of an epoch fills it and looks it up.
+    """
 
     @abstractmethod
     def prepare(self) -> None:
@@ -41,12 +47,15 @@ class DynamicTableBackend(ABC):
         """
 
     def needs_values(self, plan: EpochPlan) -> bool:
-        """Whether the values of this epoch are still to be added; not in a replay, which asks what was there."""
+        """Return whether the values of this epoch must be added.
+
+        Not in a replay, which looks up the values of that time.
+        """
         del plan
         return True
 
     def has_values(self, plan: EpochPlan) -> bool:
-        """Whether an earlier attempt at this very epoch is known to have added its values."""
+        """Return whether an earlier attempt at this epoch is known to have added its values."""
         del plan
         return False
 
@@ -62,11 +71,11 @@ class DynamicTableBackend(ABC):
         """
 
     def close(self) -> None:  # noqa: B027  not everything opens something
-        """Lets go of what was opened."""
+        """Close what was opened."""
 
 
 class EmptyLookup(ValueLookup):
-    """Holds nothing: what SQL is analysed with."""
+    """An empty lookup, with which SQL is analysed."""
 
     def contains(self, values: list[str]) -> list[bool]:
         """See `Lookup`."""
@@ -112,7 +121,7 @@ def _each(lookup: ValueLookup, values: pa.Array) -> pa.Array:
 
 
 def _any(lookup: ValueLookup, lists: pa.Array) -> pa.Array:
-    """Elements that are null are passed over: a list holds no value by them."""
+    """Return whether a list has any value of the table. Elements that are null are ignored."""
     found = pc.fill_null(_each(lookup, pc.list_flatten(lists)), fill_value=False)
     rows = pc.list_parent_indices(lists).filter(found)
     hits = pc.is_in(pa.array(range(len(lists)), rows.type), value_set=rows)

@@ -1,4 +1,4 @@
-"""Values held by Spark's workers: sent once in segments, what is new in small ones behind."""
+"""Values that are broadcast to workers: once in large segments, and new ones in small segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GROWTH = 4
 
 
 class ValueSegment:
-    """Some values. A worker makes its set of them when it is first asked, and keeps it."""
+    """A part of the values. A worker builds and keeps a set of them at the first lookup."""
 
     def __init__(self, values: pa.Array) -> None:
         self.values = values
@@ -37,7 +37,7 @@ class ValueSegment:
 
 
 class BroadcastLookup(ValueLookup):
-    """Asks segments that the worker holds."""
+    """Looks up segments that the worker has."""
 
     def __init__(self, sent: tuple[Broadcast[ValueSegment], ...], tail: ValueSegment) -> None:
         self._sent = sent
@@ -53,7 +53,7 @@ class BroadcastLookup(ValueLookup):
 
 
 class ValueSet:
-    """The driver's side: values only ever come, each once, until it is cleared."""
+    """The values in the driver. Values are only added, each once, until it is cleared."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

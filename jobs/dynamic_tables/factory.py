@@ -1,4 +1,4 @@
-"""The dynamic tables of a pipeline, opened for one lane or for a check."""
+"""Opens the dynamic tables of a pipeline, for a run or for a check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EVENT = "table"
-"""The kind of the ledger's events that say a table in memory has held its first epoch."""
+"""The type of the ledger event which records that an in-memory table has stored its first epoch."""
 
 
 def open_tables(
@@ -46,7 +46,7 @@ def open_tables(
 
 
 def store_path(settings: Settings, pipeline: str, lane: str) -> Path:
-    """Where the values of a lane's tables in memory lie."""
+    """Return the file with the values of a pipeline's in-memory tables."""
     return (settings.dynamic_table_backend.path or settings.home / "tables") / pipeline / f"{lane}.db"
 
 

@@ -1,4 +1,4 @@
-"""A table in memory: its values are this lane's alone, held by the workers, kept on disk by epoch."""
+"""An in-memory table: only this pipeline's values, broadcast to the workers and stored on disk by epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CommittedTables:
-    """What the ledger knows of a lane's tables in memory: the last committed epoch, and which of them have held an epoch.
+    """What the ledger stores about in-memory tables: the last committed epoch, and which tables have one.
 
     `former`: the tables are those of an earlier version of the file, whose epochs are only written again.
     """
@@ -35,7 +35,10 @@ class CommittedTables:
 
 
 class MemoryTable(DynamicTableBackend):
-    """Values come from the table's own SQL alone, so an epoch's answers are the same whenever it is written."""
+    """A table whose values come only from its own SQL.
+
+    Lookups of an epoch are therefore the same at any time.
+    """
 
     def __init__(self, node: str, entity: str, store: ValueStore, spark: SparkSession, known: CommittedTables) -> None:
         self._node = node

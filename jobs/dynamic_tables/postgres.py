@@ -1,4 +1,7 @@
-"""A table in Postgres, which others may fill as well: asked by the workers themselves, or kept here and read on."""
+"""A dynamic table in Postgres, which other programs may fill too.
+
+Workers query it, or the driver caches it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PostgresTableBackend(DynamicTableBackend):
-    """Without a cache: every epoch sees what is there when its rows are computed."""
+    """A table without a cache. Every epoch looks up the values at the time when its rows are computed."""
 
     def __init__(self, table: ValueTable, at_most: int, committed: int) -> None:
         self._table = table
@@ -50,7 +53,10 @@ class PostgresTableBackend(DynamicTableBackend):
 
 
 class CachedPostgresTableBackend(DynamicTableBackend):
-    """With a cache: values are read once, and what is new at most every `debounce` seconds. Own values are there at once."""
+    """A table with a cache.
+
+    Values are read once, and new ones at most every `debounce` seconds. Own values are added at once.
+    """
 
     def __init__(
         self, table: ValueTable, spark: SparkSession, committed: int, debounce: float, clock: Callable[[], float] = time.monotonic

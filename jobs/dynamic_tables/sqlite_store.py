@@ -1,7 +1,8 @@
-"""The values of in-memory tables, on the disk of the host that runs the lane: one SQLite file per lane, durable at every commit.
+"""The values of in-memory tables, in one SQLite file on the host that runs the pipeline.
 
-A value is kept with the epoch that brought it first. What the rows of epoch N ask is what came in epochs up to N, whenever the
-epoch is written: in a first attempt, after a crash, in a replay a year later. Only the newest generation of the lane adds any.
+Every commit is durable. A value is stored with the first epoch that had it. Rows of epoch N look up the
+values of epochs up to N, whether it is a first attempt, after a crash, or a replay a year later. Only the
+newest generation adds values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PIECE = 50_000
 
 
 class ValueStore:
-    """One file, for a process with this generation of the lane. Opened when first used."""
+    """The file of one generation. It is opened when it is first used."""
 
     def __init__(self, path: Path, generation: int = 0) -> None:
         self.path = path
@@ -37,7 +38,11 @@ class ValueStore:
         self._connection: sqlite3.Connection | None = None
 
     def fence(self, entity: str) -> None:
-        """From now on older generations add nothing. For who holds the lane: also after a ledger was rebuilt, which may count anew."""
+        """Keep older generations from adding values.
+
+        For the owner of the lease. It also works after a ledger was rebuilt, which may count generations from
+        the start.
+        """
         with self._transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO owner VALUES (?, ?)", (entity, self._generation))
 

@@ -1,1 +1,1 @@
-"""`headrace explain`: what a run of a file would do (`build`), and how that is drawn (`formats`)."""
+"""`headrace explain`: describes what a run of a file would do (`build`), in several formats (`formats`)."""

@@ -1,4 +1,4 @@
-"""What a run of a file would do: the graph, the columns, how history is pinned and read, the guarantee at every sink."""
+"""Builds an explanation: the graph, the columns, how history is read, and the guarantee of every sink."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def explain(
 
 
 class _ExplanationBuilder:
-    """Puts together what is known of each node."""
+    """Builds the explanation of each node."""
 
     def __init__(self, file: PipelineFile, settings: Settings, lookup: SchemaDiscovery, found: DiscoveredSchemas) -> None:
         self._file = file

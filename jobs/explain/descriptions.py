@@ -1,4 +1,4 @@
-"""The sentences of an explanation: how sources are read, what sinks promise and why."""
+"""The sentences of an explanation: how sources are read, what sinks guarantee and why."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
 
 
 def table_notes(node: DynamicTableConfig, settings: Settings) -> tuple[tuple[str, str], ...]:
-    """Where a dynamic table's values lie, and who may change them."""
+    """Return where the values of a dynamic table are stored, and who may change them."""
     if node.in_memory:
         return (("values", f"{node.backend_entity_name}, in memory: this pipeline's alone, kept on disk by epoch"),)
     where = LookupTableColumns.of(node, settings.postgres_for_tables())
@@ -76,7 +76,7 @@ def table_notes(node: DynamicTableConfig, settings: Settings) -> tuple[tuple[str
 
 
 def handoff(node: Any) -> str:
-    """Where the stream of a hybrid source starts, and what that means for its rows."""
+    """Return where the stream of a hybrid source starts, and what that means for its rows."""
     table = node.offset_table
     if _exact(node):
         return f"exact: the stream starts after the largest `{table.offset_column}` per partition, and history reads nothing beyond it"

@@ -1,4 +1,4 @@
-"""What is known of a pipeline before it runs: the one truth that every format draws."""
+"""The explanation of a pipeline, which all formats render."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class ExplainedColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """A thing outside that a source reads: one phase of its history, or its stream. `said` is how, for people."""
+    """One table or topic that a source reads: one phase of its history, or its stream.
+
+    `said` describes how.
+    """
 
     phase: str
     type: str
@@ -30,7 +33,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What is promised at a sink, why, and on which conditions."""
+    """The guarantee of a sink, why, and on which conditions."""
 
     delivery: str
     reason: str
@@ -39,7 +42,7 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Which row of a key a sink keeps. `notes` say what that rests on; `guaranteed`: on no assumption."""
+    """Which row of a key a sink keeps. `notes` give the reasons; `guaranteed` means without assumptions."""
 
     wins: str
     guaranteed: bool
@@ -48,7 +51,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTarget:
-    """What a sink does. `route` is the way of history, None where there is none; `order` None where every row is kept."""
+    """What a sink does.
+
+    `route` is the load path of history, None without history; `order` is None if every row is kept.
+    """
 
     name: str
     created: bool
@@ -99,7 +105,7 @@ class SplitSummary:
 
 @dataclass(frozen=True, slots=True)
 class HistorySplits:
-    """What a run would read of history, and why some of it could not be foreseen, by source."""
+    """The splits of history that a run would read, and by source why some are unknown."""
 
     pieces: tuple[SplitSummary, ...] = ()
     unchecked: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +113,7 @@ class HistorySplits:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A whole pipeline: nodes in the order sources, transforms (each behind what it reads), sinks."""
+    """A pipeline. Nodes are in the order sources, transforms (each after its inputs), sinks."""
 
     name: str
     pipeline_hash: str

@@ -1,4 +1,4 @@
-"""Which row of a key a sink keeps, and whether the pipeline file guarantees that order or rests on an assumption."""
+"""Which row of a key a sink keeps, and whether the file guarantees that order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from headrace.pipeline.protocol import positions
 
 LAST = "the last row by source, partition, offset"
 Spreads = Callable[[str, Sequence[str]], str | None]
-"""Why the history of a source may keep rows of one key in several splits; "" where it does not, None where that is not known."""
+"""Return why the history of a source may have rows of one key in several splits.
+
+"" if it does not, None if unknown.
+"""
 Carried = Callable[[str], Sequence[str]]
 """The columns of a source that arrive unchanged in the key."""
 

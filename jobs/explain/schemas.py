@@ -1,6 +1,6 @@
-"""What can be learnt of a pipeline's columns before it runs: from the file, from remote systems, from Spark's analyzer.
+"""Discovers a pipeline's columns before it runs: from the file, from external systems, from Spark's analyzer.
 
-Spark is started only where something needs it. What cannot be reached is left unchecked, node by node, with the reason.
+Spark is started only if needed. What cannot be reached is left unchecked, with a reason by node.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OFFLINE = "not asked, --offline"
-"""Why a remote system was not looked at."""
+"""Why an external system was not read."""
 _REACH = (TransientError, SettingsError, ServiceError)
-"""What keeps from looking at a remote system, whereas the file may be good."""
+"""Errors that keep an external system from being read although the file may be valid."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class DiscoveredSchemas:
 
 
 class SchemaDiscovery:
-    """Looks at one file's surroundings and changes nothing. Closes what it opened."""
+    """Discovers the schemas of one file and changes nothing. Closes what it opened."""
 
     def __init__(self, file: PipelineFile, settings: Settings, *, offline: bool, spark: SparkSession | None) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Text and bytes of Arrow columns as matrices of bytes, and back: what the vectorised functions compute with."""
+"""Strings and bytes of Arrow columns as matrices of bytes, and back, for vectorised functions."""
 
 from __future__ import annotations
 

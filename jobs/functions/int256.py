@@ -1,7 +1,7 @@
-"""256-bit integers over Arrow: decimal digits in text columns in, canonical digits out.
+"""256-bit integers over Arrow: decimal digits in string columns in, canonical digits out.
 
-Rows that cannot be computed give a text that begins with `ERROR`; it goes through further functions unchanged, and the
-expression around the call fails the row if its value is used.
+A row that cannot be computed becomes a string that begins with `ERROR`. Further functions return it
+unchanged, and the expression around the call fails the row if its value is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROOM = 75
 """Digits for which Arrow's own decimals have room, results included."""
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%"}
 _Number = int | str
-"""A number, or the error that stands in its place."""
+"""A number, or an error text."""
 
 
 def _quotient(a: int, b: int) -> int:
@@ -136,7 +136,7 @@ def _quick(operation: str, a: pa.Array, b: pa.Array, kind: WideInteger) -> pa.Ar
 
 
 def _digits(column: pa.Array, kind: WideInteger) -> int:
-    """How many digits the longest value has; 0 where a row has anything but digits, or is NULL."""
+    """Return how many digits the longest value has. 0 if a row is NULL or is not only digits."""
     if not pa.types.is_string(column.type) or column.null_count:
         return 0
     bare = pc.replace_substring_regex(column, "^-", "") if kind.signed and pc.any(pc.starts_with(column, "-")).as_py() else column

@@ -1,4 +1,4 @@
-"""Functions that plugins bring, registered in a Spark session by the names that SQL calls them by."""
+"""Functions of plugins, registered in a Spark session by their names in SQL."""
 
 from __future__ import annotations
 

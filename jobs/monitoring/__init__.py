@@ -1,1 +1,1 @@
-"""Eyes on a run while it works: metrics, rows on their way, and the HTTP endpoint that shows both. Off unless settings ask for it."""
+"""Monitoring of a run: metrics, sampled rows, and the HTTP endpoint for both. Off by default."""

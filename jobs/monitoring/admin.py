@@ -1,6 +1,6 @@
-"""The HTTP endpoint inside a run: /metrics, /health, and for looking at rows and errors Streamling's /admin paths.
+"""The HTTP endpoint of a run: /metrics, /health, and Streamling's /admin paths for rows and errors.
 
-It lives in a thread of its own, and looks; nothing that is asked here changes what the run does.
+It runs in its own thread, is read-only, and never changes the run.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _END_SECONDS = 2.0
 _NAMES = ("127.0.0.1", "localhost", "::1", "[::1]")
 _ANY = ("0.0.0.0", "::")  # noqa: S104  compared, not bound
 _WAITING = 1_000
-"""Rows that a slow reader may lag behind before it misses some."""
+"""Rows by which a slow reader may lag before it misses some."""
 
 
 class EndpointData:
-    """What the endpoint shows, given by the run. `samples` is None where rows are not to be looked at."""
+    """The data of the endpoint, from the run. `samples` is None if live data inspection is off."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class EndpointData:
 
 
 class Admin:
-    """A server that is listening from the moment it is made, until `close`."""
+    """A server that listens from its creation until `close`."""
 
     def __init__(self, host: str, port: int, looks: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
         import uvicorn

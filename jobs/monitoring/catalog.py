@@ -1,4 +1,7 @@
-"""Every metric that a run has: its name without the prefix, what it counts, and its labels. docs/reference/metrics.md lists the same."""
+"""All metrics of a run: names without the prefix, meanings and labels.
+
+docs/reference/metrics.md lists the same.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ NODE_LABELS = ("id", "topology_node_type", "operator_type")
 
 
 class MetricType(StrEnum):
-    """What a metric is, in the words of both exporters."""
+    """The type of a metric, in the terms of both exporters."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -25,7 +28,10 @@ class MetricType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `node` says that it carries the labels of a node; `labels` are further ones. `bounds` are those of a histogram."""
+    """One metric.
+
+    `node`: it has the labels of a node; `labels` are additional ones. `bounds` are those of a histogram.
+    """
 
     name: str
     kind: MetricType

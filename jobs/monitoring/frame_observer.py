@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class FrameObserver(Protocol):
-    """Sees the frames of one epoch as they are made."""
+    """Receives the frames of one epoch when they are created."""
 
     def __call__(self, name: str, frame: DataFrame, *, staged: bool = False) -> DataFrame:
         """Return the frame to use for a transform, or for a source that has rows.

@@ -28,9 +28,11 @@ _CLOSE_SECONDS = 5.0
 
 
 class Meters:
-    """Instruments by the names of `catalog.py`. Metrics that the settings deny are not made, and writing to them does nothing.
+    """Instruments by their names in `catalog.py`.
 
-    Safe for threads. Nothing here raises because a collector is away.
+    Metrics that the settings deny are not created; writing to them does nothing.
+
+    Thread-safe. Raises nothing if a collector is unreachable.
     """
 
     def __init__(self, settings: MetricsSettings, instance: str, run_id: str = "") -> None:

@@ -1,4 +1,7 @@
-"""Values of rows as Streamling shows them in JSON: nulls stand, bytes are hexadecimal digits, decimals and times text, inside of others too."""
+"""Values of rows in JSON as Streamling shows them.
+
+Bytes are hexadecimal digits; decimals and times are strings, also when nested.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exporter whose collector may be away: said once when it goes, once when it is back, and never more than that."""
+"""An exporter that logs once when its collector becomes unreachable, and once when it is reachable again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def create_logging_exporter(exporter: Any, where: str) -> MetricExporter:
 
 
 class _Calm(MetricExporter):
-    """Passes on to `inner`. `where` is host and port, for messages; a URL's path may be somebody's token."""
+    """Wraps `inner`. `where` is host and port for messages, because the path of a URL may contain a token."""
 
     def __init__(self, inner: Any, where: str) -> None:
         super().__init__(preferred_temporality=inner._preferred_temporality, preferred_aggregation=inner._preferred_aggregation)  # noqa: SLF001
@@ -32,7 +32,10 @@ class _Calm(MetricExporter):
         self._away = False
 
     def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: Any) -> MetricExportResult:
-        """One batch; what is not delivered comes with the next one, since counters are cumulative."""
+        """Send one batch.
+
+        If it fails, the next batch contains its values, because counters are cumulative.
+        """
         reason = "it refused"
         try:
             result = self._inner.export(metrics_data, timeout_millis=timeout_millis, **kwargs)
@@ -47,7 +50,7 @@ class _Calm(MetricExporter):
         return result
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
-        """Nothing is held back here."""
+        """Do nothing: this exporter buffers nothing."""
         return self._inner.force_flush(timeout_millis)
 
     def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
-"""What OpenTelemetry has collected, in the text that Prometheus reads.
+"""OpenTelemetry's metrics in the text format of Prometheus.
 
-The package that does this for OpenTelemetry is still a beta, and renames what it exports; names are to be the same on both ways.
+OpenTelemetry's own package for this is a beta and renames metrics; names must be the same in both exporters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def exposition(data: MetricsData | None) -> tuple[bytes, str]:
     from prometheus_client.registry import Collector
 
     class Once(Collector):
-        """What was collected for this answer."""
+        """The metrics of one response."""
 
         def collect(self) -> Iterator[Metric]:
             """Its metrics."""

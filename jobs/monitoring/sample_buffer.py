@@ -1,6 +1,7 @@
-"""Rows that passed lately, a few per node: kept for who looks later, handed on to who looks now.
+"""A buffer of recent rows, a few per node, for readers now and later.
 
-Each node has so many slots; one that is used comes back after `refresh` seconds. Old rows stay until new ones take their place.
+Each node has a number of slots. A used slot is free again after `refresh` seconds. Old rows stay until new
+ones replace them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from headrace.pipeline.protocol.epochs import Json
 Sample = tuple[str, Json]
 """A node's name, and one of its rows."""
 SampleListener = Callable[[Sample | None], None]
-"""Is handed each row as it comes, in the thread that brings it, and None at the end. Must not block."""
+"""Receives each row in the thread that adds it, and None at the end. Must not block."""
 
 
 class SampleBuffer:
@@ -77,7 +78,7 @@ class SampleBuffer:
             self._listeners.pop(key, None)
 
     def end(self) -> None:
-        """Tells everybody that no row will come any more."""
+        """Signal to all listeners that no more rows follow."""
         with self._lock:
             self._ended = True
             for _, told in self._listeners.values():

@@ -1,6 +1,7 @@
-"""Takes a few rows of each node to look at, beside the run: after an epoch is committed, from the frames that it was made of.
+"""Samples a few rows of each node after an epoch is committed, from the frames of that epoch.
 
-Frames that are handed in give the same rows whenever they are read; those that ask the outside world are kept away (`monitor.py`).
+Frames that are passed in return the same rows at any time. Those that would call external services are left
+out (`frame_observer.py`).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ _GROUP = "headrace-samples"
 
 
 class Sampler:
-    """One per run. `wanted` and `stop` are asked by the run's thread, `take` by the one that has the time.
+    """Samples the rows of one run.
 
-    A node is looked at every `pause` seconds at most.
+    The run's thread calls `wanted` and `stop`, the monitor's thread calls `take`.
+
+    A node is sampled at most every `pause` seconds.
     """
 
     def __init__(self, samples: SampleBuffer, model: PipelineModel, pause: float) -> None:

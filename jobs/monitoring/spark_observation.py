@@ -1,9 +1,10 @@
-"""Rows and event times per node and epoch, told by Spark while it computes the epoch: no second pass over the data.
+"""Rows and event times by node and epoch, counted by Spark while it computes the epoch.
 
-Spark counts what passes a node in the first query that reads it. Rows that several sinks share are computed once, by whichever
-query comes first to a piece of them, and the first query to end does not know what the others counted: what was counted for shared
-rows is asked for at the end. A task that is tried again may be counted twice, and a query that stops early counts less: these are
-figures for people. What sinks write is counted by the sinks.
+There is no second pass over the data. Spark counts the rows of a node in the first query that reads it. Rows
+that several sinks share are computed once, each partition by the query that needs it first, so one query does
+not know the counts of the others: counts of shared rows are read at the end. A retried task may be counted
+twice, and a query that stops early counts less. The figures are only for monitoring. Sinks count what they
+write.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _MILLIS = {"seconds": 1000, "milliseconds": 1, "microseconds": 0.001}
 
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
-    """What Spark said of a node in one epoch. `latest` are event times in milliseconds by the node that asks for them."""
+    """What Spark reported of a node in one epoch.
+
+    `latest` are event times in milliseconds by the node that configures them.
+    """
 
     rows: int
     latest: Mapping[str, int]
@@ -43,7 +47,7 @@ class NodeFigures:
 
 @dataclass(slots=True)
 class EpochObservation:
-    """The observations of one epoch, by node; `frames` are the nodes' rows, for whoever wants to look at some of them."""
+    """The observations of one epoch by node. `frames` are the rows of nodes, for sampling."""
 
     waiting: dict[str, tuple[Observation, tuple[str, ...]]] = field(default_factory=dict)
     frames: dict[str, DataFrame] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Values of a translated transform: SQL for ClickHouse with the type that Spark would give, and what may be done with two of them."""
+"""Values of a translated transform: ClickHouse SQL with its type in Spark, and operations on two values."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ def target_text(described: Mapping[str, Any]) -> str:
 
 
 class PipelineSink:
-    """A connector's sink as the protocol sees it.
+    """A sink of a connector as the coordinator sees it.
 
-    A sink that keeps no record (print, blackhole) is taken at the ledger's word: it is at-least-once, and says so.
+    A sink without commit records (print, blackhole) takes the record of the ledger. It is at-least-once.
     """
 
     def __init__(self, sink: Sink, context: SinkContext, ledger: Ledger, file: str) -> None:
@@ -63,7 +63,10 @@ class PipelineSink:
 
     @property
     def supports_fencing(self) -> bool:
-        """Whether the atomic act compares generations. A sink that keeps nothing has nothing to wait for."""
+        """Whether the atomic act compares generations.
+
+        A sink without a target has no earlier writes to wait for.
+        """
         return self.sink.capabilities.fences or not self._exact
 
     @property

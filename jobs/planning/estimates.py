@@ -1,4 +1,4 @@
-"""How much an epoch brings to a node, as far as its sources know."""
+"""Estimates the rows and bytes of an epoch, if its sources know them."""
 
 from __future__ import annotations
 

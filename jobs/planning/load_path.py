@@ -1,4 +1,4 @@
-"""Which way history takes to each sink: direct, where tasks load Arrow from source to sink, or rows, through Spark SQL."""
+"""Chooses the load path of history to each sink: bulk copy by Arrow from source to sink, or through Spark."""
 
 from __future__ import annotations
 

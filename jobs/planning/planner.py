@@ -1,7 +1,7 @@
-"""From a pipeline file to frames: sources as views, transforms as SQL over them, one frame per sink.
+"""Plans a pipeline as Spark frames: sources as views, transforms as SQL over them, one frame per sink.
 
-Payload columns and types come from Spark's own analyzer. The hidden columns `_gs_op` and `_gs_pos` are carried through
-every SELECT by `pipeline.sql.statements`; a sink never sees a row without them.
+Payload columns and types come from Spark's own analyzer. `pipeline.sql.statements` adds the system columns
+`_gs_op` and `_gs_pos` to every SELECT; a sink never gets a row without them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class HasSchema(Protocol):
-    """What the planner asks a source for."""
+    """What the planner needs of a source."""
 
     def schema(self, spark: SparkSession) -> pa.Schema:
         """Return the schema of the payload."""
@@ -57,7 +57,7 @@ class HasSchema(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedSchemaSource:
-    """A source whose columns were asked for already."""
+    """A source whose columns were already read."""
 
     payload: pa.Schema
 
@@ -68,13 +68,13 @@ class FixedSchemaSource:
 
 
 class PipelinePlanner:
-    """The compiled pipeline on one Spark session. Analysis happens once here, rows flow in `frames`.
+    """The compiled pipeline on one Spark session. It is analysed once; `frames` returns the rows of an epoch.
 
-    Sources that are left out are not known: what reads them is not analysed, and has no entry in `schemas`. `pipeline` is the
-    UUID from the ledger, once a run has set it.
+    Nodes that read a source without a schema are not analysed, and have no entry in `schemas`. `pipeline` is
+    the UUID from the ledger, which a run sets.
 
-    Raises SchemaError or UserError, with the node and its place in the file, where SQL or keys do not fit the sources; a
-    PipelineFileError with all of them where there are several.
+    Raises SchemaError or UserError, with the node and its location, if SQL or keys do not fit the sources;
+    PipelineFileError if there are several errors.
     """
 
     def __init__(self, file: PipelineFile, spark: SparkSession, sources: Mapping[str, HasSchema], settings: Settings) -> None:
@@ -82,7 +82,7 @@ class PipelinePlanner:
         self.pipeline = ""
         self._settings = settings
         self.texts: dict[str, str] = {}
-        """What Spark was asked last for each sql node."""
+        """The last SQL that Spark got for each sql node."""
         self._transforms: dict[str, RowTransform] = {}
         self._statements: dict[str, tuple[exp.Query, WideColumns]] = {}
         self.spark = spark.newSession()
@@ -97,7 +97,7 @@ class PipelinePlanner:
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
         self._behind = {name: frozenset({name}) for name in file.model.sources}
-        """The sources behind each node."""
+        """The sources that each node reads, directly or not."""
         for name in self._order:
             inputs = graph.inputs_of(file.model, name)
             self._behind[name] = frozenset[str]().union(*(self._behind.get(upstream, ()) for upstream in inputs))

@@ -1,4 +1,4 @@
-"""Whether the `version_column` of a sink has a type whose order is the same at every sink."""
+"""Checks that the `version_column` of a sink has a type whose order is the same at every sink."""
 
 from __future__ import annotations
 

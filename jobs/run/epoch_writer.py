@@ -1,4 +1,4 @@
-"""One epoch: what the plan says is read once, computed, and handed to every sink that does not hold it yet."""
+"""Writes one epoch: reads the ranges of the plan once, computes the rows, writes them to pending sinks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class EpochWriter:
-    """Writes epochs by one compiled pipeline: its sources, its planner, its sinks."""
+    """Writes epochs of one compiled pipeline: its sources, its planner, its sinks."""
 
     def __init__(
         self,

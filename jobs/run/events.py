@@ -14,7 +14,7 @@ class Until(StrEnum):
     """When a run ends by itself."""
 
     HISTORY = "history"
-    """The history (or the windows asked for) is complete. The unbounded source is never read."""
+    """The history (or the selected partitions) is complete. The unbounded source is never read."""
     CAUGHT_UP = "caught-up"
     """History is complete and the stream has reached the end that the unbounded source had at some look."""
     FOREVER = "forever"
@@ -23,7 +23,7 @@ class Until(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpochCommitted:
-    """An epoch is committed. `steps` are seconds by step; `backlog` offsets still unread, None where unknown."""
+    """An epoch is committed. `steps` are seconds by step; `backlog` are unread offsets, None if unknown."""
 
     plan: EpochPlan
     counts: Mapping[str, WriteCounts]
@@ -38,7 +38,7 @@ class EpochCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """The lane enters a phase; `detail` has numbers for people, such as the fence at the handoff."""
+    """The pipeline enters a phase. `detail` has figures for people, such as the handoff position."""
 
     phase: Phase
     detail: Json = field(default_factory=dict)
@@ -54,7 +54,7 @@ class PartitionCompleted:
 
 @dataclass(frozen=True, slots=True)
 class RunMessage:
-    """Something a person should read, such as a retry with its reason."""
+    """A message for people, such as a retry with its reason."""
 
     message: str
     level: str = "info"
@@ -145,7 +145,10 @@ class PhaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One asset check of one sink. `passed` is None where the check does not apply; `numbers` are shown to people."""
+    """One asset check of one sink.
+
+    `passed` is None if the check does not apply. `numbers` are shown to people.
+    """
 
     name: str
     sink: str

@@ -1,4 +1,4 @@
-"""Compares a pipeline file with where its lane is, before anything is touched."""
+"""Compares a pipeline file with the state of its pipeline before anything changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways out: a lane set back to an earlier epoch, an open epoch skipped, a pipeline started over."""
+"""Interventions: rewind to an earlier epoch, skip an open epoch, reset a pipeline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TargetHandling(StrEnum):
     KEPT = "kept"
     EMPTIED = "emptied"
     EMPTY = "empty"
-    """It must be empty already, but for rows of other pipelines: the sink cannot empty it, or it is to be kept and the sink has no key."""
+    """It must have no rows of this pipeline: it cannot be emptied, or is kept and has no key."""
 
 
 _SAID = {
@@ -45,7 +45,7 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """What a way out changes, or would change, in sentences."""
+    """What an intervention changes, or would change, in sentences."""
 
     changes: tuple[str, ...]
 

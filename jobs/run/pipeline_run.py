@@ -1,4 +1,4 @@
-"""One run of one lane: Spark, ledger and lane in hand, epochs carried with retries."""
+"""One run of a pipeline: opens Spark and the ledger, and writes epochs with retries."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ if TYPE_CHECKING:
 
 LANE = "main"
 ABORT_AFTER = 25.0
-"""Seconds that an epoch in flight gets after a stop was asked for."""
+"""Seconds that an epoch in flight gets after a stop was requested."""
 RETRY_FOR = 300.0
-"""Seconds for which failures that pass by themselves are tried again."""
+"""Seconds for which transient failures are retried."""
 
 
 class PipelineRun:
-    """Use it as a context manager; leaving it gives the lane back and stops the Spark session that it started."""
+    """A run, used as a context manager.
+
+    At the end it releases the lease and stops the Spark session that it started.
+    """
 
     def __init__(
         self,

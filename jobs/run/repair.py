@@ -1,4 +1,4 @@
-"""Repair a lane: write epochs again into one sink, take a sink as it is, rebuild a lost ledger from the records."""
+"""Repairs: replay of epochs at one sink, acceptance of a target, a ledger rebuilt from commit records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roll-up while a lane runs: a small batch now and then, so that no epoch waits for it."""
+"""Rolls up epochs while a pipeline runs, in small batches, so that no epoch waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ EVERY = 64
 
 
 class RollingUp:
-    """Asked after every commit. `keep` is the setting `ledger.keep_epochs`; None keeps every epoch's row."""
+    """Rolls up after commits.
+
+    `keep` is the setting `ledger.keep_epochs`; None keeps the row of every epoch.
+    """
 
     def __init__(self, model: PipelineModel, keep: int | None) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The one function behind every launched_by: open the lane, finish what was open, carry history, hand off, stream."""
+"""Runs a pipeline: opens it, finishes an open epoch, loads history, hands off, streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IDLE_FIRST, _IDLE_LAST = 0.02, 0.25
-"""Seconds between two looks at a stream that brings nothing: short at first, for the row that follows at once, then longer."""
+"""Seconds between two reads of an idle stream: short at first, for rows that follow soon, then longer."""
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Where a pipeline stands, read from the ledger alone: what the command line and Dagster's sensor look at."""
+"""The state of a pipeline from the ledger alone, for the command line and the sensor in Dagster."""
 
 from __future__ import annotations
 

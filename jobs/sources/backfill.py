@@ -1,4 +1,4 @@
-"""What the next epoch of history carries: whole splits of one window, in order, up to a number of rows and of bytes."""
+"""Plans the next epoch of history: whole splits of one partition, up to a number of rows and bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochRange:
-    """What an epoch is going to be planned with."""
+    """The range that the next epoch is planned with."""
 
     phase: Phase
     end: Position
@@ -28,10 +28,13 @@ class EpochRange:
 
 
 class SplitCache:
-    """The splits of every window, worked out once and kept in the ledger: a resume must count the same pieces.
+    """The splits of every partition.
 
-    `known` are the ledger's `splits` events, `note` writes one more. `of` is the fingerprint of everything that decides which
-    rows a window has: the pins, the fence, the column and the bounds. Splits of another snapshot or of other bounds are not used.
+    They are computed once and stored in the ledger, so that a resumed run has the same.
+
+    `known` are the `splits` events of the ledger; `note` stores one more. `of` is the fingerprint of
+    everything that decides which rows a partition has: snapshots, handoff position, column and bounds. Splits
+    with another fingerprint are not used.
     """
 
     def __init__(self, known: Sequence[Json], note: Callable[[Json], None]) -> None:
@@ -49,7 +52,7 @@ class SplitCache:
 
 
 class BackfillPlanner:
-    """The bounded part of a lane."""
+    """Plans the bounded part of a pipeline."""
 
     def __init__(self, model: PipelineModel, sources: Mapping[str, PipelineSource], book: SplitCache, rows: int, size: int) -> None:
         self._model = model

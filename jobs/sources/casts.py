@@ -96,7 +96,7 @@ def _is_safe(have: DataType, want: DataType) -> bool:
 
 
 def _is_checked(have: DataType, want: DataType) -> bool:
-    """Whether a cast changes no value but fails: whole numbers and decimals that may have no room."""
+    """Return whether a cast changes no value but may fail: integers and decimals that may not fit."""
     from pyspark.sql import types as T  # noqa: N812
 
     mine, its = have.simpleString(), want.simpleString()

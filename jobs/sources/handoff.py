@@ -1,4 +1,7 @@
-"""Where a hybrid source hands off from history to its stream: the fence, and what is refused because no fence would be exact."""
+"""The handoff of a hybrid source from history to its stream.
+
+Finds the handoff position, and refuses sources that have no exact one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _SHOWN = 5  # ranges or partitions in a message
 
 
 class Handoff:
-    """How one hybrid source finds its fence. `appends` are the sinks that must hold each of its rows once and have no key."""
+    """Finds the handoff position of a hybrid source.
+
+    `appends` are the sinks without a key, which must get each row once.
+    """
 
     def __init__(self, name: str, node: HybridSourceConfig, history: Sequence[BoundedSource], stream: UnboundedSource) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""A source as the lane sees it: bounded phases in order, then perhaps a stream, and the cut between them."""
+"""A source of a pipeline: bounded phases, then perhaps a stream, and the handoff filter between them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """What one epoch reads of one source. `rows` is an upper bound where one is known, `size` about its bytes."""
+    """What one epoch reads of one source. `rows` is an upper bound if known, `size` about its bytes."""
 
     frame: DataFrame
     rows: int | None
@@ -49,13 +49,13 @@ class SourceBatch:
 
 
 class PipelineSource:
-    """One source node of a lane. Making it opens nothing; `close` lets go of what was opened."""
+    """One source node. Creating it opens nothing; `close` closes what was opened."""
 
     def __init__(self, name: str, node: Any, settings: Settings, index: int) -> None:
         self.name = name
         self.node = node
         self.contents: Callable[[str], Any] = lambda _: None
-        """Returns what the ledger keeps under a reference, None where it does not."""
+        """Returns what the ledger stores under a reference, or None."""
         self._pins: dict[str, list[Json]] = {}
         endless = positions.is_unbounded(node)
         phases = [part.node() for part in node.bounded_sources] if node.type == "hybrid" else [] if endless else [node]

@@ -1,4 +1,4 @@
-"""Whether a topic still has the rows that are to be read again: asked before a rewind or a replay changes anything."""
+"""Checks that a topic still has the rows that a rewind or a replay reads again, before anything changes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Position
 
 _MOVING = ("offsets", "growing")
-"""Keys of an unbounded position that change while the stream goes on. The others say which topic it is."""
+"""Keys of an unbounded position that change while the stream continues. The others identify the topic."""
 
 
 class RetentionCheck:
-    """What streams have now, asked once per source. `back` says in messages what goes back, `hint` what to do instead."""
+    """The offsets that streams have now, read once per source.
+
+    `back` names the operation in messages; `hint` is the alternative.
+    """
 
     def __init__(self, sources: Mapping[str, PipelineSource], back: str, hint: str) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""Side outputs: plugins that see the rows of every source, epoch by epoch, beside the pipeline's own sinks."""
+"""Side outputs: plugins that receive the rows of every source, epoch by epoch, in addition to the sinks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class SideOutput(ABC):
-    """One instance per source. At least once: an epoch that is done again, after a crash or by a replay, comes again with its number."""
+    """A side output, one instance per source.
+
+    At least once: an epoch that is retried or replayed comes again with its number.
+    """
 
     def __init__(self, context: PluginContext) -> None:
         """Store the context, whose name is the source's. Open nothing."""
@@ -53,7 +56,10 @@ def _named(plugin_id: str, settings: Settings) -> tuple[InstalledPlugin, Plugin,
 
 
 class SideOutputs:
-    """Those of one pipeline. They are made when the first epoch comes; every source is read once more for them."""
+    """The side outputs of one pipeline.
+
+    They are created for the first epoch; every source is read once more for them.
+    """
 
     def __init__(self, pipeline: str, settings: Settings) -> None:
         self._pipeline = pipeline

@@ -1,4 +1,4 @@
-"""Pins of a lane: made when it is opened for the first time, kept for replays, released when no replay of history is wanted."""
+"""Snapshots of a pipeline: created when it is first opened, kept for replays, released on request."""
 
 from __future__ import annotations
 

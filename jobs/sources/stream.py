@@ -1,4 +1,4 @@
-"""What the next epoch of the stream carries: what every unbounded source has beyond the lane's position."""
+"""Plans the next epoch of the stream: the new rows of every unbounded source."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from headrace.pipeline.protocol.epochs import Phase, Position
 
 
 class StreamPlanner:
-    """The unbounded part of a lane. Every source gets an equal share of an epoch's rows, so that a backlog starves nobody."""
+    """Plans the unbounded part of a pipeline.
+
+    Every source gets an equal share of the rows of an epoch, so a backlog delays no source.
+    """
 
     def __init__(self, sources: Mapping[str, PipelineSource], rows: int, size: int) -> None:
         self._sources = {name: source for name, source in sources.items() if source.unbounded is not None}
         self._rows = rows
         self._size = size
         self.lags: dict[str, Mapping[str, int]] = {}
-        """By source and partition, at the last look of `backlog`."""
+        """The lag by source and partition at the last call of `backlog`."""
 
     def __bool__(self) -> bool:
         return bool(self._sources)

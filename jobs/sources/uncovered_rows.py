@@ -1,4 +1,4 @@
-"""Rows of a history that no window has, and that no stream brings: counted when a pipeline is opened for the first time, and refused."""
+"""Refuses history with rows that are in no partition and in no stream, when a pipeline is first opened."""
 
 from __future__ import annotations
 

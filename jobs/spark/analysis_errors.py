@@ -1,4 +1,4 @@
-"""What Spark's analyzer finds wrong with a transform, in the words of the file: which name, in which line of the SQL, what is meant."""
+"""Explains errors of Spark's analyzer: which name, in which line of the SQL, and what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
 _OURS = re.compile(r"`hr_(\w+?)_\d+`")
-"""The views that stand for nodes."""
+"""Names of the views of nodes."""
 _NOISE = (
     re.compile(r"^\[[A-Z_.]+\] "),
     re.compile(r"\s*SQLSTATE: \w+"),
@@ -24,7 +24,7 @@ _NOISE = (
     re.compile(r"\n\n==.*", re.DOTALL),
 )
 _MADE = "_gs_"
-"""What the names of columns begin with that nobody has written."""
+"""Prefixes of column names that the user has not written."""
 _PROPOSED = 5
 """Columns that Spark proposes at most, hidden ones among them."""
 _UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLVED_ROUTINE": "function"}

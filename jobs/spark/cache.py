@@ -1,4 +1,4 @@
-"""The per-user folder for what is large and can be had again: jars, the Java wrapper, class-data archives."""
+"""The folder per user for files that can be created again: jars, Java wrapper, class-data archives."""
 
 from __future__ import annotations
 

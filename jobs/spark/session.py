@@ -1,4 +1,4 @@
-"""The Spark session of a run: one per process, started with what its pipeline needs and no more."""
+"""The Spark session of a run: one per process, started with only what its pipeline needs."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def jvm_process(spark: SparkSession) -> Json | None:
 
 
 def jvm_alive(spark: SparkSession) -> bool:
-    """Whether the JVM behind the session still runs; true for one that this process did not start."""
+    """Return whether the JVM of the session is running. True for one that this process did not start."""
     process = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001
     return process is None or process.poll() is None
 

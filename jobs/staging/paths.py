@@ -1,4 +1,4 @@
-"""Names in the staging place: what lies there belongs to a pipeline, and is found by driver and workers alike."""
+"""Paths of stored results. They belong to a pipeline, and driver and workers share them."""
 
 from __future__ import annotations
 

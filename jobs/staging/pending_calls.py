@@ -1,8 +1,8 @@
-"""What tasks wait for outside, told while they wait: a task's figures and errors reach the driver only when it has ended.
+"""External calls that tasks wait for. Metrics and errors of a task reach the driver only when it ends.
 
-A process of Spark's workers keeps one note per node in a folder of the pipeline's staging place, which every worker and the driver
-share. The driver's heartbeat passes notes on. A note is good until a moment that it names, so that a worker that was killed
-leaves none that anybody believes for long.
+A worker process stores one note per node in a folder of the pipeline under the staging path, which workers
+and driver share. The heartbeat of the driver reads the notes. A note has an expiry time, so that the note of
+a killed worker expires.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.jobs.staging.paths import safe_filename, staging_root
 from headrace.pipeline.config.settings import Settings
 
 _FOLDER = ".waits"
-"""Beside the folders of lanes, whose names have no dot in front."""
+"""The folder next to the stored results."""
 
 
 def waits_folder(settings: Settings, pipeline: str) -> Path:
@@ -28,7 +28,10 @@ def waits_folder(settings: Settings, pipeline: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class PendingCall:
-    """The note of one process for one node. Picklable; `folder` may be missing, and what cannot be written is not told."""
+    """The note of one process for one node.
+
+    Picklable. A missing `folder` is created; write errors are ignored.
+    """
 
     folder: Path
     node: str

@@ -48,7 +48,7 @@ _EPOCH = re.compile(r"(\d+)-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class ResultManifest:
-    """What makes a stage complete. `files` are (name, bytes), to notice a stage that somebody has torn."""
+    """The manifest of a complete stored result. `files` are (name, bytes), to detect damaged files."""
 
     pipeline: str
     lane: str
@@ -76,7 +76,7 @@ class ResultManifest:
 
 
 class ResultStore:
-    """All stages of one lane, for the process that holds it. Making it touches nothing."""
+    """All stored results of one pipeline, for the owner of its lease. Creating it touches no file."""
 
     def __init__(self, settings: Settings, pipeline: str, lane: str, generation: int) -> None:
         self.path = staging_root(settings)
@@ -264,7 +264,7 @@ class EpochResultStore:
 
 @dataclass(frozen=True, slots=True)
 class NodeGraph:
-    """Who reads whom, and which dynamic tables a node's SQL asks; both by a node's name."""
+    """The inputs of each node, and the dynamic tables that its SQL looks up, by the name of the node."""
 
     inputs: Callable[[str], Sequence[str]]
     asks: Callable[[str], Sequence[str]] = lambda _: ()

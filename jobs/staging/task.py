@@ -1,4 +1,4 @@
-"""What writes a stage: a node's rows into parquet files of Spark's tasks, durable before they are told."""
+"""Writes stored results: each Spark task writes rows to a durable Parquet file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TOLD = "file string, rows bigint, bytes bigint"
-"""What a task answers."""
+"""The result of a task."""
 
 
 @dataclass(frozen=True)
 class StoreResultsTask:
-    """What a Spark task runs: its rows into a file of its own, durable before it is told. Picklable."""
+    """The work of a Spark task: writes its rows to its own file, durably, before it returns. Picklable."""
 
     node: str
     folder: str

@@ -1,1 +1,1 @@
-"""Tests of pipelines: given rows through the same planner and the same SQL as a run's, on a small session of their own."""
+"""Tests of pipelines: given rows go through a run's planner and SQL, on a small session of their own."""

@@ -53,7 +53,10 @@ def compare(
 
 
 def same(one: Any, other: Any, tolerance: float = 0.0) -> bool:
-    """Whether two values are equal: NaN is NaN, floats and decimals may differ by the tolerance, inside of lists and structs too."""
+    """Return whether two values are equal.
+
+    NaN equals NaN; floats and decimals may differ by the tolerance, also when nested.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(value, other[name], tolerance) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

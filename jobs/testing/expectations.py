@@ -1,4 +1,4 @@
-"""What a test expects of one node, in the node's own types, beside what came out."""
+"""The expected rows of one node in its own types, and the actual rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from headrace.pipeline.types.int256 import is_wide
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Both sides of one node, each row with the columns of `schema` alone. `key` is the node's, where all of it is compared."""
+    """Expected and actual rows of one node with the columns of `schema`.
+
+    `key` is that of the node if all its columns are compared.
+    """
 
     node: str
     schema: pa.Schema

@@ -1,4 +1,4 @@
-"""What a test gives: rows with types, cast strictly, as the readings of an epoch."""
+"""The given rows of a test, cast strictly to types, as the input of an epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class InputSource:
 
 
 class InputTable(DynamicTableBackend):
-    """A dynamic table of a test: what it is given, then what its SQL adds. It lies nowhere."""
+    """A dynamic table of a test: the given values, then those that its SQL adds. It is stored nowhere."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self.values: dict[str, None] = dict.fromkeys(values)

@@ -10,7 +10,7 @@ from headrace.jobs.testing.formatting import flow, scalar
 from headrace.jobs.testing.runner import CaseOutcome
 
 SHOWN = 20
-"""Rows of one node, unless all are asked for."""
+"""The number of rows to show per node by default."""
 
 LEGEND = "- expected and missing   + came and not expected   ~ came differently"
 

@@ -41,7 +41,10 @@ _CONF = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "fal
 
 @dataclass(frozen=True, slots=True)
 class CaseOutcome:
-    """How one test ended. `error` is what went wrong instead of rows; `unraised` the message that was expected and never came."""
+    """The result of one test.
+
+    `error` is the error that occurred; `unraised` the expected message that did not occur.
+    """
 
     case: Case
     seconds: float
@@ -57,9 +60,9 @@ class CaseOutcome:
 
 
 class PipelineTestRunner:
-    """Runs tests, one Spark session for all of them: that of this process if it has one, as in pytest beside tests that use Spark.
+    """Runs tests in one Spark session, an existing one if the process has one, as in pytest.
 
-    Making it starts nothing; `close` stops what was started.
+    Creating it starts nothing; `close` stops what was started.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,7 +1,7 @@
-"""What a sink's target holds at the end: the operations of the rows applied one after the other, in their order.
+"""The rows of a target after the operations of the rows were applied in order.
 
-A model of the sinks' own SQL on Python rows, kept to what they promise: a table with a key takes upserts and deletes by it, one
-without a key appends and refuses deletes, a sink that keeps nothing gets every row as it is.
+A model of the SQL of the sinks on Python rows: a table with a key takes upserts and deletes, one without a
+key appends and refuses deletes, and a sink without a target gets every row unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMPARES: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def keeps_operations(sink: Any) -> bool:
-    """Whether a sink passes rows on as they are, operations included."""
+    """Return whether a sink passes rows on unchanged, operations included."""
     return lacks_commit_record(sink)
 
 
@@ -64,7 +64,10 @@ def _apply(found: dict[str, Row], key: str, row: Row, sink: Any) -> None:
 
 
 def _wins(new: Row, old: Row, where: Mapping[str, str]) -> bool:
-    """Whether an update applies: `EXCLUDED.column op t.column` for all columns, a null being neither."""
+    """Return whether an update applies.
+
+    It does if `EXCLUDED.column op t.column` is true for all columns. A null never compares as true.
+    """
     return all(
         new.get(column) is not None and old.get(column) is not None and _COMPARES[op](new[column], old[column])
         for column, op in where.items()

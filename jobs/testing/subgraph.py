@@ -26,7 +26,7 @@ TABLE = pa.schema([(VALUE, pa.string())])
 
 
 class SubgraphPlanners:
-    """Planners on one session, made once for all tests that know the same columns."""
+    """Planners on one session, each created once for all tests with the same columns."""
 
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark

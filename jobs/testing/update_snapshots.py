@@ -1,7 +1,7 @@
-"""Writing what came out over what was expected, in the files of the tests.
+"""Replaces expected rows by actual rows in the files of the tests.
 
-A YAML file is changed at the rows alone, in its own text: a row that came as expected keeps its line and its comment, in a changed
-row only the changed values are replaced, and nothing else of the file is touched.
+Only the rows in a YAML file change: a row that is as expected keeps its line and its comment, and in a
+changed row only the changed values are replaced.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class _Edit:
 
 
 def update(outcome: CaseOutcome) -> list[str]:
-    """Rewrites the expected rows of a failed test; returns what was changed, one line per node.
+    """Rewrite the expected rows of a failed test. Return one line per changed node.
 
-    Raises UserError where there is nothing to write: an error was expected or came, or the rows are shared by an alias.
+    Raises UserError if there is nothing to write: an error was expected or occurred, or an alias shares the
+    rows.
     """
     case = outcome.case
     if case.node.expect_error is not None:
@@ -169,7 +170,10 @@ def _names(rows: SequenceNode) -> list[str]:
 
 
 def _whole(text: str, parent: MappingNode, rows: SequenceNode, new: list[Row]) -> _Edit:
-    """All rows anew: in one line where the map around them is in one, else one line per row."""
+    """Return an edit of all rows.
+
+    They are on one line if the mapping around them is, else one line per row.
+    """
     start, end = rows.start_mark.index, _end(rows)
     if not new or parent.flow_style:
         if not rows.flow_style:
@@ -196,14 +200,17 @@ def _changed(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
 
 
 def _line(text: str, row: Node) -> tuple[int, int]:
-    """From the start of a row's first line to behind the line break of its last."""
+    """Return the range from the start of the first line of a row to after its last line break."""
     behind = text.find("\n", _end(row))
     dash = text.rfind("-", 0, row.start_mark.index)
     return text.rfind("\n", 0, dash) + 1, len(text) if behind < 0 else behind + 1
 
 
 def _end(node: Node) -> int:
-    """Where the text of a node ends. A block collection's own mark is behind the comments that follow it."""
+    """Return where the text of a node ends.
+
+    The end mark of a block collection is after the comments that follow it.
+    """
     if isinstance(node, CollectionNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(last, tuple) else last)

@@ -1,1 +1,1 @@
-"""What transforms do to rows, by type. The SQL of `sql` transforms is made by the planner."""
+"""Transforms by type. The planner itself runs the SQL of `sql` transforms."""

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TransformContext:
-    """What a transform is made of: the node `name` as the file has it, and the payload columns that it reads, as Arrow.
+    """What a transform is created from: the node `name` in the file, and its input payload as Arrow.
 
-    `key` is the node's own or inherited key. `pipeline` gives the pipeline's UUID while epochs are written, else an empty text.
+    `key` is the own or inherited key of the node. `pipeline` returns the UUID of the pipeline while epochs
+    are written, else "".
     """
 
     name: str
@@ -31,14 +32,14 @@ class TransformContext:
     key: tuple[str, ...] = ()
     pipeline: Callable[[], str] = str
     text_at: FileLocation | None = None
-    """Where the first line of the node's program stands in the file, if it stands there line by line."""
+    """The location of the first line of the program of the node, if the file contains it line by line."""
 
 
 class RowTransform(ABC):
-    """One node of a compiled pipeline that reads one other node. Made once per planner; opens nothing.
+    """One node of a compiled pipeline with one input. It is created once per planner and opens nothing.
 
-    It sees and gives the hidden columns `_gs_op` and `_gs_pos` beside the payload. Several rows made of one are numbered in
-    `_gs_pos.sub` (`connectors.base.FAN_OUT`), so that "last one wins" means the same in every run.
+    Its rows have the system columns `_gs_op` and `_gs_pos`. Several rows from one are numbered in
+    `_gs_pos.sub` (`connectors.base.FAN_OUT`), so that their order is the same in every run.
     """
 
     def __init__(self, context: TransformContext) -> None:

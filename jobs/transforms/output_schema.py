@@ -1,4 +1,4 @@
-"""Columns of transforms that run in Python: declared ones as Spark has them, and the hidden ones beside them."""
+"""Columns of transforms that run in Python: declared ones as Spark has them, and the system columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def final_schema(node: str, declared: Mapping[str, str] | None, inputs: pa.Schem
 
 
 def hidden_fields(payload: StructType) -> StructType:
-    """Spark's columns of a payload, with the hidden ones behind it."""
+    """Return Spark's schema of a payload with the system columns at the end."""
     from pyspark.sql.types import StructType
 
     hidden = cast("StructType", StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}"))

@@ -1,4 +1,4 @@
-"""Whether the program of a node loads: what can be said of it before its columns are known."""
+"""Checks that the program of a node loads, before its columns are known."""
 
 from __future__ import annotations
 

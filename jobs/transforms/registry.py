@@ -1,4 +1,4 @@
-"""Which class does the work of which `type` of transform. Modules are imported when first asked for."""
+"""The class of each transform type. Modules are imported at first use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRANSFORMS: dict[str, str] = {
     "python": "python.transform:PythonRows",
 }
 KEYS = {"python": "function", "script": "script", "handler": "schema_override"}
-"""By type: the key of a node at which a mistake of its program or its columns stands."""
+"""The key of a node, by type, at which errors of its program or its columns are located."""
 _NEEDS = "pip install 'headrace[transforms]'"
 
 

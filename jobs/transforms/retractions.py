@@ -1,4 +1,7 @@
-"""Marked rows (`pipeline.lineage.retractions`) in Spark: how a source marks what its filter leaves out, and what a sink makes of marks."""
+"""Marked rows (`pipeline.lineage.retractions`) in Spark.
+
+A source marks rows that its filter rejects; a sink deletes their keys.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,15 @@ def without_marked(frame: DataFrame) -> DataFrame:
 
 
 def follows_updates(node: SinkConfig) -> bool:
-    """Whether an update that a filter leaves out deletes the row: not where the sink would not take every update either."""
+    """Return whether an update that a filter rejects deletes the row.
+
+    Not if the sink ignores some updates.
+    """
     return getattr(node, "on_conflict", "update") == "update" and not getattr(node, "update_where", {})
 
 
 class SinkBoundary:
-    """What a sink is given of the rows of its node."""
+    """Return the rows that a sink gets of the rows of its node."""
 
     def __init__(self, model: PipelineModel, found: Retractions, keys: dict[str, tuple[str, ...]]) -> None:
         self._model = model

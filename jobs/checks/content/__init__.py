@@ -1,1 +1,1 @@
-"""The content audit: rows of a sink compared with rows that are computed from the sources again, by another way than the writes."""
+"""The content audit: compares the rows of a sink with rows that are computed from the sources again."""

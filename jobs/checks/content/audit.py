@@ -1,4 +1,4 @@
-"""The check `content_matches`: what a sink holds compared with what its sources say it must hold."""
+"""The check `content_matches`: compares the rows of a sink with the rows that its sources require."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class ContentAudit:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One comparison: what was read of the sources and of the target. `single`: see `passes_key`."""
+    """One comparison of what was read from the sources and from the target. `single`: see `passes_key`."""
 
     planner: PipelinePlanner
     name: str

@@ -16,7 +16,7 @@ _PLAIN = ("map", "array", "struct", "variant")
 
 @dataclass(frozen=True, slots=True)
 class ContentDifference:
-    """What two sets of rows differ in. `keys` are at most `SHOWN` of them, in words."""
+    """The differences of two sets of rows. `keys` are at most `SHOWN` of them, as text."""
 
     expected: int
     found: int

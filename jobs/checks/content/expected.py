@@ -1,4 +1,7 @@
-"""The rows that a sink must hold, computed from a source's rows by a window function and not by the order of epochs."""
+"""The rows that a sink must have. A window function over the rows of a source computes them.
+
+The order of epochs is not used.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class ExpectedRows:
     keys: DataFrame | None = None
     """All keys that have an order, those of deleted rows included."""
     cached: DataFrame | None = None
-    """To be given back once the comparison is done."""
+    """The frames to unpersist after the comparison."""
     unclear: int = 0
     """Keys left out because their rows lie in different partitions of a topic."""
 

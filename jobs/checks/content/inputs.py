@@ -1,8 +1,8 @@
-"""The rows of a source as of a position, read by other pieces than the epochs that carried them.
+"""The rows of a source up to a position, read in other splits than those of the epochs.
 
-History is cut into splits again, over whole windows. The stream is read in one range. Filters of the stream are left out: a row that a
-filter drops still ends the row before it. The columns `TIER` and `WINDOW` order what `_gs_pos` does not: topic rows before the fence,
-history, stream.
+History is split again, over whole partitions. The stream is read in one range, without its filters: a row
+that a filter drops still ends the previous row. The columns `TIER` and `WINDOW` order what `_gs_pos` does
+not: topic rows before the handoff position, history, stream.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class SourceRowsReader:
         return source.bounded[phase].read(self._spark, Snapshot(handle, bool(handle.get("pinned", True))), splits, schema.names)
 
     def _pieces(self, source: PipelineSource, end: Json) -> list[tuple[int, int, list[Json]]]:
-        """(window, phase, splits): of whole windows where all of them are in, else as the epochs had them."""
+        """Yield (window, phase, splits), of whole windows if all are complete, else as the epochs had them."""
         keys = positions.windows_of(self._model)
         done = [positions.is_partition_done(self._model, end, key) for key in keys]
         if self._scope.first.number > 1 or not all(done):
@@ -188,7 +188,7 @@ class SourceRowsReader:
         ]
 
     def _carried(self, source: PipelineSource) -> list[tuple[int, int, list[Json]]]:
-        """(window, phase, splits) as the epochs had them."""
+        """Yield (window, phase, splits) as the epochs had them."""
         keys = positions.windows_of(self._model)
         return [
             (keys.index(plan.window or "") if (plan.window or "") in keys else 0, phase, list(splits))

@@ -1,4 +1,7 @@
-"""The rows that a sink must hold, in the driver: for what is few enough. Spark reads the sources and runs the SQL, and no more."""
+"""The rows that a sink must have, computed in the driver for small samples.
+
+Spark only reads the sources and runs the SQL.
+"""
 
 from __future__ import annotations
 

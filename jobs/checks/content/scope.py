@@ -1,4 +1,4 @@
-"""What a content audit can compare at a sink: by which file, from which epoch on, and why not at all."""
+"""What a content audit compares: by which version of the file, from which epoch on, and why not at all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The comparison in the driver, for samples: the last row of each key, and the keys that two tables differ in, by Arrow.
+"""The comparison of samples in the driver, by Arrow: last rows of keys, and keys that differ.
 
-Spark takes seconds to plan and shuffle even a few rows. This module does the work of `compare` and of the window function of
-`expected` without a Spark job. It knows nothing of how sinks choose rows, so that a mistake there shows.
+Spark takes seconds to plan and shuffle even a few rows. This module does the work of `compare` and of the
+window function of `expected` without a Spark job. It shares no code with the sinks, so that their mistakes
+are found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tasks' calls amounted to, on their way to the driver. Counts are of tasks that succeeded."""
+"""Metrics of the calls of tasks, on their way to the driver. Only tasks that succeed are counted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Latencies = dict[tuple[str, str], list[float]]
 _UNASKED = 10_000
-"""Requests that are remembered for somebody to ask, beside those of the epoch at hand."""
+"""The maximum number of requests to keep for the monitor, in addition to those of the current epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Sum(AccumulatorParam[CallMetrics]):
 
 
 _counted: dict[str, tuple[object, Accumulator[CallMetrics]]] = {}
-"""By node the Spark context, and what its tasks add to."""
+"""The Spark context and the accumulator by node."""
 
 
 def call_accumulator(spark: SparkSession, node: str) -> Accumulator[CallMetrics]:

@@ -1,4 +1,4 @@
-"""A circuit breaker: a service that fails is asked by one probe at a time, not by everybody again and again."""
+"""A circuit breaker: one probe at a time calls a failing service, not every request again and again."""
 
 from __future__ import annotations
 

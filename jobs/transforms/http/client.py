@@ -1,7 +1,7 @@
-"""What a Spark task of a handler does: cut its rows into requests, send them side by side, and read the answers in order.
+"""The work of a Spark task of a handler: builds requests, sends them concurrently, reads responses.
 
-Requests are cut by the order of the rows and by nothing else, so that an epoch that is computed again sends the same bytes
-under the same idempotency keys.
+Responses are read in order. Requests depend only on the order of the rows, so that an epoch that is computed
+again sends the same bytes with the same idempotency keys.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 TEXT, OP, POS, KEYS = 0, 1, 2, 3
-"""Where a task's columns stand: the row's JSON, the operation, the position, then the columns of the key."""
+"""The columns of a task: the JSON of the row, the operation, the position, then the columns of the key."""
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
 _LONGEST = 3600.0
-"""Seconds that a service is left alone at most, whatever it asks for."""
+"""The longest pause in seconds before the next request, whatever the service asks for."""
 _KEPT = 4
 _PATIENCE = 5.0
-"""Seconds after which it is told that a request is tried again and again."""
+"""Seconds after which a retried request is reported."""
 _AGAIN = (408, 429)
 
 
 @dataclass(frozen=True)
 class Service:
-    """Where requests go and how. Picklable; it holds secrets, which its text does not show."""
+    """Where requests go and how. Picklable. It has secrets, which its repr does not show."""
 
     node: str
     url: str = field(repr=False)
@@ -60,11 +60,11 @@ class Service:
     break_after: int
     break_for: float
     wait: PendingCall | None = None
-    """Where tasks say that they wait for it."""
+    """Where tasks note that they wait for it."""
 
     @property
     def digest(self) -> str:
-        """What tells two of them apart within a process."""
+        """A digest that identifies the service within a process."""
         return hashlib.sha256(repr((self, self.url, sorted(self.headers.items()))).encode()).hexdigest()
 
 
@@ -86,7 +86,10 @@ class HttpReply:
 
 
 class HttpCaller:
-    """Asks a service, again where that may help. One per process and service: connections are kept, and what failed is remembered."""
+    """Calls a service, with retries.
+
+    One per process and service: it keeps connections and the state of the circuit breaker.
+    """
 
     def __init__(self, service: Service) -> None:
         import httpx
@@ -145,7 +148,7 @@ class HttpCaller:
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
     def _waits(self, began: float, attempts: int, last: str, pause: float, told: threading.Event) -> None:
-        """Tells those who look at the run, once it has taken a while or will have; `told` is set then."""
+        """Note the wait for the heartbeat, if it has taken or will take long. Sets `told` then."""
         seconds = time.monotonic() - began
         if self._service.wait is None or seconds + pause < _PATIENCE:
             return
@@ -240,7 +243,7 @@ def caller_for(service: Service) -> HttpCaller:
 
 
 class _Stop(threading.Event):
-    """Set once a task has failed or ended, so that none of its threads begins anything; knows what failed first."""
+    """Set when a task has failed or ended, so that its threads start nothing new. Stores the first error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +379,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds that a service wants to be left alone, by number or by date."""
+    """Return how many seconds a service asks to wait, by number or by date."""
     if not value:
         return None
     try:

@@ -18,7 +18,7 @@ _PIECE = 65_536
 
 
 class Deadline(threading.local):
-    """When the request of this thread is to be over, by the monotonic clock; None between requests."""
+    """When the request of this thread must end, by the monotonic clock. None between requests."""
 
     until: float | None = None
 

@@ -1,6 +1,7 @@
-"""Answers of a service as Arrow: by Arrow's own reader of JSON, and where that fails by Python, which says what is wrong where.
+"""Responses of a service as Arrow, by the JSON reader of Arrow, or by Python if that fails.
 
-The slow way also takes what the fast one does not know: maps, nested dates, wide numbers that come as numbers.
+The Python path locates errors, and reads what Arrow cannot: maps, nested dates, 256-bit integers that are
+JSON numbers.
 """
 
 from __future__ import annotations
@@ -30,12 +31,15 @@ _NAMES = {bool: "a boolean", int: "a number", Decimal: "a number", str: "a text"
 
 
 class AnswerError(Exception):
-    """What is wrong with an answer, for people."""
+    """An error in a response, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedResponse:
-    """The rows of an answer: payload columns in their order, as Spark's rows hold them. `ops` may have nulls where it said none."""
+    """The rows of a response: payload columns in order, as Spark stores them.
+
+    `ops` has nulls for rows without an operation.
+    """
 
     columns: list[pa.Array]
     ops: pa.Array
@@ -232,7 +236,10 @@ def _unhexed(array: pa.Array) -> pa.Array:
 
 
 def _value(value: Any, kind: pa.DataType, where: str) -> Any:
-    """One value as its column's type. Raises AnswerError that says where it is and what was expected."""
+    """Return one value in the type of its column.
+
+    Raises AnswerError with the location and the expected type.
+    """
     if value is None:
         return None
     if is_wide(kind):
@@ -313,7 +320,7 @@ def _integer(value: Any, kind: pa.DataType, where: str) -> int:
 
 
 def _is_long(number: Decimal) -> bool:
-    """Whether its digits, written out, are more than any column takes: 1e999999999 has a gigabyte of them."""
+    """Return whether a number has more digits than any column: 1e999999999 would be a gigabyte."""
     return abs(number.adjusted()) > _DIGITS
 
 

@@ -1,4 +1,4 @@
-"""Where a handler sends its rows: address and headers with what variables and settings bring, and what messages must not show of them."""
+"""The endpoint of a handler: URL and headers with variables filled in, and the secrets to mask in messages."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def resolve_endpoint(name: str, node: HandlerTransformConfig, settings: Settings
 
 
 def find_endpoint_errors(file: PipelineFile, settings: Settings) -> list[UserError]:
-    """Handlers that could not send anything, each with its reason. Asks no service."""
+    """Return the errors of handlers that could not send anything. Calls no service."""
     problems: list[UserError] = []
     for name, node in file.model.transforms.items():
         if isinstance(node, HandlerTransformConfig):
@@ -72,7 +72,7 @@ def _is_secret(header: str) -> bool:
 
 
 def _in_url(url: str, written: str) -> list[str]:
-    """Texts of a URL that a message must not show: what variables brought, the password, values of the query."""
+    """Return the secret parts of a URL: values of variables, the password, values of the query."""
     parts = urlsplit(url)
     found = [parts.password or "", parts.username or "", *(value for _, value in parse_qsl(parts.query))]
     found += [interpolate(match[0]) for match in VARIABLE.finditer(written)]

@@ -1,4 +1,4 @@
-"""A handler on the driver: which columns come out, and the plan of its tasks."""
+"""A handler in the driver: its output columns, and the plan of its tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _NOT_IN_TESTS = "a test asks no service"
 
 
 class HandlerRows(RowTransform):
-    """Rows of one node out, rows of the answers in. Nothing is asked before an epoch is computed."""
+    """Sends the rows of one node, and returns the rows of the responses.
+
+    No call is made before an epoch is computed.
+    """
 
     def __init__(self, context: TransformContext) -> None:
         import httpx

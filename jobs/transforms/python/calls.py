@@ -1,7 +1,8 @@
-"""Batches through a function of the user's own: what a Spark task runs, without anything of Spark in it.
+"""Runs batches through a function of the user: the work of a Spark task, without Spark.
 
-The function gets the payload and `_gs_op`. Which row became which is told by `_gs_row`, a column with the number of the input row;
-without it the rows are those that came in, one for one. Positions follow from that, as for every transform (`FAN_OUT`).
+The function gets the payload and `_gs_op`. A column `_gs_row` in its result has the number of the input row
+of each row; without it, rows correspond one to one. Positions follow from that, as for every transform
+(`FAN_OUT`).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def describe_user_error(error: BaseException, module: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PythonTransformTask:
-    """A python node, ready for work. `schema` is the payload that comes out, in the types that rows have."""
+    """The work of a python node. `schema` is the output payload in the types that rows have."""
 
     node: str
     function: str
@@ -189,7 +190,10 @@ class PythonTransformTask:
 
 
 def _ranks(rows: pa.Array) -> pa.Array:
-    """How many rows of the same input row come before each: 0, 0, 1 for 4, 7, 4. Raises ArrowInvalid for FAN_OUT or more."""
+    """Return how many rows of the same input row precede each: 0, 0, 1 for 4, 7, 4.
+
+    Raises ArrowInvalid for FAN_OUT or more.
+    """
     order = pc.sort_indices(
         pa.table({"row": rows, "at": pa.array(range(len(rows)), pa.int64())}), [("row", "ascending"), ("at", "ascending")]
     )

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class PythonRows(RowTransform):
-    """Looks the function up once when it is made, so that a wrong name is told before any row."""
+    """A python transform.
+
+    It loads the function once when it is created, so that a wrong name fails before any row.
+    """
 
     def __init__(self, context: TransformContext) -> None:
         super().__init__(context)

@@ -26,7 +26,7 @@ pc: Any = pyarrow.compute  # its functions are made at import, unseen by type ch
 _BYTES = 4 << 20
 """Of Arrow data that are handed over at a time, about."""
 _CHANCE = "$hr_chance"
-"""The refusal that stands for Math.random in runtime.js."""
+"""The function of runtime.js that replaces Math.random. It raises an error."""
 _FRAME = re.compile(r"^\s*at (?:(.*?) \()?<input>:(\d+)(?::(\d+))?\)?$", re.MULTILINE)
 
 

@@ -1,6 +1,6 @@
-"""A script's process, seen from the worker: it is started, asked, waited for, and ended.
+"""The process of a script, as the worker sees it: it is started, called, waited for, and ended.
 
-One process serves one stream of batches at a time and is kept for the next one. Whatever goes wrong in it ends it.
+One process serves one stream of batches at a time and is reused for the next one. Any failure in it ends it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _RUNTIME = Path(__file__).with_name("runtime.js")
 _PATIENCE_S = 30.0
 """Added to twice a limit of processor time: how long a process may be silent by the clock on the wall."""
 MOST_TEXT = 16 << 20
-"""Characters that may be made of one row."""
+"""The maximum number of characters in the output of one row."""
 _MOST_BYTES = 16 * MOST_TEXT
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptLimits:
-    """What one call may use: seconds of processor time, bytes of the engine's memory, rows made of one row."""
+    """The limits of one call: seconds of processor time, bytes of engine memory, output rows per row."""
 
     seconds: float
     memory: int
@@ -41,7 +41,7 @@ class ScriptLimits:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A script in plain JavaScript and what it is run with. `shape` is JSON text, `fixed` milliseconds since 1970."""
+    """A script in plain JavaScript and its options. `shape` is JSON text, `fixed` milliseconds since 1970."""
 
     script: str
     shape: str
@@ -50,7 +50,10 @@ class Program:
 
 
 class StoppedError(Exception):
-    """A script ended badly. `kind`: failed, threw, time, memory, died. `row` counts in the batch, -1 where it is not known."""
+    """A script failed.
+
+    `kind`: failed, threw, time, memory, died. `row` counts in the batch, -1 if unknown.
+    """
 
     def __init__(self, kind: str, row: int, said: str, stack: str = "") -> None:
         super().__init__(said)

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROWS = 100_000
-"""That a script may make of one."""
+"""The maximum number of output rows per row."""
 
 
 class ScriptRows(RowTransform):
-    """Loads the script once when it is made, so that what is wrong with it is told before any row."""
+    """A script transform.
+
+    It loads the script once when it is created, so that errors appear before any row.
+    """
 
     def __init__(self, context: TransformContext) -> None:
         super().__init__(context)
@@ -40,7 +43,7 @@ class ScriptRows(RowTransform):
         self._spark_schema = hidden_fields(spark_schema(self._payload))
 
     def rows(self, rows: DataFrame, plan: EpochPlan | None) -> DataFrame:
-        """See `RowTransform`. `Date` stands at the epoch's planned time."""
+        """See `RowTransform`. `Date` is fixed at the time of the plan."""
         script = self._script.at(plan.planned_at) if plan is not None else self._script
         return rows.mapInArrow(_task(script, with_hidden(self._payload)), self._spark_schema)
 
