@@ -155,8 +155,8 @@ def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, w
         "epochs_read": walk.read,
         "epochs_rolled_up": walk.rolled_up,
     }
-    said = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
-    return CheckResult("exactly_once_epochs", name, not problems, said, numbers)
+    message = "; ".join(problems[:5]) if problems else f"{state.committed} epochs, gapless, none twice; the sink's record agrees"
+    return CheckResult("exactly_once_epochs", name, not problems, message, numbers)
 
 
 def _allowed(ledger: Ledger, state: PipelineState, record: CommitRecord, before: int) -> dict[int, Json]:
@@ -203,11 +203,11 @@ def _count(name: str, sink: Sink) -> CheckResult:
         "doubled": max(0, rows - expected),
         "epoch": record.epoch,
     }
-    said = f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
+    message = f"{rows:,} rows = {baseline:,} at first + {totals.inserted:,} inserted - {totals.deleted:,} deleted"
     if rows != expected:
-        word = "missing" if rows < expected else "too many"
-        said = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {word}"
-    return CheckResult("row_count_matches", name, rows == expected, said, numbers)
+        difference = "missing" if rows < expected else "too many"
+        message = f"{rows:,} rows in the target, {expected:,} acknowledged: {abs(rows - expected):,} {difference}"
+    return CheckResult("row_count_matches", name, rows == expected, message, numbers)
 
 
 def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult:
@@ -222,9 +222,9 @@ def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult
     problems: list[str] = []
     numbers: Json = {}
     for source in hybrids:
-        here = state.position[source]
-        fence, now = (positions.offsets(here.get(part)) for part in ("fence", "stream"))
-        first = positions.offsets(here.get("began", here.get("fence")))
+        position = state.position[source]
+        fence, now = (positions.offsets(position.get(part)) for part in ("fence", "stream"))
+        first = positions.offsets(position.get("began", position.get("fence")))
         numbers[f"{source}_fence"] = sum(fence.values())
         numbers[f"{source}_offset"] = sum(now.values()) if now else None
         for part, offset in fence.items():
@@ -234,9 +234,9 @@ def _handoff(file: PipelineFile, state: PipelineState, name: str) -> CheckResult
                 problems.append(f"{source} partition {part}: history holds up to {offset}, the stream began at {first.get(part)}")
     phase = Phase.CATCHING_UP if positions.is_catching_up(state.position[source] for source in hybrids) else Phase.LIVE
     numbers["phase"] = str(phase)
-    said = (
+    message = (
         "; ".join(problems)
         if problems
         else "the stream began exactly where history ends" + ("" if phase is Phase.LIVE else "; still catching up")
     )
-    return CheckResult("handoff_has_no_gap", name, not problems, said, numbers)
+    return CheckResult("handoff_has_no_gap", name, not problems, message, numbers)

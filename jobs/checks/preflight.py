@@ -106,15 +106,15 @@ def check_pipeline(file: PipelineFile, settings: Settings, session: Session) -> 
 
 
 def _check_sources(file: PipelineFile, sources: Mapping[str, PipelineSource], spark: Any, findings: PreflightResult) -> None:
-    asked: dict[tuple[str, int], Callable[[], Any]] = {}
+    calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, source in sources.items():
         if source.unbounded is not None:
             found = _collect_error(file, name, partial(_stream_schema, source.unbounded, spark), findings)
             findings.schemas |= {name: found} if found is not None else {}
-            asked[name, -1] = source.unbounded.check
+            calls[name, -1] = source.unbounded.check
         for rank, part in enumerate(source.bounded):
-            asked[name, rank] = _phase(file, source, part, rank, spark)
-    for (name, rank), answer in _run_concurrently(asked).items():
+            calls[name, rank] = _phase(file, source, part, rank, spark)
+    for (name, rank), answer in _run_concurrently(calls).items():
         found = _collect_error(file, name, answer, findings)
         if rank >= 0 and sources[name].unbounded is None and found is not None:
             findings.schemas[name] = found
@@ -178,8 +178,10 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
     try:
         findings.schemas |= PipelinePlanner(file, spark, known, settings).schemas
     except UserError as error:
-        told = {str(one) for one in findings.errors}
-        findings.errors += [one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in told]
+        known_errors = {str(one) for one in findings.errors}
+        findings.errors += [
+            one for one in (error.problems if isinstance(error, PipelineFileError) else (error,)) if str(one) not in known_errors
+        ]
     for name in graph.in_order(file.model):
         if name not in findings.schemas and not findings.errors:
             findings.unchecked[name] = "it reads what is not known"
@@ -187,8 +189,8 @@ def _check_sql(file: PipelineFile, settings: Settings, spark: SparkSession | Non
 
 def _check_tables(file: PipelineFile, settings: Settings, findings: PreflightResult) -> None:
     """Dynamic tables in Postgres that are there already, and their columns."""
-    asked: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
-    for (name, _), answer in _run_concurrently(asked).items():
+    calls: dict[tuple[str, int], Callable[[], Any]] = {(name, 0): table.check for name, table in value_tables(file.model, settings)}
+    for (name, _), answer in _run_concurrently(calls).items():
         _collect_error(file, name, answer, findings)
 
 
@@ -203,11 +205,11 @@ def _check_event_times(file: PipelineFile, findings: PreflightResult) -> None:
 
 
 def _check_sinks(file: PipelineFile, settings: Settings, spark: SparkSession | None, findings: PreflightResult) -> None:
-    asked: dict[tuple[str, int], Callable[[], Any]] = {}
+    calls: dict[tuple[str, int], Callable[[], Any]] = {}
     for name, node in file.model.sinks.items():
         if name in findings.schemas:
-            asked[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
-    for (name, _), answer in _run_concurrently(asked).items():
+            calls[name, 0] = _target(file, settings, name, node, findings.schemas[name], spark)
+    for (name, _), answer in _run_concurrently(calls).items():
         _collect_error(file, name, answer, findings)
 
 
@@ -251,21 +253,25 @@ def _collect_error(file: PipelineFile, name: str, ask: Callable[[], Any], findin
     try:
         return ask()
     except Exception as error:
-        told: HeadraceError = as_headrace_error(error, node=name)
-        if isinstance(told, InternalError):
+        translated: HeadraceError = as_headrace_error(error, node=name)
+        if isinstance(translated, InternalError):
             raise
-        if isinstance(told, TransientError):
-            findings.unchecked[name] = told.message
+        if isinstance(translated, TransientError):
+            findings.unchecked[name] = translated.message
             return None
-        told.node = told.node or name
-        problem = told if isinstance(told, UserError) else UserError(told.message, hint=told.hint, node=name, place=told.place)
+        translated.node = translated.node or name
+        problem = (
+            translated
+            if isinstance(translated, UserError)
+            else UserError(translated.message, hint=translated.hint, node=name, place=translated.place)
+        )
         file.locate(problem)
         if str(problem) not in {str(other) for other in findings.errors}:
             findings.errors.append(problem)
         return None
 
 
-def _run_concurrently(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
+def _run_concurrently(calls: Mapping[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], Callable[[], Any]]:
     """Return the answers, as functions that return or raise them. A late answer is a TransientError."""
     answers: dict[tuple[str, int], Callable[[], Any]] = {}
     everybody = threading.Event()
@@ -276,16 +282,16 @@ def _run_concurrently(asked: Mapping[tuple[str, int], Callable[[], Any]]) -> dic
             answers[key] = lambda: found
         except BaseException as error:  # noqa: BLE001  raised in the thread that reads the answer
             answers[key] = _raiser(error)
-        if len(answers) == len(asked):
+        if len(answers) == len(calls):
             everybody.set()
 
-    for key, ask in asked.items():
+    for key, ask in calls.items():
         # Daemons: a driver that waits for a server must not keep the command from ending.
         threading.Thread(target=put, args=(key, ask), name=f"check {key[0]}", daemon=True).start()
-    if asked:
+    if calls:
         everybody.wait(PATIENCE_S)
     late = TransientError(f"no answer within {PATIENCE_S:.0f} s")
-    return {key: answers.get(key) or _raiser(late) for key in asked}
+    return {key: answers.get(key) or _raiser(late) for key in calls}
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

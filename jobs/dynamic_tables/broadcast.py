@@ -59,14 +59,14 @@ class ValueSet:
         self._spark = spark
         self._sent: list[tuple[Broadcast[ValueSegment], pa.Array]] = []
         self._tail = pa.array([], pa.string())
-        self._given: BroadcastLookup | None = None
+        self._lookup: BroadcastLookup | None = None
         self._retired: list[Broadcast[ValueSegment]] = []
 
     def add(self, values: pa.Array) -> None:
         """Add values that are not in the set yet."""
         if not len(values):
             return
-        self._given = None
+        self._lookup = None
         self._tail = pa.concat_arrays([self._tail, values.cast(pa.string())])
         if len(self._tail) > TAIL:
             self._send()
@@ -74,18 +74,18 @@ class ValueSet:
     def clear(self) -> None:
         """Forgets all values."""
         self._retired += [sent for sent, _ in self._sent]
-        self._sent, self._tail, self._given = [], pa.array([], pa.string()), None
+        self._sent, self._tail, self._lookup = [], pa.array([], pa.string()), None
 
     @property
     def lookup(self) -> BroadcastLookup:
         """What asks the values that are in it now."""
-        if self._given is None:
+        if self._lookup is None:
             # Queries of the epoch before may have asked these; none is under way once the next epoch's frames are made.
             for retired in self._retired:
                 retired.unpersist()
             self._retired = []
-            self._given = BroadcastLookup(tuple(sent for sent, _ in self._sent), ValueSegment(self._tail))
-        return self._given
+            self._lookup = BroadcastLookup(tuple(sent for sent, _ in self._sent), ValueSegment(self._tail))
+        return self._lookup
 
     def _send(self) -> None:
         values = self._tail

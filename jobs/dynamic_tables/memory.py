@@ -70,9 +70,9 @@ class MemoryTable(DynamicTableBackend):
         """
         if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
             return
-        stands = "it is not here" if reached is None else f"it stands at epoch {reached}"
+        state = "it is not here" if reached is None else f"it stands at epoch {reached}"
         needs = f"epoch {epoch} is to be written again" if self._known.former else f"the ledger is at epoch {self._known.committed}"
-        msg = f"the values of `{self._entity}` are in {self._store.path}, and {stands}; {needs}"
+        msg = f"the values of `{self._entity}` are in {self._store.path}, and {state}; {needs}"
         hint = (
             "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
             " table, give it another backend_entity_name."

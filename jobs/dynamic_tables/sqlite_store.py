@@ -66,13 +66,13 @@ class ValueStore:
     def between(self, entity: str, after: int, until: int) -> pa.Array:
         """Return the values that were added in epochs after `after`, up to `until`."""
         query = "SELECT value FROM held WHERE entity = ? AND epoch > ? AND epoch <= ?"
-        with self._told():
+        with self._translated_errors():
             rows = self._open().execute(query, (entity, after, until))
             return pa.array((value for (value,) in rows), pa.string())
 
     def reached(self, entity: str) -> tuple[int, str] | None:
         """Return the last stored epoch and the digest of its plan, or None for an unknown table."""
-        with self._told():
+        with self._translated_errors():
             return self._open().execute("SELECT epoch, digest FROM reached WHERE entity = ?", (entity,)).fetchone()
 
     def close(self) -> None:
@@ -84,17 +84,17 @@ class ValueStore:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            made = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            made.execute("PRAGMA journal_mode = WAL")
-            made.execute("PRAGMA synchronous = FULL")
+            connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
             for statement in _SCHEMA:
-                made.execute(statement)
-            self._connection = made
+                connection.execute(statement)
+            self._connection = connection
         return self._connection
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._told():
+        with self._translated_errors():
             connection = self._open()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -106,7 +106,7 @@ class ValueStore:
                 raise
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:

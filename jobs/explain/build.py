@@ -113,11 +113,11 @@ class _ExplanationBuilder:
         return plan_load_path(self._file, columns, sources, sink)
 
     def _node(self, name: str, kind: str) -> ExplainedNode:
-        told = self._lineage[name]
-        known = self._columns.get(name) or told.types
+        lineage = self._lineage[name]
+        known = self._columns.get(name) or lineage.types
         unchecked = list(self._found.unchecked.get(name, ()))
-        if told.unknown and kind != "source" and not any(told.unknown in said for said in unchecked):
-            unchecked.append(f"lineage: {told.unknown}")
+        if lineage.unknown and kind != "source" and not any(lineage.unknown in reason for reason in unchecked):
+            unchecked.append(f"lineage: {lineage.unknown}")
         return ExplainedNode(
             name=name,
             kind=kind,
@@ -126,7 +126,7 @@ class _ExplanationBuilder:
             key=graph.key_of(self._model, name),
             key_from=graph.key_sources(self._model, name),
             columns=tuple(ExplainedColumn(column, type_) for column, type_ in known.items()),
-            complete=name in self._columns or not told.unknown,
-            lineage=told.columns,
+            complete=name in self._columns or not lineage.unknown,
+            lineage=lineage.columns,
             unchecked=tuple(unchecked),
         )

@@ -120,12 +120,12 @@ def _left_out(model: PipelineModel, name: str) -> str:
     """Return what happens at a sink with a key to rows that filters leave out."""
     found = retractions_of(model)
     nodes = found.marking_nodes(model, name) if name in found.sinks else []
-    said = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
-    if not said:
+    conditions = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
+    if not conditions:
         return ""
     if not follows_updates(model.sinks[name]):
-        return f"; deletes pass filters, an insert or update that a filter leaves out changes nothing: {said}"
-    return f"; an insert or update that a filter leaves out is a delete of its key: {said}"
+        return f"; deletes pass filters, an insert or update that a filter leaves out changes nothing: {conditions}"
+    return f"; an insert or update that a filter leaves out is a delete of its key: {conditions}"
 
 
 def _guarantee(model: PipelineModel, name: str, able: SinkCapabilities) -> Guarantee:

@@ -37,8 +37,8 @@ def _wins(node: Any) -> str:
     if getattr(node, "on_conflict", "update") == "nothing":
         return "the first row by source, partition, offset"
     where: Mapping[str, str] = getattr(node, "update_where", {})
-    said = " and ".join(f"its `{column}` {op} that of the row there" for column, op in where.items())
-    return f"{LAST}, where {said}" if said else LAST
+    condition = " and ".join(f"its `{column}` {op} that of the row there" for column, op in where.items())
+    return f"{LAST}, where {condition}" if condition else LAST
 
 
 def _versioned(version: str) -> Iterator[str]:
@@ -62,10 +62,10 @@ def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried:
             yield f"assumed: one partition of `{topic}` has all messages of a key ({key}); the file cannot show it", False
 
 
-def _history(model: PipelineModel, name: str, spreads: Spreads, carried: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    if model.partitions and model.partitions.column not in carried:
+def _history(model: PipelineModel, name: str, spreads: Spreads, carried_key: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    if model.partitions and model.partitions.column not in carried_key:
         yield f"assumed: one window of the history of `{name}` has all rows of a key, or windows run in their order", False
-    spread = spreads(name, carried)
+    spread = spreads(name, carried_key)
     if spread == "":
         yield f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in order", True
         return

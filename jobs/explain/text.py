@@ -69,8 +69,8 @@ def _summary(node: ExplainedNode) -> list[str]:
 def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator[str]:
     for part in node.parts:
         yield from _fact(part.phase, _part(part))
-    for word, said in node.notes:
-        yield from _fact(word, said)
+    for label, sentence in node.notes:
+        yield from _fact(label, sentence)
     if node.kind == "transform":
         yield from _fact("reads", f"{', '.join(node.inputs)}, by {node.type}")
     if node.kind == "table":
@@ -82,8 +82,8 @@ def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator
         yield from _target(node)
     yield from _fact("key", _key(node))
     yield from _fact("columns", _columns(found, node))
-    for said in node.unchecked:
-        yield from _fact("unchecked", said)
+    for sentence in node.unchecked:
+        yield from _fact("unchecked", sentence)
     if lineage and node.kind == "sink":
         first = next(other for other in found.nodes if other.kind == "sink" and other.inputs == node.inputs)
         yield from _lineage(node) if first is node else _fact("lineage", f"as at {first.name}")
@@ -99,12 +99,12 @@ def _target(node: ExplainedNode) -> Iterator[str]:
     yield from _fact("target", f"{node.type} {target.name}".rstrip() + (" (made if missing)" if target.created else ""))
     yield from _fact("writes", target.writes)
     yield from _fact("delivery", f"{target.guarantee.delivery.replace('_', ' ')}: {target.guarantee.reason}")
-    for said in target.guarantee.provided:
-        yield from _fact("provided", said)
+    for condition in target.guarantee.provided:
+        yield from _fact("provided", condition)
     if target.order is not None:
         yield from _fact("order", target.order.wins)
-        for said in target.order.notes:
-            yield from _fact("", said)
+        for note in target.order.notes:
+            yield from _fact("", note)
     yield from _fact("visible", target.visible)
     if target.route is not None:
         yield from _fact("history", f"{target.route.path}: {target.route.reason}")
@@ -123,10 +123,10 @@ def _columns(found: Explanation, node: ExplainedNode) -> str:
         if before.columns == node.columns and node.columns:
             return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
     # A name stays beside its type: these spaces are no places to break a line at.
-    said = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
+    column_list = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
     if node.complete:
-        return said
-    return f"{said}, and others" if said else "not known"
+        return column_list
+    return f"{column_list}, and others" if column_list else "not known"
 
 
 def _lineage(node: ExplainedNode) -> Iterator[str]:
@@ -161,17 +161,17 @@ def _splits(found: HistorySplits) -> Iterator[str]:
             more = f" ({len(pieces) - _WINDOWS:,} windows more)" if len(pieces) > _WINDOWS else ""
             total = (sum(piece.count for piece in pieces), sum(piece.rows for piece in pieces))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
-    for source, said in found.unchecked.items():
-        yield from _wrapped("  ", f"{source}: unchecked, {said}")
+    for source, reason in found.unchecked.items():
+        yield from _wrapped("  ", f"{source}: unchecked, {reason}")
     if not found.pieces and not found.unchecked:
         yield "  no source has a history"
 
 
-def _fact(word: str, said: str) -> list[str]:
-    return _wrapped(f"  {word:{_HEAD - 2}} ", said, _HEAD + 1)
+def _fact(label: str, sentence: str) -> list[str]:
+    return _wrapped(f"  {label:{_HEAD - 2}} ", sentence, _HEAD + 1)
 
 
-def _wrapped(head: str, said: str, indent: int | None = None) -> list[str]:
+def _wrapped(head: str, sentence: str, indent: int | None = None) -> list[str]:
     lead = " " * (len(head) if indent is None else indent)
-    lines = textwrap.wrap(said, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False)
+    lines = textwrap.wrap(sentence, WIDTH, initial_indent=head, subsequent_indent=lead, break_on_hyphens=False)
     return [line.replace(_TIGHT, " ") for line in lines] or [head.rstrip()]

@@ -51,8 +51,8 @@ def _encoded(data: pa.Array) -> tuple[Any, Any]:
     """Characters, and which of them belong to each row. Words of 32 bits become limbs of five digits."""
     counts = lengths(data)
     width = -(-max(int(counts.max()), 1) // 4) * 4
-    held = matrix(data, width, right=True)
-    words = held.view(">u4").astype(np.uint64)
+    padded = matrix(data, width, right=True)
+    words = padded.view(">u4").astype(np.uint64)
     size = -(-width * 1366 // 5000) + 1
     limbs = np.zeros((size, len(data)), dtype=np.uint64)
     for place in range(words.shape[1]):
@@ -66,7 +66,7 @@ def _encoded(data: pa.Array) -> tuple[Any, Any]:
         digits[:, :, place] = (limbs % np.uint64(58)).T[:, ::-1]
         limbs //= np.uint64(58)
     digits = digits.reshape(len(data), size * 5)
-    zeros = _leading(held) - (width - counts)
+    zeros = _leading(padded) - (width - counts)
     return _CHARACTERS[digits], np.arange(size * 5) >= (_leading(digits) - zeros)[:, None]
 
 

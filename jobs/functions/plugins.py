@@ -55,10 +55,10 @@ def _function(found: InstalledPlugin, plugin: Plugin) -> Callable[..., Any]:
     """Return the function of a plugin. A plugin with options creates it from its context."""
     if plugin.options is Options:
         return plugin.make
-    made = plugin.make(PluginContext(plugin.id, options_of(found, plugin, {}, "<name>"), found))
-    if not callable(made):
-        raise contract_error(found, f"it made {type(made).__name__}, and no function", "")
-    return made
+    function = plugin.make(PluginContext(plugin.id, options_of(found, plugin, {}, "<name>"), found))
+    if not callable(function):
+        raise contract_error(found, f"it made {type(function).__name__}, and no function", "")
+    return function
 
 
 def _type(found: InstalledPlugin, text: str) -> pa.DataType:
@@ -76,12 +76,12 @@ def _work(shipped: PickledPlugin, name: str, arguments: Sequence[pa.DataType], r
             msg = f"the function `{name}` takes {len(wanted)} arguments, and got {len(arrays)}"
             raise task_error(PluginError(msg))
         try:
-            given = [array.cast(kind) for array, kind in zip(arrays, wanted, strict=True)] if wanted else list(arrays)
+            arguments_of_batch = [array.cast(kind) for array, kind in zip(arrays, wanted, strict=True)] if wanted else list(arrays)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             msg = f"the function `{name}` takes {', '.join(map(str, wanted))}: {error}"
             raise task_error(PluginError(msg, hint="Cast the argument in the SQL.")) from error
         try:
-            found = shipped.open()(*given)
+            found = shipped.open()(*arguments_of_batch)
         except HeadraceError as error:
             raise task_error(error) from error
         except Exception as error:

@@ -49,12 +49,12 @@ class EndpointData:
 class Admin:
     """A server that listens from its creation until `close`."""
 
-    def __init__(self, host: str, port: int, looks: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
+    def __init__(self, host: str, port: int, data: EndpointData, *, keep_alive: float = KEEP_ALIVE_SECONDS) -> None:
         import uvicorn
 
         self._socket = _listen(host, port)
-        self._samples = looks.samples
-        app = application(looks, keep_alive, _NAMES if host in _NAMES else ())
+        self._samples = data.samples
+        app = application(data, keep_alive, _NAMES if host in _NAMES else ())
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -115,7 +115,7 @@ def _listen(host: str, port: int) -> socket.socket:
     raise AssertionError
 
 
-def application(looks: EndpointData, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
+def application(data: EndpointData, keep_alive: float, names: Sequence[str] = ()) -> Starlette:
     """Return the application of the endpoint.
 
     It answers requests to the host `names`, or to any if there are none. Without this check, a web page could
@@ -128,26 +128,26 @@ def application(looks: EndpointData, keep_alive: float, names: Sequence[str] = (
     from starlette.routing import Route
 
     def metrics(_: Request) -> Response:
-        text, kind = looks.metrics()
+        text, kind = data.metrics()
         return Response(text, headers={"Content-Type": kind})
 
     def health(_: Request) -> Response:
-        found = looks.health()
+        found = data.health()
         return JSONResponse(found, status_code=200 if found["status"] == "ok" else 503)
 
     def error(_: Request) -> Response:
-        found = looks.error()
+        found = data.error()
         return JSONResponse(found) if found else Response(status_code=204)
 
     async def live_data(request: Request) -> Response:
-        samples = looks.samples
+        samples = data.samples
         if samples is None:
             return JSONResponse({"message": "live_data_inspect_enabled is off"}, status_code=404)
-        asked = [key.strip() for key in request.query_params.get("topology_node_keys", "").split(",") if key.strip()]
-        if unknown := [key for key in asked if key not in samples.nodes]:
+        nodes = [key.strip() for key in request.query_params.get("topology_node_keys", "").split(",") if key.strip()]
+        if unknown := [key for key in nodes if key not in samples.nodes]:
             return JSONResponse({"message": f"no node `{unknown[0]}`", "nodes": list(samples.nodes)}, status_code=404)
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(samples, asked, keep_alive), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(_events(samples, nodes, keep_alive), media_type="text/event-stream", headers=headers)
 
     routes = [("/metrics", metrics), ("/health", health), ("/admin/error", error), (LIVE_DATA, live_data)]
     guards = [Middleware(TrustedHostMiddleware, allowed_hosts=list(names), www_redirect=False)] if names else []
@@ -159,19 +159,19 @@ async def _events(samples: SampleBuffer, nodes: list[str], keep_alive: float) ->
 
     A comment every `keep_alive` seconds keeps proxies from closing the connection.
     """
-    loop, coming = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
+    loop, new_samples = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
 
-    def told(sample: Sample | None) -> None:
+    def receive(sample: Sample | None) -> None:
         with suppress(RuntimeError):  # the server's loop has ended, and nobody reads any more
-            loop.call_soon_threadsafe(_offer, coming, sample)
+            loop.call_soon_threadsafe(_offer, new_samples, sample)
 
-    kept, forget = samples.listen(nodes, told)
+    kept, forget = samples.listen(nodes, receive)
     try:
         for sample in kept:
             yield event(sample)
         while True:
             try:
-                sample = await asyncio.wait_for(coming.get(), keep_alive)
+                sample = await asyncio.wait_for(new_samples.get(), keep_alive)
             except TimeoutError:
                 yield ": keep-alive\n\n"
                 continue

@@ -13,10 +13,10 @@ _PARTS = {"sources": "source", "transforms": "transform", "sinks": "sink"}
 def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
     """By node: id, kind and type, what its type is about (a topic, a table), and the labels that the file gives it."""
     found: dict[str, dict[str, str]] = {}
-    for part, word in _PARTS.items():
+    for part, node_type in _PARTS.items():
         for name, node in getattr(model, part).items():
             given = node.telemetry.labels if node.telemetry else {}
-            own = {"id": name, "topology_node_type": word, "operator_type": node.type}
+            own = {"id": name, "topology_node_type": node_type, "operator_type": node.type}
             found[name] = {**given, **type_tags(node), **own}
     return found
 

@@ -19,10 +19,10 @@ def create_logging_exporter(exporter: Any, where: str) -> MetricExporter:
     """
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    return _Calm(exporter, where)
+    return _LoggingExporter(exporter, where)
 
 
-class _Calm(MetricExporter):
+class _LoggingExporter(MetricExporter):
     """Wraps `inner`. `where` is host and port for messages, because the path of a URL may contain a token."""
 
     def __init__(self, inner: Any, where: str) -> None:

@@ -53,13 +53,13 @@ class SampleBuffer:
             for row in taken:
                 self._used[node].append(self._clock())
                 self._rows[node].appendleft(row)
-            told = [listener for wanted, listener in self._listeners.values() if node in wanted]
+            listeners = [listener for wanted, listener in self._listeners.values() if node in wanted]
             for row in taken:
-                for listener in told:
+                for listener in listeners:
                     listener((node, row))
         return len(taken)
 
-    def listen(self, nodes: Collection[str], told: SampleListener) -> tuple[list[Sample], Callable[[], None]]:
+    def listen(self, nodes: Collection[str], listener: SampleListener) -> tuple[list[Sample], Callable[[], None]]:
         """Return the rows in the buffer, newest first, and a function that ends the subscription.
 
         Every later row is passed to the listener, none twice.
@@ -68,9 +68,9 @@ class SampleBuffer:
         with self._lock:
             kept = [(node, row) for node in self._rows if node in wanted for row in self._rows[node]]
             key = max(self._listeners, default=0) + 1
-            self._listeners[key] = (wanted, told)
+            self._listeners[key] = (wanted, listener)
             if self._ended:
-                told(None)
+                listener(None)
         return kept, lambda: self._forget(key)
 
     def _forget(self, key: int) -> None:
@@ -81,5 +81,5 @@ class SampleBuffer:
         """Signal to all listeners that no more rows follow."""
         with self._lock:
             self._ended = True
-            for _, told in self._listeners.values():
-                told(None)
+            for _, listener in self._listeners.values():
+                listener(None)

@@ -83,9 +83,9 @@ class EpochObservation:
     def _of_shared(self) -> dict[str, NodeFigures]:
         found: dict[str, NodeFigures] = {}
         for execution in self.shared:
-            told = execution.observedMetrics()
+            metrics = execution.observedMetrics()
             for node, (observation, askers) in self.waiting.items():
-                row = told.get(_jvm(observation).name())
+                row = metrics.get(_jvm(observation).name())
                 if row.isDefined():
                     found[node] = _figures(row.get(), askers).or_more(found.get(node))
         return found
@@ -117,17 +117,17 @@ def observe_frame(frame: DataFrame, times: Mapping[str, EventTime]) -> tuple[Dat
 
     columns = {asker: column for asker, time_ in times.items() if (column := _millis(frame, time_)) is not None}
     passed = F.col(f"{POS}.sub") >= 0 if POS in frame.columns else F.lit(True)  # rows that a filter marks are not the node's
-    told = [F.max(F.when(passed, column)).alias(f"latest_{at}") for at, column in enumerate(columns.values())]
+    latest = [F.max(F.when(passed, column)).alias(f"latest_{at}") for at, column in enumerate(columns.values())]
     seen = Observation()
-    return frame.observe(seen, F.count(F.when(passed, 1)).alias("rows"), *told), (seen, tuple(columns))
+    return frame.observe(seen, F.count(F.when(passed, 1)).alias("rows"), *latest), (seen, tuple(columns))
 
 
-def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
+def _millis(frame: DataFrame, event_time: EventTime) -> Column | None:
     """Return an event time as milliseconds since 1970. None if the column is missing or of another type."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql import types as T  # noqa: N812
 
-    found = next((one for one in frame.schema.fields if one.name.lower() == asked.column.lower()), None)
+    found = next((one for one in frame.schema.fields if one.name.lower() == event_time.column.lower()), None)
     if found is None:
         return None
     column = F.col(f"`{found.name}`")
@@ -136,7 +136,8 @@ def _millis(frame: DataFrame, asked: EventTime) -> Column | None:
     if isinstance(found.dataType, (T.TimestampType, T.TimestampNTZType)):
         return F.unix_millis(column.cast("timestamp"))
     if isinstance(found.dataType, T.IntegralType):
-        return (column.cast("double") * F.lit(_MILLIS[asked.unit or "milliseconds"])).try_cast("bigint")  # nonsense is no reason to fail
+        millis = column.cast("double") * F.lit(_MILLIS[event_time.unit or "milliseconds"])
+        return millis.try_cast("bigint")  # a meaningless value must not fail the epoch
     return None
 
 

@@ -205,8 +205,8 @@ class _Translator:
         return _negated(node, f"({found.sql} LIKE {pattern.sql})")
 
     def _logic(self, node: exp.Connector) -> TypedSql:
-        word = "AND" if isinstance(node, exp.And) else "OR"
-        return TypedSql(f"({self._truth(node.left).sql} {word} {self._truth(node.right).sql})", "Bool")
+        operator = "AND" if isinstance(node, exp.And) else "OR"
+        return TypedSql(f"({self._truth(node.left).sql} {operator} {self._truth(node.right).sql})", "Bool")
 
     def _not(self, node: exp.Not) -> TypedSql:
         return TypedSql(f"(NOT {self._truth(node.this).sql})", "Bool")
@@ -254,12 +254,12 @@ class _Translator:
         """Casts that neither fail nor lose anything, and dates and times written out as literals."""
         if set(_present_arguments(node)) - {"this", "to", "safe"}:
             raise leave_out(node)
-        found, spelled = self.value(node.this), node.to.sql(dialect="").upper()
-        if found.kind == TEXT and spelled in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
-            return to_timestamp_literal(found, "Date32" if spelled == "DATE" else TIMESTAMP)
+        found, type_text = self.value(node.this), node.to.sql(dialect="").upper()
+        if found.kind == TEXT and type_text in ("DATE", "TIMESTAMP", "TIMESTAMPTZ"):
+            return to_timestamp_literal(found, "Date32" if type_text == "DATE" else TIMESTAMP)
         if node.to.expressions:
             raise leave_out(node)
-        wanted = _CASTS.get(spelled)
+        wanted = _CASTS.get(type_text)
         if wanted is None or (found.kind == TEXT and wanted != "String"):
             raise leave_out(node)
         if found.kind in (NULL, TEXT) or found.kind == wanted:

@@ -184,8 +184,8 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
         if node.type != "sql":
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
-        if asked := graph.looked_up_tables(file.model, at):
-            msg = f"transform `{at}` asks the dynamic table `{asked[0]}`, which Spark's workers do"
+        if tables := graph.looked_up_tables(file.model, at):
+            msg = f"transform `{at}` asks the dynamic table `{tables[0]}`, which Spark's workers do"
             raise UserError(msg)
         inputs = statements.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:

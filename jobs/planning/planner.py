@@ -92,15 +92,15 @@ class PipelinePlanner:
         self.tables: Mapping[str, DynamicTableBackend] = {}
         """The dynamic tables, opened; without them their SQL is analysed and no epoch can be computed."""
         self._lookups: dict[str, ValueLookup] = {name: EmptyLookup() for name in graph.dynamic_tables(file.model)}
-        self._asked = frozenset(table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name))
+        self._looked_up = frozenset(table for name in file.model.transforms for table in graph.looked_up_tables(file.model, name))
         self.retractions = retractions_of(file.model)
         self._steps = graph.steps(file.model)
         self._order = graph.in_order(file.model)
-        self._behind = {name: frozenset({name}) for name in file.model.sources}
+        self._upstream_sources = {name: frozenset({name}) for name in file.model.sources}
         """The sources that each node reads, directly or not."""
         for name in self._order:
             inputs = graph.inputs_of(file.model, name)
-            self._behind[name] = frozenset[str]().union(*(self._behind.get(upstream, ()) for upstream in inputs))
+            self._upstream_sources[name] = frozenset[str]().union(*(self._upstream_sources.get(upstream, ()) for upstream in inputs))
         if self._lookups:
             register(self.spark, self._lookups)
         with file.locate_errors():
@@ -253,7 +253,7 @@ class PipelinePlanner:
                 raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=name)
             if plan is not None:
                 self.tables[name].fill(plan, distinct_texts(frame, name))
-        if plan is not None and name in self._asked and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
+        if plan is not None and name in self._looked_up and (lookup := self.tables[name].lookup(plan)) is not self._lookups[name]:
             self._lookups[name] = lookup
             register(self.spark, self._lookups)
 
@@ -267,7 +267,7 @@ class PipelinePlanner:
             now=plan.planned_at if plan else None,
             rename=views,
             node=name,
-            sources=self._behind,
+            sources=self._upstream_sources,
             marking=self._marking(name),
         )
         provide(self.spark, text, name)
@@ -276,7 +276,9 @@ class PipelinePlanner:
             if graph.looked_up_tables(self.file.model, name):
                 check_arguments(frame, name)
             if statements.may_have_relative_timestamps(node.sql):
-                still = statements.compile_statement(query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._behind)
+                still = statements.compile_statement(
+                    query, HIDDEN, now=datetime.now(UTC), rename=views, node=name, sources=self._upstream_sources
+                )
                 calls = statements.nondeterministic_calls(node.sql, dialect=node.dialect)
                 refuse_relative_timestamps(self.spark.sql(still), node.sql, name, calls)
         return frame
@@ -317,8 +319,8 @@ class PipelinePlanner:
         try:
             frame = self.spark.sql(text)
         except (AnalysisException, ParseException) as error:
-            said, hint = explain_analysis_error(error, node.sql)
-            raise SchemaError(said, hint=hint, node=name) from None
+            message, hint = explain_analysis_error(error, node.sql)
+            raise SchemaError(message, hint=hint, node=name) from None
         names = [column for column in frame.columns if column not in HIDDEN]
         if doubled := sorted({column for column in names if [other.lower() for other in names].count(column.lower()) > 1}):
             msg = f"column `{doubled[0]}` appears twice"
@@ -337,9 +339,9 @@ class PipelinePlanner:
 
         The frames are valid until the next call.
         """
-        return self._views(self._every(readings), plan)
+        return self._views(self._complete(readings), plan)
 
-    def _every(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
+    def _complete(self, readings: Mapping[str, SourceBatch]) -> dict[str, SourceBatch]:
         return {name: readings.get(name) or SourceBatch(self._empty(name), 0) for name in self.source_schemas}
 
     @contextmanager
@@ -357,7 +359,7 @@ class PipelinePlanner:
         are computed first, and read from their stored results. A node that several of these sinks read is
         persisted at the latest shared point and unpersisted afterwards.
         """
-        every = self._every(readings)
+        every = self._complete(readings)
         filled = [name for name, table in self.tables.items() if table.needs_values(plan)]
         wanted = staging.required_nodes([*sinks, *filled]) if staging else ()
         views = self._views(every, plan, staged=dict.fromkeys(wanted, staging.load_or_compute) if staging else None, each=each)

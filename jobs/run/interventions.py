@@ -36,7 +36,7 @@ class TargetHandling(StrEnum):
     """It must have no rows of this pipeline: it cannot be emptied, or is kept and has no key."""
 
 
-_SAID = {
+_TARGET_TEXTS = {
     TargetHandling.KEPT: "its target is kept",
     TargetHandling.EMPTIED: "all rows of its target are removed",
     TargetHandling.EMPTY: "its target must have no rows of this pipeline; Headrace removes none there",
@@ -95,7 +95,7 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
     """
     sinks = _reset_sinks(file, empty=empty)
     changes = ["The lane starts over: a new snapshot of the history, a new handoff."]
-    changes += [f"Sink {name}: {_SAID[what]}." for name, what in sinks.items()]
+    changes += [f"Sink {name}: {_TARGET_TEXTS[what]}." for name, what in sinks.items()]
     if not empty:
         changes.append("Keys that were deleted in the sources meanwhile stay in targets that are kept.")
     with _ledger(file, settings) as ledger:

@@ -81,12 +81,12 @@ class PipelineRun:
         self.monitor = open_monitor(file, settings, run_id)
         self._heartbeat = HeartbeatDetails()
         self.reporter = RunReporter(file, self._event_stream(listener))
-        self._given = spark
+        self._callers_session = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
-        self._noted: set[str] = set()
+        self._published_notes: set[str] = set()
 
     def _event_stream(self, listener: Listener | None) -> EventStream:
         to_listener = [forward_to_listener(listener)] if listener is not None else []
@@ -128,7 +128,7 @@ class PipelineRun:
             stack.callback(self.monitor.close)
             seen = self.monitor.start(self.lane.generation, self.lane.committed)
             ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
-            self._sweep_pins()
+            self._drop_stale_snapshots()
             done = threading.Event()
             stack.callback(done.set)
             threading.Thread(target=with_log_context(self._abort_late), args=(done,), name="headrace-abort", daemon=True).start()
@@ -178,8 +178,8 @@ class PipelineRun:
     def assembly_of(self, file: PipelineFile) -> CompiledPipeline:
         """Return the compiled pipeline of a version of the file. Each version is compiled once."""
         if file.hash not in self._assemblies:
-            made = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.spark)
-            for source in made.sources.values():
+            compiled = self._assemblies[file.hash] = CompiledPipeline(file, self.settings, self.spark)
+            for source in compiled.sources.values():
                 source.contents = self._ledger.content
         return self._assemblies[file.hash]
 
@@ -200,8 +200,8 @@ class PipelineRun:
 
     def _check_file(self, state: PipelineState) -> None:
         for note in check_file(self.file, state, self._ledger).notes:
-            if note not in self._noted:
-                self._noted.add(note)
+            if note not in self._published_notes:
+                self._published_notes.add(note)
                 self.reporter.publish(RunMessage(note))
 
     def _initial(self) -> Position:
@@ -209,9 +209,9 @@ class PipelineRun:
         assert state is not None  # noqa: S101  the lease was taken before
         token = f"{snapshot_owner(state.pipeline)}_{state.generation}_{uuid4().hex[:6]}"
         opened = open_sources(self.assembly.sources, self.assembly.planner.spark, token, self.file.model)
-        return {name: keep_opening(self._ledger, self.file.model.sources[name], here) for name, here in opened.items()}
+        return {name: keep_opening(self._ledger, self.file.model.sources[name], position) for name, position in opened.items()}
 
-    def _sweep_pins(self) -> None:
+    def _drop_stale_snapshots(self) -> None:
         """Drop what an earlier start pinned and did not live to store, before the first epoch; a failure leaves it to the next start."""
         if self.lane.committed:
             return
@@ -389,7 +389,7 @@ class PipelineRun:
             assembly.close()
 
     def _stop_spark(self) -> None:
-        if self._spark is not None and self._given is None:
+        if self._spark is not None and self._callers_session is None:
             stop_session(self._spark)
 
 

@@ -107,7 +107,7 @@ def _lane(
     *,
     take_over: bool = False,
 ) -> PipelineRun:
-    ours = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
+    options = {"repair": (sink,), "take_over": (sink,) if take_over else ()}
     return PipelineRun(
-        file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **ours
+        file, settings, listener=listener, stop=stop, max_run_time=None, launched_by=launched_by, run_id="", spark=spark, **options
     )

@@ -155,7 +155,7 @@ def _stream(lane_run: PipelineRun, until: Until) -> bool:
             if until is Until.CAUGHT_UP and (not backlog or stream.has_reached(begun, target)):
                 return True
             if backlog:
-                stalls.look(begun, ending=until is Until.CAUGHT_UP)
+                stalls.check(begun, ending=until is Until.CAUGHT_UP)
             lane_run.wait(pause)
             pause = min(pause * 1.2, _IDLE_LAST)
             continue

@@ -12,10 +12,10 @@ from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import TargetError
 from headrace.pipeline.protocol.epochs import Position
 
-LOOK_EVERY = 1.0
-NOTICE_AFTER = 10.0
+CHECK_EVERY = 1.0
+REPORT_AFTER = 10.0
 """Seconds after which a stall is reported: transactions are short."""
-NOTICE_EVERY = 300.0
+REPORT_EVERY = 300.0
 MARGIN = 60.0
 """Seconds that a run waits beyond the time after which the brokers abort a transaction."""
 
@@ -27,8 +27,8 @@ class StallWatch:
         self._sources = {name: source.unbounded for name, source in sources.items() if source.unbounded is not None}
         self._publish = publish
         self._since: dict[tuple[str, str, int], float] = {}
-        self._reported = -NOTICE_EVERY
-        self._looked = -LOOK_EVERY
+        self._reported = -REPORT_EVERY
+        self._checked = -CHECK_EVERY
 
     def clear(self) -> None:
         """Forget all stalls, because rows arrive again."""
@@ -36,15 +36,15 @@ class StallWatch:
             self._since = {}
             self._publish(StreamStalled(""))
 
-    def look(self, position: Position, *, ending: bool) -> None:
+    def check(self, position: Position, *, ending: bool) -> None:
         """Report stalls at `position`. `ending`: the run ends when it has caught up.
 
         Raises TargetError where such a run has waited for longer than the brokers keep a transaction open.
         """
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY:
+        if now - self._checked < CHECK_EVERY:
             return
-        self._looked = now
+        self._checked = now
         found = {(name, one.partition, one.last_stable): one for name in self._sources for one in self._of(name, position)}
         self._since = {key: self._since.get(key, now) for key in found}
         if not found:
@@ -52,15 +52,15 @@ class StallWatch:
             return
         key = min(found, key=lambda one: self._since[one])
         name, stall, waited = key[0], found[key], now - self._since[key]
-        if waited >= NOTICE_AFTER:
+        if waited >= REPORT_AFTER:
             self._publish(StreamStalled(f"{name}: {explain_stall(stall)}"))
-            if now - self._reported >= NOTICE_EVERY:
+            if now - self._reported >= REPORT_EVERY:
                 self._reported = now
                 for (source, *_), one in found.items():
-                    self._publish(RunMessage(f"node '{source}': {explain_stall(one)}. {way_out(one)}", "warning"))
+                    self._publish(RunMessage(f"node '{source}': {explain_stall(one)}. {transaction_hint(one)}", "warning"))
         if ending and waited > self._limit(name):
             msg = f"{explain_stall(stall)}; the run waited {waited:.0f} s for it"
-            raise TargetError(msg, hint=way_out(stall), node=name)
+            raise TargetError(msg, hint=transaction_hint(stall), node=name)
 
     def _limit(self, name: str) -> float:
         return self._sources[name].stall_limit() + MARGIN
@@ -79,7 +79,7 @@ def explain_stall(stall: Stall) -> str:
     )
 
 
-def way_out(stall: Stall) -> str:
+def transaction_hint(stall: Stall) -> str:
     """Return how to end a transaction that its producer has left open."""
     place = f"--topic {stall.topic} --partition {stall.partition}"
     return (

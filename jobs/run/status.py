@@ -27,6 +27,8 @@ def phase(file: PipelineFile, state: PipelineState | None) -> Phase:
     """Return the pipeline's current phase."""
     if not history_complete(file, state):
         return Phase.HISTORY
-    here = state.position if state else {}
-    begun = [here[name] for name, node in file.model.sources.items() if positions.is_unbounded(node) and "stream" in here.get(name, {})]
-    return Phase.CATCHING_UP if positions.is_catching_up(begun) else Phase.LIVE
+    position = state.position if state else {}
+    started = [
+        position[name] for name, node in file.model.sources.items() if positions.is_unbounded(node) and "stream" in position.get(name, {})
+    ]
+    return Phase.CATCHING_UP if positions.is_catching_up(started) else Phase.LIVE

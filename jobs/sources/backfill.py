@@ -73,21 +73,23 @@ class BackfillPlanner:
         return None
 
     def _step(self, spark: SparkSession, position: Position, name: str, window: str) -> EpochRange:
-        source, here = self._sources[name], position[name]
-        source.check_retention(here)
-        phase, done, known = positions.window_progress(here, window)
+        source, position_of_source = self._sources[name], position[name]
+        source.check_retention(position_of_source)
+        phase, done, known = positions.window_progress(position_of_source, window)
         bounds = self._window(window)
-        of = positions.fingerprint([positions.pins_ref(here), here["fence"], bounds and [bounds.column, bounds.start, bounds.end]])
-        splits = self._book.splits(name, window, phase, of, lambda: source.splits(spark, here, phase, bounds))
+        of = positions.fingerprint(
+            [positions.pins_ref(position_of_source), position_of_source["fence"], bounds and [bounds.column, bounds.start, bounds.end]]
+        )
+        splits = self._book.splits(name, window, phase, of, lambda: source.splits(spark, position_of_source, phase, bounds))
         mark = positions.fingerprint(splits)
         if done and known != mark:
             msg = f"the splits of window `{window or 'all'}` are not those that its first {done} epochs were cut by"
             raise SinkStateError(msg, hint="Start this window again: headrace replay FILE --from the epoch that began it.", node=name)
         taken = _take(splits[done:], self._rows, self._size)
         at = (phase + 1, 0, "") if done + len(taken) == len(splits) else (phase, done + len(taken), mark)
-        here = positions.advance_partition(self._model, source.node, here, window, at)
+        position_of_source = positions.advance_partition(self._model, source.node, position_of_source, window, at)
         pieces = tuple({"source": name, "phase": phase, "split": split} for split in taken)
-        return EpochRange(Phase.HISTORY, {**position, name: here}, window or None, pieces)
+        return EpochRange(Phase.HISTORY, {**position, name: position_of_source}, window or None, pieces)
 
     def _window(self, key: str) -> HistoryPartition | None:
         bounds = positions.window_bounds(self._model, key)

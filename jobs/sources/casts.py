@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 _FLOAT_DIGITS = {"float": 5, "double": 10}
 _TIMES = {"timestamp", "timestamp_ntz"}
-_SPELLED = {"double": "float64", "float": "float32", "bool": "boolean"}
+_TYPE_NAMES = {"double": "float64", "float": "float32", "bool": "boolean"}
 
 
 class Cast(StrEnum):
@@ -43,7 +43,7 @@ def cast_of(have: pa.DataType, want: pa.DataType) -> Cast:
 
 def spell_type(kind: pa.DataType) -> str:
     """Return a type's name in the pipeline file."""
-    return _SPELLED.get(str(kind), str(kind))
+    return _TYPE_NAMES.get(str(kind), str(kind))
 
 
 def _spark(kind: pa.DataType) -> DataType:
@@ -86,24 +86,24 @@ def _of(have: DataType, want: DataType) -> Cast:
 def _is_safe(have: DataType, want: DataType) -> bool:
     from pyspark.sql import types as T  # noqa: N812
 
-    mine, its = have.simpleString(), want.simpleString()
-    if holds_every_value(want, have) or {mine, its} <= _TIMES or (mine == "date" and its in _TIMES):
+    have_type, want_type = have.simpleString(), want.simpleString()
+    if holds_every_value(want, have) or {have_type, want_type} <= _TIMES or (have_type == "date" and want_type in _TIMES):
         return True
     if isinstance(want, T.StringType):
         return not isinstance(have, T.BinaryType | T.ArrayType | T.MapType | T.StructType)
-    room = want.precision - want.scale if isinstance(want, T.DecimalType) else _FLOAT_DIGITS.get(its, 0)
-    return mine in _DIGITS and _DIGITS[mine] <= room
+    room = want.precision - want.scale if isinstance(want, T.DecimalType) else _FLOAT_DIGITS.get(want_type, 0)
+    return have_type in _DIGITS and _DIGITS[have_type] <= room
 
 
 def _is_checked(have: DataType, want: DataType) -> bool:
     """Return whether a cast changes no value but may fail: integers and decimals that may not fit."""
     from pyspark.sql import types as T  # noqa: N812
 
-    mine, its = have.simpleString(), want.simpleString()
+    have_type, want_type = have.simpleString(), want.simpleString()
     if isinstance(want, T.DecimalType):
-        return mine in _DIGITS or (isinstance(have, T.DecimalType) and want.scale >= have.scale)
-    whole = mine in _DIGITS or isinstance(have, T.StringType) or (isinstance(have, T.DecimalType) and have.scale == 0)
-    return whole and its in _DIGITS
+        return have_type in _DIGITS or (isinstance(have, T.DecimalType) and want.scale >= have.scale)
+    whole = have_type in _DIGITS or isinstance(have, T.StringType) or (isinstance(have, T.DecimalType) and have.scale == 0)
+    return whole and want_type in _DIGITS
 
 
 def _inner(pairs: list[tuple[DataType, DataType]]) -> Cast:

@@ -126,7 +126,7 @@ class Handoff:
         raise TargetError(msg, hint=hint, node=self.name)
 
     def _check_duplicates(self, have: TableOffsets, sink: str) -> None:
-        twice = {part: mine.duplicates for part, mine in have.partitions.items() if mine.duplicates}
+        twice = {part: offsets.duplicates for part, offsets in have.partitions.items() if offsets.duplicates}
         if twice:
             listed = _format_items(f"partition {part}: {rows}" for part, rows in twice.items())
             msg = f"history has messages more than once (rows too many by {listed}), and sink '{sink}' has no key"

@@ -101,8 +101,8 @@ class PipelineSource:
         assert self.unbounded is not None  # noqa: S101
         have, wanted = schema.names, self.unbounded.schema().names
         if missing := [column for column in wanted if column not in have]:
-            told = part.describe()
-            msg = f"history `{told.get('table_name') or told['location']}` lacks the columns {', '.join(missing)} of the stream"
+            described = part.describe()
+            msg = f"history `{described.get('table_name') or described['location']}` lacks the columns {', '.join(missing)} of the stream"
             hint = f"History has: {', '.join(have)}. Add them there, or remove them from `schema`."
             raise SchemaError(msg, hint=hint, node=self.name)
         cursor = self.node.cursor.column if isinstance(self.node, HybridSourceConfig) and self.node.cursor else None
@@ -138,30 +138,37 @@ class PipelineSource:
             assert self.unbounded is not None  # noqa: S101  a node has one or the other
             return {"stream": self.unbounded.initial_offsets()}
         fence, cursor = self.handoff.position_before_snapshot() if self.handoff else (None, None)
-        pins: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         try:
             for rank, part in enumerate(self.bounded):
-                pins.append(part.create_snapshot(spark, f"{token}_{rank}"))
+                snapshots.append(part.create_snapshot(spark, f"{token}_{rank}"))
             if self.handoff is not None and self.handoff.exact is not None:
-                fence = self.handoff.position_from_snapshot(spark, pins[-1], appends)
-            position: Json = {"pins": [pin.handle for pin in pins], "fence": fence, "cursor": cursor, "history": positions.no_history()}
-            return position if cursor is None else position | self._overlap(spark, pins)
+                fence = self.handoff.position_from_snapshot(spark, snapshots[-1], appends)
+            position: Json = {
+                "pins": [snapshot.handle for snapshot in snapshots],
+                "fence": fence,
+                "cursor": cursor,
+                "history": positions.no_history(),
+            }
+            return position if cursor is None else position | self._overlap(spark, snapshots)
         except HeadraceError:
             with suppress(HeadraceError):  # the next start sweeps what stays
-                for part, pin in zip(self.bounded, pins, strict=False):
-                    part.release_snapshot(pin)
+                for part, snapshot in zip(self.bounded, snapshots, strict=False):
+                    part.release_snapshot(snapshot)
             raise
 
-    def _overlap(self, spark: SparkSession, pins: Sequence[Snapshot]) -> Json:
+    def _overlap(self, spark: SparkSession, snapshots: Sequence[Snapshot]) -> Json:
         """Return the end of the stream right after the snapshot: later messages cannot be in the snapshot.
 
         Also returns whether history has rows whose cursor is NULL. Empty if a snapshot of history is not
         stable.
         """
         assert self.unbounded is not None  # noqa: S101
-        if not all(pin.is_stable for pin in pins):
+        if not all(snapshot.is_stable for snapshot in snapshots):
             return {}
-        nulls = any(part.has_nulls(spark, pin, self.node.cursor.column) for part, pin in zip(self.bounded, pins, strict=True))
+        nulls = any(
+            part.has_nulls(spark, snapshot, self.node.cursor.column) for part, snapshot in zip(self.bounded, snapshots, strict=True)
+        )
         return {"overlap": {"end": self.unbounded.end_offsets(), "nulls": nulls}}
 
     def handoff_filter(self, position: Json) -> HandoffFilter | None:
@@ -290,8 +297,8 @@ class PipelineSource:
         earliest = positions.offsets(self.unbounded.earliest_offsets())
         lost = {part: (offset, earliest[part]) for part, offset in positions.offsets(fence).items() if earliest.get(part, 0) > offset}
         if lost:
-            said = ", ".join(f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items())
-            msg = f"the topic's retention has passed the fence: {said}"
+            lost_offsets = ", ".join(f"partition {part}: fence {at}, earliest {first}" for part, (at, first) in lost.items())
+            msg = f"the topic's retention has passed the fence: {lost_offsets}"
             hint = "History and stream both lack the rows between. Lengthen retention.ms. `headrace reset FILE` starts over with a new snapshot."
             raise RetentionError(msg, hint=hint, node=self.name)
 

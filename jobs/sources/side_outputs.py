@@ -64,16 +64,16 @@ class SideOutputs:
     def __init__(self, pipeline: str, settings: Settings) -> None:
         self._pipeline = pipeline
         self._settings = settings
-        self._made: dict[str, list[SideOutput]] = {}
+        self._instances: dict[str, list[SideOutput]] = {}
 
     def see(self, plan: EpochPlan, readings: Mapping[str, SourceBatch]) -> None:
         """Pass an epoch to the side outputs before anything is written."""
         if not self._settings.plugin.side_output_ids:
             return
         for source, reading in readings.items():
-            if source not in self._made:
-                self._made[source] = [self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids]
-            for output in self._made[source]:
+            if source not in self._instances:
+                self._instances[source] = [self._open(plugin_id, source) for plugin_id in self._settings.plugin.side_output_ids]
+            for output in self._instances[source]:
                 output.epoch(plan, reading.frame)
 
     def _open(self, plugin_id: str, source: str) -> SideOutput:
@@ -84,6 +84,6 @@ class SideOutputs:
 
     def close(self) -> None:
         """Close the side outputs."""
-        for output in [output for outputs in self._made.values() for output in outputs]:
+        for output in [output for outputs in self._instances.values() for output in outputs]:
             output.close()
-        self._made.clear()
+        self._instances.clear()

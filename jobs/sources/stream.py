@@ -40,8 +40,8 @@ class StreamPlanner:
             end[name] = source.next_end_offsets(position[name], ReadLimits(rows=limit, bytes=size))
         if end == position:
             return None
-        mine = [position[name] for name in self._sources]
-        return EpochRange(Phase.CATCHING_UP if positions.is_catching_up(mine) else Phase.LIVE, end)
+        own_positions = [position[name] for name in self._sources]
+        return EpochRange(Phase.CATCHING_UP if positions.is_catching_up(own_positions) else Phase.LIVE, end)
 
     def backlog(self, position: Position) -> int | None:
         """Return the number of offsets between the position and the sources' ends, or None if unknown."""

@@ -28,10 +28,10 @@ def check_windows(source: PipelineSource, spark: SparkSession, position: Json, p
     until = _stream_time(source)
     for rank, part in enumerate(source.bounded):
         handle = source.snapshot_handles(position)[rank]
-        pin = Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
+        snapshot = Snapshot(handle, is_stable=bool(handle.get("pinned", True)))
         cut = source.handoff_filter(position) if rank == len(source.bounded) - 1 else None
         window = HistoryPartition("", partitions.column, end.isoformat(), until.isoformat() if until else "")
-        found = part.count_unpartitioned_rows(spark, pin, window, cut)
+        found = part.count_unpartitioned_rows(spark, snapshot, window, cut)
         about = part.describe()
         where = f"history `{about.get('table_name') or about.get('location') or source.name}`"
         if found.nulls:

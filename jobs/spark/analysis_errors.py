@@ -15,7 +15,7 @@ from headrace.pipeline.suggestions import suggest_closest
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
 
-_OURS = re.compile(r"`hr_(\w+?)_\d+`")
+_VIEW_NAME = re.compile(r"`hr_(\w+?)_\d+`")
 """Names of the views of nodes."""
 _NOISE = (
     re.compile(r"^\[[A-Z_.]+\] "),
@@ -23,7 +23,7 @@ _NOISE = (
     re.compile(r"; line \d+.*", re.DOTALL),
     re.compile(r"\n\n==.*", re.DOTALL),
 )
-_MADE = "_gs_"
+_INTERNAL_PREFIX = "_gs_"
 """Prefixes of column names that the user has not written."""
 _PROPOSED = 5
 """Columns that Spark proposes at most, hidden ones among them."""
@@ -33,12 +33,12 @@ _UNKNOWN = {"UNRESOLVED_COLUMN": "column", "FIELD_NOT_FOUND": "field", "UNRESOLV
 def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str]:
     """Message and hint for an error over the statement `text` of the file."""
     parameters = error.getMessageParameters() or {}
-    kind = next((word for sign, word in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)), None)
+    kind = next((name_type for sign, name_type in _UNKNOWN.items() if (error.getCondition() or "").startswith(sign)), None)
     wrong = (parameters.get("objectName") or parameters.get("fieldName") or parameters.get("routineName") or "").replace("`", "")
     shown = f"--- SQL ---\n{text.strip()}"
     if kind is None or not wrong:
-        said, hint = _of_rows(error.getCondition() or "", parameters)
-        return said or _plain(error), f"{hint}\n{shown}".lstrip()
+        message, hint = _of_rows(error.getCondition() or "", parameters)
+        return message or _plain(error), f"{hint}\n{shown}".lstrip()
     name = wrong.split(".")[-1]
     if kind == "function":
         written = re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
@@ -47,10 +47,12 @@ def explain_analysis_error(error: PySparkException, text: str) -> tuple[str, str
             _where(text, name),
         )
     proposed = (parameters.get("proposal") or parameters.get("fields") or "").split(", ")
-    near = list(dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_MADE)))
-    there = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
+    near = list(
+        dict.fromkeys(last for one in proposed if (last := one.split("`.`")[-1].strip("`")) and not last.startswith(_INTERNAL_PREFIX))
+    )
+    lead = "There are, among others" if kind == "column" and len(proposed) >= _PROPOSED else "There are"
     return f"there is no {kind} `{wrong}`{suggest_closest(name, near)}", _where(text, name) + (
-        f"\n{there}: {', '.join(near)}." if near else ""
+        f"\n{lead}: {', '.join(near)}." if near else ""
     )
 
 
@@ -94,10 +96,10 @@ def _counted(number: int) -> str:
 
 
 def _plain(error: PySparkException) -> str:
-    said = error.getMessage() or str(error)
+    message = error.getMessage() or str(error)
     for noise in _NOISE:
-        said = noise.sub("", said)
-    return _OURS.sub(r"`\1`", said).strip()
+        message = noise.sub("", message)
+    return _VIEW_NAME.sub(r"`\1`", message).strip()
 
 
 def _where(text: str, name: str) -> str:
@@ -105,8 +107,8 @@ def _where(text: str, name: str) -> str:
 
     Else the whole statement.
     """
-    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+    pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
     for number, line in enumerate(text.splitlines(), start=1):
-        if word.search(line):
+        if pattern.search(line):
             return f"Line {number} of the SQL: {line.strip()}"
     return f"--- SQL ---\n{text.strip()}"

@@ -80,5 +80,5 @@ def _train(path: Path) -> None:
             path.with_suffix(".json").write_text(json.dumps({"pyspark": str(_pyspark())}))
             fresh.rename(path)
         except (OSError, subprocess.SubprocessError) as error:
-            said = str(getattr(error, "stderr", "") or "").strip()[-400:]
-            log.warning("no class-data archive, Spark will start more slowly: error=%s said=%s", error, said)
+            output = str(getattr(error, "stderr", "") or "").strip()[-400:]
+            log.warning("no class-data archive, Spark will start more slowly: error=%s said=%s", error, output)

@@ -93,10 +93,10 @@ def translate_spark_errors() -> Iterator[None]:
     except HeadraceError:
         raise
     except Exception as error:
-        told = as_headrace_error(error)
-        if isinstance(told, InternalError):
+        translated = as_headrace_error(error)
+        if isinstance(translated, InternalError):
             raise
-        raise told from error
+        raise translated from error
 
 
 def _error_line(text: str) -> str:
@@ -113,8 +113,8 @@ def _wrong_value(error: BaseException, text: str, node: str, texts: Mapping[str,
     condition = getattr(error, "getCondition", lambda: None)()
     place = _PLACE.search(text)
     if condition and (place or _is_data(condition)):
-        said = getattr(error, "getMessage", lambda: text)() or text
-        found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", said.split("\n")[0]).strip()
+        message = getattr(error, "getMessage", lambda: text)() or text
+        found = re.sub(r"^\[[A-Z_.0-9]+\] ", "", message.split("\n")[0]).strip()
         part = place["shown"][len(place["before"]) :][: len(place["part"])] if place else ""
         by = next((name for name, one in texts.items() if place and one.startswith(part, int(place["at"]) - 1)), node)
         return DataError(found, hint=f"In {part}" if part else "", node=by)

@@ -133,9 +133,9 @@ def _run(command: list[str], transcript: Path, ivy_cache: Path, progress: Progre
             process.kill()
             raise
     if process.returncode:
-        said = transcript.read_text(errors="replace")
-        missing = sorted(set(re.findall(r":: (\S+#\S+): not found|\[FAILED\s*\] (\S+)", said)))
-        names = ", ".join(sorted({first or second for first, second in missing})) or said.strip()[-600:]
+        output = transcript.read_text(errors="replace")
+        missing = sorted(set(re.findall(r":: (\S+#\S+): not found|\[FAILED\s*\] (\S+)", output)))
+        names = ", ".join(sorted({first or second for first, second in missing})) or output.strip()[-600:]
         msg = f"cannot download the jars that Spark needs: {names}"
         hint = "Is Maven Central reachable? Behind a mirror, point HEADRACE_IVY_SETTINGS at an ivysettings.xml of your own."
         raise ServiceError(msg, hint=hint)

@@ -90,8 +90,8 @@ def _candidates(java_home: str | None, search: str) -> list[tuple[str, Path | No
     ]
 
 
-def _executable(given: Path) -> Path:
-    return given if given.is_file() else given / "bin" / "java"
+def _executable(path: Path) -> Path:
+    return path if path.is_file() else path / "bin" / "java"
 
 
 def _packaged() -> Path | None:

@@ -66,9 +66,9 @@ def read_pending_calls(folder: Path) -> dict[str, str]:
         return found
     for path in paths:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(path.read_text(encoding="utf-8"))
-            if float(said["until"]) < time.time():
+            note = json.loads(path.read_text(encoding="utf-8"))
+            if float(note["until"]) < time.time():
                 path.unlink()
             else:
-                found[str(said["node"])] = str(said["message"])
+                found[str(note["node"])] = str(note["message"])
     return found

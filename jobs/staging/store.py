@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.jobs.staging.paths import safe_filename, staging_root
-from headrace.jobs.staging.task import TOLD, StoreResultsTask, storage_error, sync_to_disk
+from headrace.jobs.staging.task import TASK_RESULT, StoreResultsTask, storage_error, sync_to_disk
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, PipelineStateError, SinkStateError, UserError
 from headrace.pipeline.model import graph
@@ -142,7 +142,7 @@ class EpochResultStore:
             raise PipelineStateError(
                 msg, hint="Somebody has changed it. Bring it back from a backup of `staging.path`.", node=node
             ) from None
-        self._whole(node, found)
+        self._check_complete(node, found)
         return found
 
     def read(self, node: str, like: DataFrame) -> SourceBatch:
@@ -153,16 +153,20 @@ class EpochResultStore:
         from pyspark.sql import functions as F  # noqa: N812
         from pyspark.sql.types import StructField, StructType
 
-        held = self.load_manifest(node)
-        assert held is not None  # noqa: S101  callers ask `held` first
+        manifest = self.load_manifest(node)
+        assert manifest is not None  # noqa: S101  callers ask `held` first
         fields = like.schema.fields
         stored = StructType([StructField(f"c{at}", field.dataType, nullable=True) for at, field in enumerate(fields)])
-        folder = self._of(node) / held.attempt
-        frame = like.sparkSession.read.schema(stored).parquet(*(_pattern(folder / name) for name, _ in held.files)) if held.files else None
+        folder = self._of(node) / manifest.attempt
+        frame = (
+            like.sparkSession.read.schema(stored).parquet(*(_pattern(folder / name) for name, _ in manifest.files))
+            if manifest.files
+            else None
+        )
         if frame is None:
             frame = like.sparkSession.createDataFrame([], stored)
         columns = [F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)]
-        return SourceBatch(frame.select(*columns), held.rows)
+        return SourceBatch(frame.select(*columns), manifest.rows)
 
     def make(self, node: str, rows: DataFrame) -> ResultManifest:
         """Compute a node's rows and store them. Return the valid manifest.
@@ -177,8 +181,8 @@ class EpochResultStore:
             place.mkdir(parents=True)
             # mapInArrow does not quote names, so columns travel by their place.
             numbered = rows.toDF(*(f"c{at}" for at in range(len(rows.columns))))
-            told = numbered.mapInArrow(StoreResultsTask(node, str(place), str(self._lane.path)), TOLD).collect()
-            found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in told if one.rows])
+            written_files = numbered.mapInArrow(StoreResultsTask(node, str(place), str(self._lane.path)), TASK_RESULT).collect()
+            found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows])
         except Exception as error:
             first = self.load_manifest(node)
             counts = first is not None and first.attempt == attempt  # what failed came behind the link: the next attempt takes its rows
@@ -213,10 +217,10 @@ class EpochResultStore:
                 raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
         files = tuple((name, size) for name, _, size in parts)
         rows = sum(count for _, count, _ in parts)
-        made = ResultManifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
+        manifest = ResultManifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
         sync_to_disk(folder / attempt)
         beside = folder / f".{attempt}.json"
-        beside.write_text(json.dumps(made.to_json()), encoding="utf-8")
+        beside.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
         sync_to_disk(beside)
         try:
             os.link(beside, folder / _MANIFEST)
@@ -225,10 +229,10 @@ class EpochResultStore:
         finally:
             beside.unlink()
         self.sync_manifest(node)
-        held = self.load_manifest(node)
-        assert held is not None  # noqa: S101  it is there, whoever made it
-        self._sweep_beside(held)
-        return held
+        existing = self.load_manifest(node)
+        assert existing is not None  # noqa: S101  this attempt or another one wrote it
+        self._sweep_other_attempts(existing)
+        return existing
 
     def sync_manifest(self, node: str) -> None:
         """Make the manifest's name durable, even if another process created it.
@@ -240,19 +244,19 @@ class EpochResultStore:
             with suppress(PermissionError):  # a folder above may be somebody else's
                 sync_to_disk(path)
 
-    def _sweep_beside(self, held: ResultManifest) -> None:
+    def _sweep_other_attempts(self, manifest: ResultManifest) -> None:
         """Remove the attempts that lost. They can never become valid once a manifest exists."""
-        for path in self._of(held.node).iterdir():
-            if path.is_dir() and path.name != held.attempt:
+        for path in self._of(manifest.node).iterdir():
+            if path.is_dir() and path.name != manifest.attempt:
                 _remove(path)
 
-    def _whole(self, node: str, held: ResultManifest) -> None:
+    def _check_complete(self, node: str, manifest: ResultManifest) -> None:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
-        if (held.pipeline, held.lane, held.epoch, held.node, held.digest) != wanted:
+        if (manifest.pipeline, manifest.lane, manifest.epoch, manifest.node, manifest.digest) != wanted:
             msg = f"the staged rows in {self._of(node)} are of another epoch or node than their folder says"
             raise PipelineStateError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
-        for name, size in held.files:
-            path = self._of(node) / held.attempt / name
+        for name, size in manifest.files:
+            path = self._of(node) / manifest.attempt / name
             if (found := _size(path)) != size:
                 msg = f"staged rows are damaged: {path} has {'no' if found is None else found} bytes, the manifest says {size}"
                 hint = f"Bring it back from a backup; or remove the folder {self._of(node)}, and they count as gone."
@@ -320,14 +324,14 @@ class StoredResults:
             return
         if replayed:
             raise self._missing_results_error(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
-        for holder, said in self._holders().items():
-            if told := self._behind(holder).intersection(missing):
-                raise self._missing_results_error(min(told), said, "the setting `staging.recompute: true` for one run")
+        for holder, description in self._holders().items():
+            if lost_nodes := self._nodes_after_stored(holder).intersection(missing):
+                raise self._missing_results_error(min(lost_nodes), description, "the setting `staging.recompute: true` for one run")
 
-    def _behind(self, name: str) -> set[str]:
+    def _nodes_after_stored(self, name: str) -> set[str]:
         """Return the non-deterministic nodes upstream of a node, also through the tables that it looks up."""
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
-        return {name}.intersection(self._impure).union(*(self._behind(other) for other in upstream))
+        return {name}.intersection(self._impure).union(*(self._nodes_after_stored(other) for other in upstream))
 
     def _missing_results_error(self, node: str, who: str, anew: str) -> SinkStateError:
         number = self._stages.plan.number

@@ -16,7 +16,7 @@ from headrace.pipeline.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TOLD = "file string, rows bigint, bytes bigint"
+TASK_RESULT = "file string, rows bigint, bytes bigint"
 """The result of a task."""
 
 

@@ -39,13 +39,13 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
 
     Raises PipelineFileError for expected rows that the node cannot have: other columns or other types.
     """
-    said, rows = case.node.expect[node], case.expected(node)
+    expected_config, rows = case.node.expect[node], case.expected(node)
     sink = case.file.model.sinks.get(node)
     known = [*schema.names, *([] if sink is not None and not keeps_operations(sink) else [OP])]
     check_columns(case, node, rows, known)
     check_operations(case, node, rows)
-    _check_said(case, node, rows, schema, known)
-    columns = tuple(said.columns or schema.names)
+    _check_columns(case, node, rows, schema, known)
+    columns = tuple(expected_config.columns or schema.names)
     if OP in rows.columns and OP not in columns:
         columns = (*columns, OP)
     payload = pa.schema([schema.field(name) for name in columns if name != OP])
@@ -70,14 +70,14 @@ def expectation(case: Case, node: str, schema: pa.Schema, key: Sequence[str], fo
         tuple(key) if set(key) <= set(columns) else (),
         expected,
         [{name: fit(row[name], schema.field(name).type) if name in wide else row[name] for name in columns} for row in found],
-        said.ordered,
-        said.tolerance,
+        expected_config.ordered,
+        expected_config.tolerance,
     )
 
 
-def _check_said(case: Case, node: str, rows: Rows, schema: pa.Schema, known: list[str]) -> None:
+def _check_columns(case: Case, node: str, rows: Rows, schema: pa.Schema, known: list[str]) -> None:
     """Columns that are compared must be there, and without `columns` all of them are compared."""
-    said = case.node.expect[node].columns
+    columns = case.node.expect[node].columns
     place = case.place("expect", node, "columns")
     problems = [
         UserError(
@@ -85,10 +85,10 @@ def _check_said(case: Case, node: str, rows: Rows, schema: pa.Schema, known: lis
             hint=f"Columns: {', '.join(known)}.",
             place=place,
         )
-        for name in said
+        for name in columns
         if name not in known
     ]
-    lacking = [name for name in schema.names if name not in rows.columns] if rows.records and not said else []
+    lacking = [name for name in schema.names if name not in rows.columns] if rows.records and not columns else []
     if lacking:
         msg = f"test `{case.name}`: the expected rows of `{node}` do not name the columns {', '.join(lacking)}"
         hint = "Name them in a row, or list under `columns` those that are to be compared."

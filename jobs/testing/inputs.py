@@ -82,9 +82,9 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
 
     Raises PipelineFileError if the rows of one column have incompatible types.
     """
-    said = case.node.given[name].schema_
-    if said is not None:
-        return payload_schema(name, said, metadata=False)
+    declared = case.node.given[name].schema_
+    if declared is not None:
+        return payload_schema(name, declared, metadata=False)
     if rows.schema is not None:
         return _as_spark(pa.schema([field for field in rows.schema if field.name != OP]))
     fields, problems = [], []
@@ -126,8 +126,8 @@ def build_input_table(case: Case, name: str, rows: Rows, schema: pa.Schema, ordi
     operations = [record.get(OP) or "i" for record in rows.records]
     check_operations(case, name, rows)
     if wrong:
-        told = [f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})" for row, column, reason in wrong]
-        raise DataError(f"test `{case.name}`: " + "\n".join(told), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
+        reasons = [f"row {row + 1}, column `{column}`: {reason} ({rows.place(row, column)})" for row, column, reason in wrong]
+        raise DataError(f"test `{case.name}`: " + "\n".join(reasons), node=name, place=rows.place(wrong[0][0], wrong[0][1]))
     places = [{"source": ordinal, "part": 0, "off": index, "sub": 0} for index in range(len(cells))]
     arrays = [
         pa.array([to_row_value(row[field.name], field.type) for row in cells], kind.type)

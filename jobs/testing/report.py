@@ -41,8 +41,8 @@ def heading(difference: NodeDifference) -> str:
     if difference.misplaced:
         return f"{difference.node}: {_rows(found)} came as expected, in another order"
     parts = [(len(difference.missing), "missing"), (len(difference.extra), "not expected"), (len(difference.changed), "different")]
-    said = ", ".join(f"{number} {what}" for number, what in parts if number)
-    return f"{difference.node}: {_rows(found)} came, {expected} expected: {said}"
+    counts = ", ".join(f"{number} {what}" for number, what in parts if number)
+    return f"{difference.node}: {_rows(found)} came, {expected} expected: {counts}"
 
 
 def _rows(number: int) -> str:

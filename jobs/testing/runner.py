@@ -124,9 +124,9 @@ class PipelineTestRunner:
         planner.tables = sets
         views = _views(planner, case, tables)
         boundary = SinkBoundary(planner.file.model, planner.retractions, planner.keys)
-        fed: dict[str, list[Row]] = {}
+        inputs_of_sinks: dict[str, list[Row]] = {}
         found: dict[str, Expectation] = {}
-        for name in case.node.expect or [name for name in planner.file.model.sinks if _fed_by(case, name)]:
+        for name in case.node.expect or [name for name in planner.file.model.sinks if _is_reached(case, name)]:
             if name in sets:
                 rows = [{VALUE: value, OP: "i"} for value in sets[name].values]
                 found[name] = expectation(case, name, TABLE, (VALUE,), rows)
@@ -134,9 +134,9 @@ class PipelineTestRunner:
             sink = model.sinks.get(name)
             node = sink.from_ if sink else name
             at = name if name in planner.retractions.sinks else node
-            if at not in fed:
-                fed[at] = _rows(boundary.visible_rows(at, views[node]), node, planner.texts)
-            rows = fed[at] if sink is None else apply_to_target(name, sink, planner.keys[name], fed[at])
+            if at not in inputs_of_sinks:
+                inputs_of_sinks[at] = _rows(boundary.visible_rows(at, views[node]), node, planner.texts)
+            rows = inputs_of_sinks[at] if sink is None else apply_to_target(name, sink, planner.keys[name], inputs_of_sinks[at])
             if name in case.node.expect:
                 found[name] = expectation(case, name, planner.schemas[name], planner.keys[name], rows)
         return found
@@ -191,8 +191,8 @@ def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFr
     try:
         return (mark_filtered_rows(frame, condition) if marks else frame.where(condition)) if condition else frame
     except (AnalysisException, ParseException) as error:
-        said = (error.getMessage() or str(error)).strip().splitlines()[0]
-        msg = f"the filter `{condition}` is wrong: {said}"
+        message = (error.getMessage() or str(error)).strip().splitlines()[0]
+        msg = f"the filter `{condition}` is wrong: {message}"
         raise SchemaError(msg, node=name, place=case.file.place("sources", name, "filter")) from None
 
 
@@ -211,6 +211,6 @@ def _ordinal(case: Case, name: str) -> int:
     return (names.index(name) + 1) * ORDINALS_PER_NODE - 1
 
 
-def _fed_by(case: Case, name: str) -> bool:
+def _is_reached(case: Case, name: str) -> bool:
     """Return whether rows of a given node reach a node."""
-    return name in case.node.given or any(_fed_by(case, upstream) for upstream in graph.inputs_of(case.file.model, name))
+    return name in case.node.given or any(_is_reached(case, upstream) for upstream in graph.inputs_of(case.file.model, name))

@@ -56,10 +56,12 @@ def apply_to_target(name: str, sink: Any, key: Sequence[str], rows: Sequence[Row
 
 
 def _apply(found: dict[str, Row], key: str, row: Row, sink: Any) -> None:
-    there = found.get(key)
+    existing = found.get(key)
     if row[OP] == "d":
         found.pop(key, None)
-    elif there is None or (getattr(sink, "on_conflict", "update") == "update" and _wins(row, there, getattr(sink, "update_where", {}))):
+    elif existing is None or (
+        getattr(sink, "on_conflict", "update") == "update" and _wins(row, existing, getattr(sink, "update_where", {}))
+    ):
         found[key] = _payload(row)
 
 

@@ -31,7 +31,7 @@ class SubgraphPlanners:
     def __init__(self, spark: SparkSession, settings: Settings) -> None:
         self._spark = spark
         self._settings = settings
-        self._made: dict[tuple[str, ...], PipelinePlanner] = {}
+        self._planners: dict[tuple[str, ...], PipelinePlanner] = {}
 
     def planner_for(self, case: Case, given: Mapping[str, Rows]) -> tuple[PipelinePlanner, dict[str, pa.Schema]]:
         """Return the planner for a test, and the columns of every given node.
@@ -62,11 +62,11 @@ class SubgraphPlanners:
     def _planner(self, file: PipelineFile, roots: Mapping[str, pa.Schema]) -> PipelinePlanner:
         model = select_subgraph(file.model, roots)
         known = (file.path, file.hash, *model.nodes(), *(f"{name}: {schema}" for name, schema in roots.items()))
-        if known not in self._made:
+        if known not in self._planners:
             sources = {name: InputSource(roots[name]) for name in model.sources}
-            made = self._made[known] = PipelinePlanner(replace(file, model=model), self._spark, sources, self._settings)
-            made.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
-        return self._made[known]
+            planner = self._planners[known] = PipelinePlanner(replace(file, model=model), self._spark, sources, self._settings)
+            planner.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
+        return self._planners[known]
 
 
 def computable(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> set[str]:
@@ -84,17 +84,17 @@ def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nod
 
     All dynamic tables stay. Those whose inputs are missing lose their SQL.
     """
-    there = computable(model, roots)
-    tables = {name: node if name in there else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}
-    stands = {
+    kept = computable(model, roots)
+    tables = {name: node if name in kept else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}
+    given_sources = {
         name: nodes.ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name))
         for name in model.transforms
         if name in roots
     }
     return model.model_copy(
         update={
-            "sources": {name: node for name, node in model.sources.items() if name in there} | stands,
-            "transforms": {name: node for name, node in model.transforms.items() if name in there and name not in stands} | tables,
-            "sinks": {name: node for name, node in model.sinks.items() if name in there},
+            "sources": {name: node for name, node in model.sources.items() if name in kept} | given_sources,
+            "transforms": {name: node for name, node in model.transforms.items() if name in kept and name not in given_sources} | tables,
+            "sinks": {name: node for name, node in model.sinks.items() if name in kept},
         }
     )

@@ -55,7 +55,7 @@ def update(outcome: CaseOutcome) -> list[str]:
     if outcome.error is not None:
         msg = f"test `{case.name}` ended with an error, so there are no rows to update it with"
         raise UserError(msg, hint="Mend that first.", place=case.place())
-    told = []
+    changes = []
     for difference in outcome.differences:
         expectation = outcome.expectations[difference.node]
         node = case.node.expect[difference.node]
@@ -71,8 +71,8 @@ def update(outcome: CaseOutcome) -> list[str]:
             target = case.path.parent / node.path
             _write_file(node.forms[0], target, rows, expectation, case.expected(difference.node).columns)
             where = str(target)
-        told.append(f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}")
-    return told
+        changes.append(f"{where}: `{difference.node}` now expects {len(rows)} row{'' if len(rows) == 1 else 's'}")
+    return changes
 
 
 def _check(text: str, case: Case, expectation: Expectation) -> None:
@@ -201,9 +201,9 @@ def _changed(row: MappingNode, new: Row, columns: Sequence[str]) -> list[_Edit]:
 
 def _line(text: str, row: Node) -> tuple[int, int]:
     """Return the range from the start of the first line of a row to after its last line break."""
-    behind = text.find("\n", _end(row))
+    line_break = text.find("\n", _end(row))
     dash = text.rfind("-", 0, row.start_mark.index)
-    return text.rfind("\n", 0, dash) + 1, len(text) if behind < 0 else behind + 1
+    return text.rfind("\n", 0, dash) + 1, len(text) if line_break < 0 else line_break + 1
 
 
 def _end(node: Node) -> int:

@@ -78,10 +78,10 @@ def _work(shipped: PickledPlugin, payload: pa.Schema, wire: pa.Schema) -> Callab
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         worker: ArrowTransform = shipped.open()
         for batch in batches:
-            for made in shipped.checked_batches("`process`", lambda batch=batch: [worker.process(batch)]):
-                _check_hidden(shipped, batch, made)
-                rows = shipped.fitted("`process`", made.drop_columns(list(HIDDEN)), payload).cast(wire)
-                hidden = [made.column(name).cast(batch.schema.field(name).type) for name in HIDDEN]
+            for output in shipped.checked_batches("`process`", lambda batch=batch: [worker.process(batch)]):
+                _check_hidden(shipped, batch, output)
+                rows = shipped.fitted("`process`", output.drop_columns(list(HIDDEN)), payload).cast(wire)
+                hidden = [output.column(name).cast(batch.schema.field(name).type) for name in HIDDEN]
                 fields = [*wire, *(batch.schema.field(name) for name in HIDDEN)]
                 yield pa.RecordBatch.from_arrays([*rows.columns, *hidden], schema=pa.schema(fields))
 
@@ -121,8 +121,8 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
     fresh[1:] = numbers[1:] != numbers[:-1]
     starts = np.flatnonzero(fresh)
     nth = np.arange(len(numbers)) - np.repeat(starts, np.diff(np.append(starts, len(numbers))))
-    made = batch.take(pa.array(numbers))
-    place = made.column(POS)
+    repeated = batch.take(pa.array(numbers))
+    place = repeated.column(POS)
     parts = {field.name: place.field(field.name) for field in place.type}
     try:
         parts["sub"] = pc.add_checked(pc.multiply_checked(parts["sub"], FAN_OUT), nth)
@@ -133,7 +133,7 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
         msg = f"one row makes {int(nth.max()) + 1:,} rows or more; {FAN_OUT - 1:,} are possible"
         raise DataError(msg)
     renumbered = pa.StructArray.from_arrays(list(parts.values()), fields=list(place.type))
-    return made.set_column(made.schema.get_field_index(POS), made.schema.field(POS), renumbered)
+    return repeated.set_column(repeated.schema.get_field_index(POS), repeated.schema.field(POS), renumbered)
 
 
 def open_plugin(context: TransformContext) -> RowTransform:

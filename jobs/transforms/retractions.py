@@ -37,8 +37,8 @@ def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[Guarante
     for sink in found.sinks:
         nodes = found.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
         if nodes:
-            said = "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
-            msg = f"it shares its target, and a row that {said} leaves out is a delete of its key, which may be a row of another pipeline"
+            conditions = "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
+            msg = f"it shares its target, and a row that {conditions} leaves out is a delete of its key, which may be a row of another pipeline"
             hint = (
                 "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as `WHERE region = 'eu'` with `region`"
                 " in `primary_key`; or write both inputs by one pipeline, with UNION ALL and without `share`."
@@ -92,12 +92,12 @@ class SinkBoundary:
         for name in key:
             keyed = keyed & F.col(quote_identifier(name)).isNotNull()
         # A delete without its key is an error like any other; an update that was left out and has none was never in the target.
-        meant = keyed | ((F.col(OP) == "d") & (sub > EMPTIED))
+        deletes = keyed | ((F.col(OP) == "d") & (sub > EMPTIED))
         if not follows_updates(node):
-            meant = meant & (F.col(OP) == "d")
+            deletes = deletes & (F.col(OP) == "d")
         if others:
             places = [place for place, name in enumerate(self._model.sources) if name in others]
-            meant = meant & ~F.floor(source / ORDINALS_PER_NODE).isin(places)
+            deletes = deletes & ~F.floor(source / ORDINALS_PER_NODE).isin(places)
         kept = {name.lower() for name in (*key, *kept_columns(node))}
         columns = [
             F.col(quote_identifier(field.name))
@@ -107,7 +107,7 @@ class SinkBoundary:
             if field.name not in (OP, POS)
         ]
         operation = F.when(sub < 0, F.lit("d")).otherwise(F.col(OP)).alias(OP)
-        return frame.where((sub >= 0) | meant).select(*columns, operation, POS)
+        return frame.where((sub >= 0) | deletes).select(*columns, operation, POS)
 
 
 def bypass_marked_rows(
@@ -122,23 +122,23 @@ def bypass_marked_rows(
 
     if upstream not in found.marked:
         return transform.rows(frame, plan)
-    made = transform.rows(without_marked(frame), plan)
+    output = transform.rows(without_marked(frame), plan)
     if name not in found.needs:
-        return made
-    there, wanted = {field.name.lower(): field for field in frame.schema.fields}, found.needs[name]
+        return output
+    input_fields, needed = {field.name.lower(): field for field in frame.schema.fields}, found.needs[name]
     columns = []
-    for field in made.schema.fields:
-        before = there.get(field.name.lower())
+    for field in output.schema.fields:
+        before = input_fields.get(field.name.lower())
         if field.name in (OP, POS):
             continue
-        if field.name.lower() in wanted and (before is None or before.dataType != field.dataType):
+        if field.name.lower() in needed and (before is None or before.dataType != field.dataType):
             was = before.dataType.simpleString() if before is not None else "missing"
             msg = f"key column `{field.name}` is {was} in `{upstream}` and {field.dataType.simpleString()} here, so filters before it cannot delete"
             raise SchemaError(msg, hint="Put the filter into a sql transform after this node.", node=name)
         value = (
             F.col(quote_identifier(before.name))
-            if before is not None and field.name.lower() in wanted
+            if before is not None and field.name.lower() in needed
             else F.lit(None).cast(field.dataType)
         )
         columns.append(value.alias(field.name, metadata=field.metadata or {}))
-    return made.unionByName(frame.where(F.col(f"{POS}.sub") < 0).select(*columns, OP, POS))
+    return output.unionByName(frame.where(F.col(f"{POS}.sub") < 0).select(*columns, OP, POS))

@@ -139,8 +139,8 @@ class ContentAudit:
         """Return why the target's rows cannot be compared, or an empty string."""
         if lost := [column for column in graph.key_of(self._file.model, name) if column not in content.columns]:
             return f"the key column `{lost[0]}` cannot be read back from the target"
-        mine = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
-        return "other pipelines write the target too" if any(claim.key != mine for claim in sink.claims()) else ""
+        own_key = SinkKey(self._state.pipeline, self._file.name, self._state.lane, name)
+        return "other pipelines write the target too" if any(claim.key != own_key for claim in sink.claims()) else ""
 
     def _against(self, name: str, assembly: CompiledPipeline, content: TargetContent, scope: AuditScope) -> CheckResult:
         planner, model = assembly.planner, assembly.file.model

@@ -28,14 +28,16 @@ class ContentDifference:
 def compare(expected: DataFrame, found: DataFrame, columns: Sequence[str], key: Sequence[str]) -> ContentDifference:
     """Compare the `columns` of two frames, by key or, without one, as multisets of rows."""
     wanted = {field.name: field.dataType for field in expected.schema}
-    mine, theirs = normal(expected, columns, wanted), normal(found, columns, wanted)
+    expected_rows, actual_rows = normal(expected, columns, wanted), normal(found, columns, wanted)
     by = list(key or columns)
-    ours, others = _digests(mine, columns, by), _digests(theirs, columns, by)
-    differing = sorted(bucket for bucket in ours.keys() | others.keys() if ours.get(bucket) != others.get(bucket))
-    rows = sum(count for count, _ in ours.values()), sum(count for count, _ in others.values())
+    expected_digests, actual_digests = _digests(expected_rows, columns, by), _digests(actual_rows, columns, by)
+    differing = sorted(
+        bucket for bucket in expected_digests.keys() | actual_digests.keys() if expected_digests.get(bucket) != actual_digests.get(bucket)
+    )
+    rows = sum(count for count, _ in expected_digests.values()), sum(count for count, _ in actual_digests.values())
     if not differing:
         return ContentDifference(*rows, 0)
-    total, keys = _named(mine, theirs, columns, by, differing, keyed=bool(key))
+    total, keys = _named(expected_rows, actual_rows, columns, by, differing, keyed=bool(key))
     return ContentDifference(*rows, len(differing), total, keys)
 
 
@@ -70,7 +72,7 @@ def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict
 
 
 def _named(
-    mine: DataFrame, theirs: DataFrame, columns: Sequence[str], by: Sequence[str], buckets: Sequence[int], *, keyed: bool
+    expected_rows: DataFrame, actual_rows: DataFrame, columns: Sequence[str], by: Sequence[str], buckets: Sequence[int], *, keyed: bool
 ) -> tuple[int, tuple[str, ...]]:
     """How many keys differ in these buckets, and some of them in words."""
     from pyspark.sql import functions as F  # noqa: N812
@@ -83,7 +85,7 @@ def _named(
         listed = F.collect_list(values) if keyed else F.count("*")
         return inside.groupBy(*(F.col(f"`{name}`").alias(alias) for name, alias in names.items())).agg(listed.alias(side))
 
-    one, other = grouped(mine, "expected"), grouped(theirs, "found")
+    one, other = grouped(expected_rows, "expected"), grouped(actual_rows, "found")
     condition = [one[alias].eqNullSafe(other[alias]) for alias in names.values()]
     keys = [F.coalesce(one[alias], other[alias]).alias(alias) for alias in names.values()]
     joined = one.join(other, condition, "full_outer").select(*keys, "expected", "found")
@@ -105,17 +107,17 @@ def describe_difference(
     key: Mapping[str, Any], expected: Sequence[Sequence[Any]], found: Sequence[Sequence[Any]], columns: Sequence[str], *, keyed: bool
 ) -> str:
     """Return `id=5: missing`, `id=5: name, amount differ`. Values outside the key are not shown."""
-    spelled = ", ".join(f"{name}={value}" for name, value in key.items())
+    key_text = ", ".join(f"{name}={value}" for name, value in key.items())
     if not keyed:
-        return f"{spelled}: {len(found)} times, expected {len(expected)}"
+        return f"{key_text}: {len(found)} times, expected {len(expected)}"
     if not expected:
-        return f"{spelled}: extra"
+        return f"{key_text}: extra"
     if not found:
-        return f"{spelled}: missing"
+        return f"{key_text}: missing"
     if len(found) != len(expected):
-        return f"{spelled}: {len(found)} rows, expected {len(expected)}"
+        return f"{key_text}: {len(found)} rows, expected {len(expected)}"
     wrong = [name for place, name in enumerate(columns) if _differs(expected[0][place], found[0][place])]
-    return f"{spelled}: {', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''}"
+    return f"{key_text}: {', '.join(wrong)} differ{'s' if len(wrong) == 1 else ''}"
 
 
 def _differs(one: Any, other: Any) -> bool:

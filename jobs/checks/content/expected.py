@@ -64,9 +64,11 @@ def passes_key(planner: PipelinePlanner, sink: str) -> str | None:
             return None
         name = inputs[0]
     schemas = {node: {field.name: spark_type(field.type) for field in planner.source_schemas[node]} for node in planner.source_schemas}
-    told = lineage(model, schemas)[sink]
-    copied = {column: [(one.node, one.column) for one in told.columns[column].origins] for column in key if column in told.columns}
-    same = all(copied.get(column) == [(sources[0], column)] and not told.columns[column].steps for column in key)
+    sink_lineage = lineage(model, schemas)[sink]
+    copied = {
+        column: [(one.node, one.column) for one in sink_lineage.columns[column].origins] for column in key if column in sink_lineage.columns
+    }
+    same = all(copied.get(column) == [(sources[0], column)] and not sink_lineage.columns[column].steps for column in key)
     return sources[0] if same else None
 
 
@@ -140,13 +142,13 @@ def reads_the_clock(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> boo
 
 def _texts(planner: PipelinePlanner, sink: str, plan: EpochPlan) -> dict[str, str]:
     planner.nodes({}, plan)
-    behind = _behind(planner, sink)
-    return {name: text for name, text in planner.texts.items() if name in behind}
+    upstream = _upstream_nodes(planner, sink)
+    return {name: text for name, text in planner.texts.items() if name in upstream}
 
 
-def _behind(planner: PipelinePlanner, name: str) -> set[str]:
+def _upstream_nodes(planner: PipelinePlanner, name: str) -> set[str]:
     model = planner.file.model
-    return {name}.union(*(_behind(planner, upstream) for upstream in graph.inputs_of(model, name)))
+    return {name}.union(*(_upstream_nodes(planner, upstream) for upstream in graph.inputs_of(model, name)))
 
 
 def union_of(found: SourceRows) -> DataFrame:

@@ -124,13 +124,13 @@ class SourceRowsReader:
             share = self._left // max(1, len(ends))
             readable = {part: max(at, ends[part] - share) for part, at in readable.items()}
         self._take(found, _distance(readable, ends))
-        here = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
-        found.size += source.unbounded.estimate_bytes(here["stream"], end["stream"], _SIZED) or 0
+        end_position = dict(end) | {"stream": {**end["stream"], "offsets": readable}}
+        found.size += source.unbounded.estimate_bytes(end_position["stream"], end["stream"], _SIZED) or 0
         unbegun = "stream" not in self._scope.first.start[source.name]
-        if unbegun and not self._keyed and here.get("cursor") and not here.keys() & {"overlap", "catch_up"}:
+        if unbegun and not self._keyed and end_position.get("cursor") and not end_position.keys() & {"overlap", "catch_up"}:
             found.miss("it is unknown where the overlap of history and stream ends")
-        reading = source.read_stream(self._spark, here, end) if not self._keyed else None
-        frame = reading.frame if reading else source.unbounded.read(self._spark, here["stream"], end["stream"])
+        reading = source.read_stream(self._spark, end_position, end) if not self._keyed else None
+        frame = reading.frame if reading else source.unbounded.read(self._spark, end_position["stream"], end["stream"])
         found.frames.append(_ordered(frame, schema, STREAM, 0))
         if self._keyed and found.complete and _covers_topic(source, self._model):
             before = {part: known.get(part, 0) for part in begin}
@@ -148,7 +148,9 @@ class SourceRowsReader:
     # --- history
 
     def _history(self, found: SourceRows, source: PipelineSource, end: Json, schema: pa.Schema) -> None:
-        if self._is_too_much(found, [splits for _, _, splits in self._carried(source)]):  # without asking a large source for its splits
+        if self._is_too_much(
+            found, [splits for _, _, splits in self._splits_of_epochs(source)]
+        ):  # without asking a large source for its splits
             return
         pieces = self._pieces(source, end)
         total = _rows_in(splits for _, _, splits in pieces)
@@ -180,14 +182,14 @@ class SourceRowsReader:
         keys = positions.windows_of(self._model)
         done = [positions.is_partition_done(self._model, end, key) for key in keys]
         if self._scope.first.number > 1 or not all(done):
-            return self._carried(source)
+            return self._splits_of_epochs(source)
         return [
             (place, phase, self._splits(source, end, phase, self._window(key)))
             for phase in range(len(source.bounded))
             for place, key in enumerate(keys)
         ]
 
-    def _carried(self, source: PipelineSource) -> list[tuple[int, int, list[Json]]]:
+    def _splits_of_epochs(self, source: PipelineSource) -> list[tuple[int, int, list[Json]]]:
         """Yield (window, phase, splits) as the epochs had them."""
         keys = positions.windows_of(self._model)
         return [
@@ -232,5 +234,5 @@ def _rows_in(pieces: Iterable[Sequence[Json]]) -> int:
     return sum(split.get("rows", 0) for splits in pieces for split in splits)
 
 
-def _distance(here: dict[str, int], there: dict[str, int]) -> int:
-    return sum(max(0, offset - here.get(part, 0)) for part, offset in there.items())
+def _distance(first: dict[str, int], second: dict[str, int]) -> int:
+    return sum(max(0, offset - first.get(part, 0)) for part, offset in second.items())

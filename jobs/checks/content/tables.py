@@ -59,11 +59,11 @@ def rows_of_keys(rows: pa.Table, key: Sequence[str], keys: pa.Table | None) -> p
 def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> ContentDifference:
     """Compare two tables, by key or, without one, as multisets of rows. `expected` decides on columns and types."""
     columns = expected.column_names
-    mine, theirs = (_plain(side, columns, expected.schema) for side in (expected, found))
-    counted = _counted(mine, theirs, columns)
+    expected_rows, actual_rows = (_plain(side, columns, expected.schema) for side in (expected, found))
+    counted = _counted(expected_rows, actual_rows, columns)
     differing = counted.filter(pc.not_equal(counted[_EXPECTED], counted[_FOUND]))
     if not differing.num_rows:
-        return ContentDifference(mine.num_rows, theirs.num_rows, 0)
+        return ContentDifference(expected_rows.num_rows, actual_rows.num_rows, 0)
     by = list(key or columns)
     keys = differing.select(by).group_by(by).aggregate([])
     order = pc.call_function("sort_indices", [keys], pc.SortOptions([(name, "ascending") for name in by]))
@@ -71,9 +71,9 @@ def compare_tables(expected: pa.Table, found: pa.Table, key: Sequence[str]) -> C
     words = []
     for place in range(shown.num_rows):
         one = shown.slice(place, 1)
-        wanted, have = (_values(side, by, one, columns, keyed=bool(key)) for side in (mine, theirs))
+        wanted, have = (_values(side, by, one, columns, keyed=bool(key)) for side in (expected_rows, actual_rows))
         words.append(describe_difference(one.to_pylist()[0], wanted, have, columns, keyed=bool(key)))
-    return ContentDifference(mine.num_rows, theirs.num_rows, 1, keys.num_rows, tuple(words))
+    return ContentDifference(expected_rows.num_rows, actual_rows.num_rows, 1, keys.num_rows, tuple(words))
 
 
 def plain_types(schema: pa.Schema) -> pa.Schema:
@@ -87,7 +87,7 @@ def _plain(rows: pa.Table, columns: Sequence[str], wanted: pa.Schema) -> pa.Tabl
     return canonical(rows, list(columns))
 
 
-def _counted(mine: pa.Table, theirs: pa.Table, columns: Sequence[str]) -> pa.Table:
+def _counted(expected_rows: pa.Table, actual_rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     """Return each distinct row of both tables and how often it is in each. A null equals a null."""
 
     def marked(rows: pa.Table, expected: int) -> pa.Table:
@@ -95,7 +95,7 @@ def _counted(mine: pa.Table, theirs: pa.Table, columns: Sequence[str]) -> pa.Tab
         first, second = (ones, zeros) if expected else (zeros, ones)
         return rows.append_column(_EXPECTED, first).append_column(_FOUND, second)
 
-    both = pa.concat_tables([marked(mine, 1), marked(theirs, 0)])
+    both = pa.concat_tables([marked(expected_rows, 1), marked(actual_rows, 0)])
     found = both.group_by(list(columns)).aggregate([(_EXPECTED, "sum"), (_FOUND, "sum")])
     return found.rename_columns([*columns, _EXPECTED, _FOUND])
 

@@ -110,19 +110,19 @@ class HttpCaller:
         """Lets go of the connections."""
         self._client.close()
 
-    def send(self, batch: RequestBatch, stop: threading.Event, tally: CallCounter) -> HttpReply:
+    def send(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter) -> HttpReply:
         """Return the response.
 
         Raises UserError for a refusal, TransientError after too much time or too many attempts.
         """
-        told = threading.Event()
+        noted = threading.Event()
         try:
-            return self._send_with_retries(batch, stop, tally, told)
+            return self._send_with_retries(batch, stop, counter, noted)
         finally:
-            if self._service.wait is not None and told.is_set():
+            if self._service.wait is not None and noted.is_set():
                 self._service.wait.over()
 
-    def _send_with_retries(self, batch: RequestBatch, stop: threading.Event, tally: CallCounter, told: threading.Event) -> HttpReply:
+    def _send_with_retries(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event) -> HttpReply:
         began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
         deadline = None if self._service.retry_for is None else began + self._service.retry_for
@@ -131,7 +131,7 @@ class HttpCaller:
                 raise self._given_up(attempt, time.monotonic() - began, last)
             attempt += 1
             try:
-                reply, last, wait = self._send_once(batch, tally, retry=attempt > 1)
+                reply, last, wait = self._send_once(batch, counter, retry=attempt > 1)
             except HeadraceError:
                 raise
             except BaseException:
@@ -143,20 +143,20 @@ class HttpCaller:
             wait = spread if wait is None else wait
             pause = min(pause * 2, _LAST_PAUSE)
             over = deadline is not None and time.monotonic() + wait > deadline
-            self._waits(began, attempt, last, wait, told)
+            self._note_wait(began, attempt, last, wait, noted)
             if over or attempt == self._service.max_attempts or stop.wait(wait):
                 raise self._given_up(attempt, time.monotonic() - began, last)
 
-    def _waits(self, began: float, attempts: int, last: str, pause: float, told: threading.Event) -> None:
-        """Note the wait for the heartbeat, if it has taken or will take long. Sets `told` then."""
+    def _note_wait(self, began: float, attempts: int, last: str, pause: float, noted: threading.Event) -> None:
+        """Note the wait for the heartbeat, if it has taken or will take long. Sets `noted` then."""
         seconds = time.monotonic() - began
         if self._service.wait is None or seconds + pause < _PATIENCE:
             return
-        told.set()
+        noted.set()
         message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
         self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
 
-    def _send_once(self, batch: RequestBatch, tally: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
+    def _send_once(self, batch: RequestBatch, counter: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
         """Return the response, or None with the reason and the seconds that the service asks to wait.
 
         Raises UserError for a refusal.
@@ -164,7 +164,7 @@ class HttpCaller:
         httpx, started = self._errors, time.monotonic()
 
         def count(outcome: str, status: str) -> None:
-            tally.add(outcome, status, (time.monotonic() - started) * 1000, retry=retry)
+            counter.add(outcome, status, (time.monotonic() - started) * 1000, retry=retry)
 
         try:
             with self._deadline.within(self._service.timeout), self._posted(batch) as response:
@@ -175,7 +175,7 @@ class HttpCaller:
                     self.breaker.failed()
                     count("retriable_error", "body_read_error")
                     late = isinstance(error, httpx.TimeoutException)
-                    why = f"was not there within {self._service.timeout:g} s" if late else f"could not be read: {_said(error)}"
+                    why = f"was not there within {self._service.timeout:g} s" if late else f"could not be read: {_error_text(error)}"
                     return None, f"HTTP {status}, and the body {why}", None
         except httpx.TimeoutException:
             self.breaker.failed()
@@ -184,32 +184,34 @@ class HttpCaller:
         except httpx.TransportError as error:
             self.breaker.failed()
             count("retriable_error", "network_error")
-            return None, self._clean(_said(error)), None
-        return self._judged(response, status, body, count)
+            return None, self._clean(_error_text(error)), None
+        return self._classify_status(response, status, body, count)
 
     def _posted(self, batch: RequestBatch) -> AbstractContextManager[httpx.Response]:
         return self._client.stream("POST", self._service.url, content=batch.body, headers={"Idempotency-Key": batch.key})
 
-    def _judged(self, response: httpx.Response, status: int, body: bytes, count: Any) -> tuple[HttpReply | None, str, float | None]:
+    def _classify_status(
+        self, response: httpx.Response, status: int, body: bytes, count: Any
+    ) -> tuple[HttpReply | None, str, float | None]:
         if 200 <= status < 300:
             self.breaker.succeeded()
             count("success", "2xx")
             return HttpReply(status, body), "", None
-        said = f"HTTP {status}{self._excerpt(body)}"
+        refusal = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
             # A service that asks to be left alone works.
             (self.breaker.succeeded if status == 429 else self.breaker.failed)()
             count("retriable_error", f"{status // 100}xx")
-            return None, said, _retry_after(response.headers.get("Retry-After"))
+            return None, refusal, _retry_after(response.headers.get("Retry-After"))
         self.breaker.succeeded()
         count("non_retriable_error", f"{status // 100}xx")
         where = f"POST {self._service.shown}"
         if 300 <= status < 400:
             hint = "Write the address that it redirects to as `url`: requests with rows in them do not follow."
-            msg = f"{where}: {said}"
+            msg = f"{where}: {refusal}"
             raise UserError(msg, hint=hint, node=self._service.node)
         hint = "The service refuses the request: see its log, and `url`, `headers` and `payload_version` of the node."
-        msg = f"{where}: non-retriable {said}"
+        msg = f"{where}: non-retriable {refusal}"
         raise UserError(msg, hint=hint, node=self._service.node)
 
     def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
@@ -274,13 +276,13 @@ class HandlerTask:
         """
         from headrace.connectors.row_errors import task_error
 
-        stop, tally = _Stop(), CallCounter()
+        stop, counter = _Stop(), CallCounter()
         pool = ThreadPoolExecutor(self.service.concurrency, thread_name_prefix="handler")
         waiting: deque[Future[pa.RecordBatch]] = deque()
         try:
             caller = caller_for(self.service)
-            for batch in self._cut(batches):
-                waiting.append(pool.submit(self._answer, caller, batch, stop, tally))
+            for batch in self._build_requests(batches):
+                waiting.append(pool.submit(self._answer, caller, batch, stop, counter))
                 if len(waiting) > self.service.concurrency:
                     yield waiting.popleft().result()
             while waiting:
@@ -291,29 +293,29 @@ class HandlerTask:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             if self.count is not None:
-                self.count.add(tally.calls())
+                self.count.add(counter.calls())
 
-    def _cut(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RequestBatch]:
+    def _build_requests(self, batches: Iterable[pa.RecordBatch]) -> Iterator[RequestBatch]:
         """Yield requests of `batch_size` rows, or of one row if the decoder reads single rows.
 
         The last one may be smaller.
         """
         size = 1 if self.decoder.single else self.batch_size
         kept: list[pa.RecordBatch] = []
-        held = 0
+        buffered = 0
         for batch in batches:
             if not batch.num_rows:
                 continue
             kept.append(batch)
-            held += batch.num_rows
+            buffered += batch.num_rows
             at = 0
-            whole = _joined(kept) if held >= size else None
-            while whole is not None and held >= size:
+            whole = _joined(kept) if buffered >= size else None
+            while whole is not None and buffered >= size:
                 yield self._batch(whole.slice(at, size))
-                at, held = at + size, held - size
+                at, buffered = at + size, buffered - size
             if whole is not None:
-                kept = [whole.slice(at)] if held else []
-        if held:
+                kept = [whole.slice(at)] if buffered else []
+        if buffered:
             yield self._batch(_joined(kept))
 
     def _batch(self, rows: pa.RecordBatch) -> RequestBatch:
@@ -326,18 +328,18 @@ class HandlerTask:
         where = "{source}.{part}.{off}.{sub}".format(**first)
         return RequestBatch(rows, body, f"{self.prefix}/{hashlib.sha256(where.encode() + b' ' + body).hexdigest()[:32]}")
 
-    def _answer(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, tally: CallCounter) -> pa.RecordBatch:
+    def _answer(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter) -> pa.RecordBatch:
         try:
-            return self._asked(caller, batch, stop, tally)
+            return self._request_rows(caller, batch, stop, counter)
         except HeadraceError as error:
             stop.failed(error)
             raise
 
-    def _asked(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, tally: CallCounter) -> pa.RecordBatch:
+    def _request_rows(self, caller: HttpCaller, batch: RequestBatch, stop: _Stop, counter: CallCounter) -> pa.RecordBatch:
         if stop.is_set():
             msg = "another request of the task failed"
             raise stop.error or TransientError(msg, node=self.service.node)
-        reply = caller.send(batch, stop, tally)
+        reply = caller.send(batch, stop, counter)
         try:
             return self._rows(batch.rows, self.decoder.read(reply.body))
         except AnswerError as error:
@@ -353,8 +355,8 @@ class HandlerTask:
                 name = self.decoder.schema.field(at).name
                 msg = f"{column.null_count} of {answer.rows} rows lack `{name}`, which is a column of the key"
                 raise AnswerError(msg)
-        asked = [sent.column(KEYS + at) for at in range(sent.num_columns - KEYS)] if self.key else []
-        at = match_request_rows(asked, back, sent.num_rows, answer.rows)
+        key_columns = [sent.column(KEYS + at) for at in range(sent.num_columns - KEYS)] if self.key else []
+        at = match_request_rows(key_columns, back, sent.num_rows, answer.rows)
         ops = pc.coalesce(answer.ops, sent.column(OP).take(at)) if answer.rows else answer.ops
         _check_ops(ops)
         columns = [*answer.columns, ops, response_positions(sent.column(POS), at)]
@@ -392,6 +394,6 @@ def _retry_after(value: str | None) -> float | None:
     return min(max(0.0, seconds), _LONGEST)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = str(error).split("\n", maxsplit=1)[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

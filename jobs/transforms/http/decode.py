@@ -231,8 +231,8 @@ def _unhexed(array: pa.Array) -> pa.Array:
     plain = pc.fill_null(texts, "")
     offsets = np.concatenate([[0], np.cumsum(np.asarray(pc.binary_length(plain)) // 2)]).astype(np.int32)
     digits = pc.binary_join(pa.ListArray.from_arrays([0, len(plain)], plain), "")[0].as_py()
-    made = pa.Array.from_buffers(pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))])
-    return pc.if_else(pc.is_valid(texts), made, pa.scalar(None, pa.binary()))
+    decoded = pa.Array.from_buffers(pa.binary(), len(plain), [None, pa.py_buffer(offsets), pa.py_buffer(bytes.fromhex(digits))])
+    return pc.if_else(pc.is_valid(texts), decoded, pa.scalar(None, pa.binary()))
 
 
 def _value(value: Any, kind: pa.DataType, where: str) -> Any:

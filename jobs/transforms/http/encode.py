@@ -44,8 +44,8 @@ def _plain(column: Column, kind: DataType) -> Column:
         inner = kind.elementType
         return F.transform(column, lambda item: _plain(item, inner))
     if isinstance(kind, T.MapType):
-        held = kind.valueType
-        return F.transform_values(column, lambda _, item: _plain(item, held))
+        value_type = kind.valueType
+        return F.transform_values(column, lambda _, item: _plain(item, value_type))
     if isinstance(kind, T.StructType):
         parts = [_plain(column.getField(field.name), field.dataType).alias(field.name) for field in kind.fields]
         return F.when(column.isNotNull(), F.struct(*parts))

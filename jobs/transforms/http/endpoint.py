@@ -29,8 +29,8 @@ def resolve_endpoint(name: str, node: HandlerTransformConfig, settings: Settings
     secrets += [part for part in secrets for part in part.split(" ", 1)[1:]]
     hint = "See the variable or the setting that it comes from."
     for key, value in headers.items():
-        if said := header_problem(value):
-            msg = f"the header `{key}` {said}"
+        if problem := header_problem(value):
+            msg = f"the header `{key}` {problem}"
             raise UserError(msg, hint=hint, node=name, keys=("headers", key))
     if node.secret_name is not None:
         keys = ("secret_name",)
@@ -41,15 +41,15 @@ def resolve_endpoint(name: str, node: HandlerTransformConfig, settings: Settings
         if header.lower() in {key.lower() for key in headers}:
             msg = f"cannot set both 'secret_name' and an explicit '{header}' header - remove one"
             raise UserError(msg, node=name, keys=keys)
-        if said := header_problem(value):
-            msg = f"the header `{header}` {said}"
+        if problem := header_problem(value):
+            msg = f"the header `{header}` {problem}"
             raise UserError(msg, hint=hint, node=name, keys=keys)
         headers[header] = value
         secrets.append(value)
     if not any(key.lower() == "content-type" for key in headers):
         headers["Content-Type"] = "application/json"
-    if said := url_problem(url):
-        msg = f"`url` {said}"
+    if problem := url_problem(url):
+        msg = f"`url` {problem}"
         raise UserError(msg, hint="See the variables in it.", node=name, keys=("url",))
     return HttpEndpoint(url, headers, (*secrets, *_in_url(url, node.url)))
 

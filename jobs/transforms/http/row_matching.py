@@ -35,12 +35,12 @@ def match_request_rows(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows:
         return pa.array(np.zeros(answered, dtype=np.int64))
     if not sent:
         return pa.array(np.arange(answered)) if rows == answered else pa.nulls(answered, pa.int64())
-    asked, told = _digest(sent), _digest(back)
-    if rows == answered and asked.equals(told):
+    request_keys, response_keys = _digest(sent), _digest(back)
+    if rows == answered and request_keys.equals(response_keys):
         return pa.array(np.arange(answered))
     # The last of equal keys: the first one from behind.
-    behind = pc.index_in(told, asked.take(pa.array(np.arange(rows)[::-1])))
-    return pc.subtract(pa.scalar(rows - 1, pa.int64()), behind.cast(pa.int64()))
+    from_end = pc.index_in(response_keys, request_keys.take(pa.array(np.arange(rows)[::-1])))
+    return pc.subtract(pa.scalar(rows - 1, pa.int64()), from_end.cast(pa.int64()))
 
 
 def response_positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:

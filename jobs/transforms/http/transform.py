@@ -57,9 +57,9 @@ class HandlerRows(RowTransform):
             return self._unasked(rows)
         task = self._task(plan)
         columns = [row_json(cast("StructType", _without_hidden(rows)), self._node.payload_version), OP, POS]
-        asked = rows.select(*columns, *(f"`{self._payload.field(at).name}`" for at in self._key))
+        sent = rows.select(*columns, *(f"`{self._payload.field(at).name}`" for at in self._key))
         # mapInArrow does not quote names, so columns travel by their place.
-        numbered = asked.toDF(*(f"c{at}" for at in range(len(asked.columns))))
+        numbered = sent.toDF(*(f"c{at}" for at in range(len(sent.columns))))
         found = self._spread(numbered, plan).mapInArrow(task, self._numbered())
         return self._named(found)
 
@@ -131,22 +131,22 @@ class HandlerRows(RowTransform):
         return rows.select(*(F.col(f"c{at}").alias(field.name, metadata=field.metadata or {}) for at, field in enumerate(fields)))
 
 
-def response_schema(name: str, node: HandlerTransformConfig, asked: pa.Schema) -> pa.Schema:
+def response_schema(name: str, node: HandlerTransformConfig, inputs: pa.Schema) -> pa.Schema:
     """Return the columns of a response: sent ones that are not dropped, then new ones, with overridden types.
 
     Raises SchemaError for a type that cannot be read from JSON.
     """
     types: Mapping[str, Any] = override_types(node)
-    fields = [field.with_type(types.get(field.name) or field.type) for field in asked if types.get(field.name, field) is not None]
-    fields += [pa.field(column, kind) for column, kind in types.items() if column not in asked.names and kind is not None]
+    fields = [field.with_type(types.get(field.name) or field.type) for field in inputs if types.get(field.name, field) is not None]
+    fields += [pa.field(column, kind) for column, kind in types.items() if column not in inputs.names and kind is not None]
     for field in fields:
         if kinds.is_duration(field.type) or kinds.is_interval(field.type):
             msg = f"column `{field.name}` is a {field.type}, which JSON has no word for"
             hint = f"Cast it to a number or a text before, or drop it: schema_override: {{{field.name}: null}}."
             raise SchemaError(msg, hint=hint, node=name)
-    if unknown := [column for column, kind in types.items() if kind is None and column not in asked.names]:
+    if unknown := [column for column, kind in types.items() if kind is None and column not in inputs.names]:
         msg = f"`schema_override` drops `{unknown[0]}`, which is no column of `{node.from_}`"
-        raise SchemaError(msg, hint=f"Columns: {', '.join(asked.names)}.", node=name)
+        raise SchemaError(msg, hint=f"Columns: {', '.join(inputs.names)}.", node=name)
     return pa.schema(fields)
 
 

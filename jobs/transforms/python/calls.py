@@ -100,9 +100,9 @@ class PythonTransformTask:
                 yield self._one(function, batch, hidden)
 
     def _one(self, function: Callable[..., Any], batch: pa.RecordBatch, hidden: pa.Schema) -> pa.RecordBatch:
-        given = batch.drop_columns([POS])
+        payload = batch.drop_columns([POS])
         try:
-            found = function(given, **self.options)
+            found = function(payload, **self.options)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's function raises is told; an exit would end the worker
             msg = f"`{self.function}` failed on {self._rows(batch)}: {describe_user_error(error, self.function.partition(':')[0])}"
             raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
@@ -164,12 +164,12 @@ class PythonTransformTask:
 
     def _operations(self, table: pa.Table, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
         """Return the operations that the function returned, or else those of the input rows."""
-        carried = batch.column(OP) if rows is None else batch.column(OP).take(rows)
+        inherited = batch.column(OP) if rows is None else batch.column(OP).take(rows)
         if OP not in table.column_names:
-            return carried
+            return inherited
         found = table.column(OP).combine_chunks()
         found = found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-        found = pc.coalesce(pc.cast(found, pa.string()), carried)
+        found = pc.coalesce(pc.cast(found, pa.string()), inherited)
         if len(found) and not pc.all(pc.is_in(found, value_set=_OPERATIONS)).as_py():
             msg = f"`{OP}` of what `{self.function}` returned must be i, u or d"
             raise DataError(msg, hint="Leave it out to carry the operation over.", node=self.node)

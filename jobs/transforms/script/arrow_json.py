@@ -62,8 +62,8 @@ def _fragments(column: pa.Array) -> tuple[pa.Array, Spec | None]:
     """Return the JSON text of every value, null for null, and how the engine must convert it, if at all."""
     if isinstance(column, pa.ExtensionArray):
         return _fragments(column.storage)
-    way = next((way for test, way in _WAYS if test(column.type)), _as_text)
-    return way(column)
+    convert = next((convert for test, convert in _WAYS if test(column.type)), _as_text)
+    return convert(column)
 
 
 def _as_bare(column: pa.Array) -> tuple[pa.Array, Spec | None]:

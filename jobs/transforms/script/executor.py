@@ -67,14 +67,14 @@ class Script:
         with borrow_process(self.limits) as vm:
             self._load(vm)
             for whole in batches:
-                for last in self._cut(whole):
+                for last in self._slices(whole):
                     count += last.num_rows
                     tail = None
-                    for made, of_last in self._through(vm, last, schema):
-                        yield made
-                        tail = made.slice(made.num_rows - of_last)
+                    for output, of_last in self._through(vm, last, schema):
+                        yield output
+                        tail = output.slice(output.num_rows - of_last)
             if last is not None and count > 1 and self.program.deterministic:
-                self._again(vm, last.slice(last.num_rows - 1), tail, schema)
+                self._check_determinism(vm, last.slice(last.num_rows - 1), tail, schema)
 
     def _load(self, vm: ScriptProcess) -> None:
         try:
@@ -82,7 +82,7 @@ class Script:
         except StoppedError as error:
             raise self._explained(error, None) from None
 
-    def _cut(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _slices(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         each = max(1, min(self.batch, batch.num_rows * _BYTES // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, each):
             yield batch.slice(start, each)
@@ -133,7 +133,7 @@ class Script:
             return again
         return error
 
-    def _again(self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
+    def _check_determinism(self, vm: ScriptProcess, row: pa.RecordBatch, before: pa.RecordBatch | None, schema: pa.Schema) -> None:
         """Check that a deterministic script returns the same rows for its last row alone, in a fresh engine.
 
         A script that counts, or keeps values of earlier rows, would return other rows when a replay uses
@@ -164,12 +164,12 @@ class Script:
             case _ if error.said.startswith("InternalError: out of memory"):
                 return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
-                said = error.said.removeprefix("Refused: ")
+                message = error.said.removeprefix("Refused: ")
                 # What Headrace refuses of a whole script stands at no line of it.
-                place, where = self._place(error.stack) if batch is not None or said == error.said else (self.text_at, "")
+                place, where = self._place(error.stack) if batch is not None or message == error.said else (self.text_at, "")
                 if batch is None:
-                    return UserError(f"the script does not load: {said}{where}", node=self.node, place=place)
-                return DataError(f"{at}{said}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
+                    return UserError(f"the script does not load: {message}{where}", node=self.node, place=place)
+                return DataError(f"{at}{message}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
         return DataError(msg, node=self.node, hint=hint)
 
     def _place(self, stack: str) -> tuple[FileLocation | None, str]:

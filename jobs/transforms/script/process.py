@@ -83,7 +83,7 @@ class ScriptProcess:
             "mostRows": self._limits.rows,
             "mostText": MOST_TEXT,
         }
-        asked = {
+        request = {
             "engine": _engine(),
             "runtime": _runtime(),
             "script": program.script,
@@ -92,7 +92,7 @@ class ScriptProcess:
             "memory": self._limits.memory,
             "seconds": self._limits.seconds,
         }
-        self._ask(b"o", asked)
+        self._ask(b"o", request)
         self._answer()
 
     def rows(self, text: str, *, one: bool = False) -> Iterator[bytes]:
@@ -113,8 +113,8 @@ class ScriptProcess:
                 with _broken_is_fine():
                     pipe.close()
 
-    def _ask(self, tag: bytes, asked: dict[str, object]) -> None:
-        content = marshal.dumps(asked)
+    def _ask(self, tag: bytes, request: dict[str, object]) -> None:
+        content = marshal.dumps(request)
         assert self._process.stdin is not None  # noqa: S101  asked for above
         try:
             self._process.stdin.write(tag + len(content).to_bytes(4, "little") + content)
@@ -129,8 +129,8 @@ class ScriptProcess:
             head = self._read(5, row)
             size = int.from_bytes(head[1:], "little")
             if size > _MOST_BYTES:
-                kind, said = "died", "an answer of an impossible length"
-                raise StoppedError(kind, row, said)
+                kind, reason = "died", "an answer of an impossible length"
+                raise StoppedError(kind, row, reason)
             tag, content = head[:1], self._read(size, row)
             match tag:
                 case b"r":
@@ -157,8 +157,8 @@ class ScriptProcess:
         while size:
             if not ready.poll(max(0.0, until - time.monotonic()) * 1000):
                 self._process.kill()
-                kind, said = "time", "it gave no sign of life"
-                raise StoppedError(kind, row, said)
+                kind, reason = "time", "it gave no sign of life"
+                raise StoppedError(kind, row, reason)
             part = os.read(pipe, min(size, 1 << 20))
             if not part:
                 raise self._death(row)
@@ -180,8 +180,8 @@ def _failed(found: dict[str, object]) -> tuple[str, int, str, str]:
 
 def _parse_stop(tag: bytes, content: bytes) -> StoppedError:
     row, _, text = content.decode("utf-8", "replace").partition("\n")
-    said, _, stack = text.partition("\n")
-    return StoppedError({b"t": "time", b"m": "memory"}.get(tag, "threw"), int(row), said, stack)
+    message, _, stack = text.partition("\n")
+    return StoppedError({b"t": "time", b"m": "memory"}.get(tag, "threw"), int(row), message, stack)
 
 
 @contextmanager

@@ -31,17 +31,17 @@ _ALL_ROWS = 1 << 30
 class ScriptEngine:
     """One script in one virtual machine."""
 
-    def __init__(self, quickjs: Any, asked: dict[str, Any]) -> None:
-        self._seconds = asked["seconds"]
+    def __init__(self, quickjs: Any, request: dict[str, Any]) -> None:
+        self._seconds = request["seconds"]
         self._context = quickjs.Context()
         self._error = quickjs.JSException
-        self._context.set_memory_limit(asked["memory"])
+        self._context.set_memory_limit(request["memory"])
         self._context.set_max_stack_size(STACK)
-        runtime = self._timed(lambda: self._context.eval(asked["runtime"]))
-        self._command = self._timed(lambda: runtime(asked["settings"]))
-        function = self._function(asked["script"])
+        runtime = self._timed(lambda: self._context.eval(request["runtime"]))
+        self._command = self._timed(lambda: runtime(request["settings"]))
+        function = self._function(request["script"])
         self._timed(lambda: self._command("start", function))
-        self._timed(lambda: self._command("shape", asked["shape"]))
+        self._timed(lambda: self._command("shape", request["shape"]))
 
     def _function(self, script: str) -> Any:
         """`process` or `invoke` of the script; else the script itself, where it is nothing but a function; None where there is none."""
@@ -141,7 +141,7 @@ def confine(memory: int) -> None:
                 continue  # a limit that this system does not have is not the only one
 
 
-def told(error: BaseException, engine: ScriptEngine | None) -> None:
+def report_failure(error: BaseException, engine: ScriptEngine | None) -> None:
     """Send why a step failed, with the row if it is known.
 
     The tag is `t` for time, `m` for memory, `x` for an exception of the script.
@@ -169,21 +169,21 @@ def main() -> None:
     engine: ScriptEngine | None = None
     while True:
         tag, size = read(1), int.from_bytes(read(4), "little")
-        asked = marshal.loads(read(size))  # noqa: S302  from the parent, which started this process
+        request = marshal.loads(read(size))  # noqa: S302  from the parent, which started this process
         try:
             if tag == b"o":
                 engine = None
                 if quickjs is None:
-                    loader = ExtensionFileLoader("_quickjs", asked["engine"])
-                    quickjs = module_from_spec(ModuleSpec("_quickjs", loader, origin=asked["engine"]))
+                    loader = ExtensionFileLoader("_quickjs", request["engine"])
+                    quickjs = module_from_spec(ModuleSpec("_quickjs", loader, origin=request["engine"]))
                     loader.exec_module(quickjs)
-                    confine(asked["memory"])
-                engine = ScriptEngine(quickjs, asked)
+                    confine(request["memory"])
+                engine = ScriptEngine(quickjs, request)
                 send(b"o", b"")
             elif engine is not None:
-                engine.rows(asked["text"], asked["one"])
-        except BaseException as error:  # noqa: BLE001  the parent is told, and ends this process
-            told(error, engine)
+                engine.rows(request["text"], request["one"])
+        except BaseException as error:  # noqa: BLE001  the parent is report_failure, and ends this process
+            report_failure(error, engine)
 
 
 main()

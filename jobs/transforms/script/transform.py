@@ -65,11 +65,11 @@ def script_of(
     source = javascript(node.script, node=name, at=text_at) if node.language == "typescript" else node.script
     outputs = {field.name: (parse_type(node.schema_[field.name]) if node.schema_ else field.type, field.type) for field in payload}
     try:
-        made = shape(inputs, {column: kind for column, (kind, _) in outputs.items()}, node.schema_ or {})
+        column_specs = shape(inputs, {column: kind for column, (kind, _) in outputs.items()}, node.schema_ or {})
     except SchemaError as error:
         error.node = name
         raise
-    program = Program(source, made, node.deterministic, None)
+    program = Program(source, column_specs, node.deterministic, None)
     limits = ScriptLimits(node.timeout.total_seconds(), node.memory_limit, ROWS)
     return Script(name, program, limits, tuple(inputs.names), outputs, node.batch_size, key, text_at)
 

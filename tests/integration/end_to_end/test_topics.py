@@ -113,7 +113,7 @@ def test_keys_that_move_while_a_topic_grows_keep_their_newest_value(lane: Lane, 
 
 
 def test_a_hung_transaction_is_reported_and_never_caught_up(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOOK_EVERY": 0.1, "NOTICE_AFTER": 0.2, "MARGIN": -1e9}.items():
+    for name, value in {"CHECK_EVERY": 0.1, "REPORT_AFTER": 0.2, "MARGIN": -1e9}.items():
         monkeypatch.setattr(stalls, name, value)
     hung = Producer({"bootstrap.servers": lane.brokers, "transactional.id": lane.topic, "transaction.timeout.ms": 600000})
     hung.init_transactions(30)
