@@ -15,9 +15,9 @@ from headrace.connectors import registry
 from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import value_tables
+from headrace.jobs.planning.column_checks import version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
-from headrace.jobs.planning.version_columns import version_problems
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources
 from headrace.jobs.sources.side_outputs import check_side_outputs

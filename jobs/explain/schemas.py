@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from headrace.connectors.base import BoundedSource, HistoryPartition
 from headrace.jobs.explain.model import HistorySplits, SplitSummary
+from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
-from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner, missing_key
-from headrace.jobs.planning.version_columns import version_problems
+from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.pipeline_source import PipelineSource, create_pipeline_sources, declared_columns
 from headrace.jobs.spark.session import start_session, stop_session
 from headrace.pipeline.config.settings import Settings
@@ -144,8 +144,9 @@ class SchemaDiscovery:
                 self._check_key(name, found)
 
     def _check_key(self, name: str, found: DiscoveredSchemas) -> None:
-        for problem in (*missing_key(self.file, name, found.nodes[name].names), *version_problems(self.file, name, found.nodes[name])):
-            raise problem
+        with self.file.locate_errors():
+            for problem in (*missing_key(self.file, name, found.nodes[name].names), *version_problems(self.file, name, found.nodes[name])):
+                raise problem
 
     def spreads(self, source: PipelineSource, key: Sequence[str]) -> str | None:
         """See `BoundedSource.spreads`; None where its system is not asked or does not answer."""

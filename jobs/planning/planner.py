@@ -19,8 +19,8 @@ from headrace.connectors.spark_types import marked, spark_schema, wide_columns
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, EmptyLookup, ValueLookup, check_arguments, distinct_texts, register
 from headrace.jobs.functions import provide
 from headrace.jobs.functions.plugins import register_functions
+from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.estimates import estimate_bytes, estimate_rows
-from headrace.jobs.planning.version_columns import version_problems
 from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.analysis_errors import explain_analysis_error
 from headrace.jobs.spark.columns import check_staged, payload_of, types_of
@@ -138,7 +138,7 @@ class PipelinePlanner:
         for name in [*model.sources, *self._order, *model.sinks]:
             self.keys[name] = graph.key_of(model, name)
             missing = list(missing_key(self.file, name, self.schemas[name].names)) if name in self.schemas else []
-            # A key that is lost on the way is told where it is lost, not again at all that inherit it.
+            # A lost key is reported only at the node that loses it, not at those that inherit it.
             if missing and not lacking.intersection(graph.inputs_of(model, name)):
                 problems += missing
             lacking |= {name} if missing else set()
@@ -389,12 +389,3 @@ class PipelinePlanner:
         finally:
             for frame in persisted.values():
                 frame.unpersist(blocking=False)
-
-
-def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterator[SchemaError]:
-    """Yield an error if the key of a node, its own or an inherited one, is not among its columns."""
-    if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
-        shown = ", ".join(f'"{column}"' for column in missing)
-        available = ", ".join(f'"{column}"' for column in [*columns, OP])
-        msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
-        yield SchemaError(msg, node=name, keys=("primary_key",))

@@ -20,7 +20,7 @@ from headrace.jobs.run.events import AttemptFailed, EpochCommitted, EpochStarted
 from headrace.jobs.run.file_check import check_file
 from headrace.jobs.run.reporter import RunReporter
 from headrace.jobs.run.rollup import RollingUp
-from headrace.jobs.run.subscribers import EventStream, HeartbeatDetails, forward_to_listener, forward_to_monitor, log_event
+from headrace.jobs.run.subscribers import HeartbeatDetails, create_event_stream
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.retention import RetentionCheck
 from headrace.jobs.sources.snapshots import drop_stale_snapshots, keep_opening, open_sources, snapshot_owner
@@ -80,17 +80,13 @@ class PipelineRun:
         self._run_id = run_id
         self.monitor = open_monitor(file, settings, run_id)
         self._heartbeat = HeartbeatDetails()
-        self.reporter = RunReporter(file, self._event_stream(listener))
+        self.reporter = RunReporter(file, create_event_stream(self._heartbeat, self.monitor, listener))
         self._callers_session = spark
         self._spark: SparkSession | None = spark
         self._assemblies: dict[str, CompiledPipeline] = {}
         self._versions: dict[str, PipelineFile] = {}
         self._stack = ExitStack()
         self._published_notes: set[str] = set()
-
-    def _event_stream(self, listener: Listener | None) -> EventStream:
-        to_listener = [forward_to_listener(listener)] if listener is not None else []
-        return EventStream(log_event, self._heartbeat, forward_to_monitor(self.monitor), *to_listener)
 
     def __enter__(self) -> Self:
         with self.file.locate_errors():
@@ -314,7 +310,7 @@ class PipelineRun:
         return True
 
     def _writer(self, pending: Pending) -> EpochWriter:
-        """Return the writer of a pending epoch. Raises FencedError if this run no longer owns the pipeline."""
+        """Return the writer of a pending epoch. Raises FencedError if this run lost its lease."""
         assembly = self.assembly_of(self._version(pending.compiled))
         assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
         assembly.planner.pipeline = self.lane.lease.pipeline

@@ -95,6 +95,12 @@ def forward_to_listener(listener: Listener) -> Subscriber:
     return forward
 
 
+def create_event_stream(heartbeat: HeartbeatDetails, monitor: NullMonitor, listener: Listener | None) -> EventStream:
+    """Return the event stream of a run, with all its subscribers."""
+    to_listener = [forward_to_listener(listener)] if listener is not None else []
+    return EventStream(log_event, heartbeat, forward_to_monitor(monitor), *to_listener)
+
+
 class HeartbeatDetails:
     """The data that the lease's heartbeat stores in the ledger: phase, rows, backlog, last error, pending external calls.
 

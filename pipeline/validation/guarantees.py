@@ -55,7 +55,7 @@ def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserErro
 def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iterator[UserError]:
     """Check whether a sink can use `version_column`.
 
-    `jobs.planning.version_columns` checks its type in Spark.
+    `jobs.planning.column_checks` checks its type in Spark.
     """
     column = getattr(sink, "version_column", None)
     if column is None:

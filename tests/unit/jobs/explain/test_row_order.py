@@ -9,7 +9,7 @@ import pytest
 
 from headrace.jobs.explain.model import Order
 from headrace.jobs.explain.order import LAST, order_of
-from headrace.jobs.planning.version_columns import version_problems
+from headrace.jobs.planning.column_checks import version_problems
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.model.nodes import PipelineModel

@@ -1,11 +1,13 @@
-"""Checks that the `version_column` of a sink has a type whose order is the same at every sink."""
+"""Checks columns that the file names: keys must exist, and `version_column` needs the same order at every sink."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from headrace.connectors.base import OP
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.model import graph
 from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:
@@ -36,3 +38,12 @@ def is_ordered(kind: pa.DataType) -> bool:
 
     plain = pa.types.is_integer(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind)
     return plain or (pa.types.is_decimal(kind) and not is_wide(kind))
+
+
+def missing_key(file: PipelineFile, name: str, columns: Sequence[str]) -> Iterator[SchemaError]:
+    """Yield an error if the key of a node, its own or an inherited one, is not among its columns."""
+    if missing := [column for column in graph.key_of(file.model, name) if column not in columns]:
+        shown = ", ".join(f'"{column}"' for column in missing)
+        available = ", ".join(f'"{column}"' for column in [*columns, OP])
+        msg = f"Primary key validation failed for node '{name}': columns [{shown}] not found in schema. Available columns: [{available}]"
+        yield SchemaError(msg, node=name, keys=("primary_key",))
