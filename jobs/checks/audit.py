@@ -141,7 +141,7 @@ def _exactly_once(name: str, sink: Sink, ledger: Ledger, state: PipelineState, w
         for event in skipped_epochs(ledger.events(state.name, LANE), name)
     ]
     if record is None:
-        problems.append("the sink holds no record of this pipeline")
+        problems.append("the sink has no commit record of this pipeline")
     else:
         before, state = state.committed, ledger.state(state.name, LANE) or state
         problems += _record_problems(record, state, _allowed(ledger, state, record, before))

@@ -134,7 +134,7 @@ def check_arguments(frame: DataFrame, node: str) -> None:
         if found.nodeName() == "PythonUDF" and found.name() == FUNCTION:
             kind: str = inner(found.children())[1].dataType().catalogString()
             if kind not in ("string", "array<string>", "void", "array<void>"):
-                msg = f"{FUNCTION} takes a text or a list of texts, and is given {kind}"
+                msg = f"{FUNCTION} takes a string or a list of strings, not {kind}"
                 raise SchemaError(msg, hint="Cast it: CAST(column AS STRING).", node=node)
 
 

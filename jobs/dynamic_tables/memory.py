@@ -58,7 +58,7 @@ class MemoryTable(DynamicTableBackend):
         if not self._known.former:
             self._must_reach(committed, reached)
         if reached is not None and reached > committed + 1:
-            msg = f"the values of `{self._entity}` in {self._store.path} stand at epoch {reached}, the ledger only at {committed}"
+            msg = f"the values of `{self._entity}` in {self._store.path} are at epoch {reached}, ahead of the ledger at epoch {committed}"
             raise SinkStateError(
                 msg, hint="The ledger is older than they are (restored from a backup?). Restore the newest.", node=self._node
             )
@@ -70,11 +70,11 @@ class MemoryTable(DynamicTableBackend):
         """
         if (not self._joined and reached is None) or (reached is not None and reached >= epoch):
             return
-        state = "it is not here" if reached is None else f"it stands at epoch {reached}"
+        state = "the file has none" if reached is None else f"it is at epoch {reached}"
         needs = f"epoch {epoch} is to be written again" if self._known.former else f"the ledger is at epoch {self._known.committed}"
         msg = f"the values of `{self._entity}` are in {self._store.path}, and {state}; {needs}"
         hint = (
-            "Bring the file back, or run where it is: tables in memory live on the host that runs the pipeline. To begin with an empty"
+            "Restore the file, or run on its host: in-memory tables are stored on the host that runs the pipeline. To start with an empty"
             " table, give it another backend_entity_name."
         )
         raise SinkStateError(msg, hint=hint, node=self._node)

@@ -114,4 +114,4 @@ class ValueStore:
             raise TransientError(msg) from error
         except sqlite3.DatabaseError as error:
             msg = f"the values in {self.path} cannot be read: {error}"
-            raise TargetError(msg, hint="Bring the file back from a backup that is as new as the ledger.") from error
+            raise TargetError(msg, hint="Restore the file from a backup that is as new as the ledger.") from error

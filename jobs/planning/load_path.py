@@ -185,7 +185,7 @@ def _chain(file: PipelineFile, sink: str, source: str) -> list[str]:
             msg = f"transform `{at}` is a {node.type}, which runs in Spark's workers"
             raise UserError(msg)
         if tables := graph.looked_up_tables(file.model, at):
-            msg = f"transform `{at}` asks the dynamic table `{tables[0]}`, which Spark's workers do"
+            msg = f"transform `{at}` looks up the dynamic table `{tables[0]}`, which only Spark's workers can do"
             raise UserError(msg)
         inputs = statements.table_uses(node.sql, node=at, dialect=node.dialect)
         if len(inputs) != 1:

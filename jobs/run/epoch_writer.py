@@ -68,11 +68,9 @@ class EpochWriter:
         tables = self._planner.tables
 
         def holders() -> dict[str, str]:
-            whole = {name: f"sink {name} holds this epoch" for name in model.sinks if name not in pending}
-            some = {name: f"sink {name} holds a part of this epoch" for name in pending if self._sinks[name].has_partial_epoch(plan)}
-            kept = {
-                name: f"dynamic table {name} holds the values of this epoch" for name, table in tables.items() if table.has_values(plan)
-            }
+            whole = {name: f"sink {name} has this epoch" for name in model.sinks if name not in pending}
+            some = {name: f"sink {name} has a part of this epoch" for name in pending if self._sinks[name].has_partial_epoch(plan)}
+            kept = {name: f"dynamic table {name} has the values of this epoch" for name, table in tables.items() if table.has_values(plan)}
             return whole | some | kept
 
         filled = [name for name, table in tables.items() if table.needs_values(plan)]

@@ -76,11 +76,11 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
     if plan is None:
         msg = f"pipeline `{file.name}` has no open epoch"
         raise PipelineStateError(
-            msg, hint=f"`headrace run {file.path}` goes on; `headrace reset {file.path}` starts over with a new snapshot."
+            msg, hint=f"`headrace run {file.path}` continues; `headrace reset {file.path}` starts over with a new snapshot."
         )
     ranges = skipped_ranges({"data": plan.to_json()})
     if dry_run:
-        return Exit((f"Epoch {plan.number} would be closed. Sinks that do not hold it would lack {ranges}.",))
+        return Exit((f"Epoch {plan.number} would be closed. Sinks that do not have it would lack {ranges}.",))
     run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
     with run as lane_run:
         number, lacking = lane_run.lane.skip_open()
@@ -94,7 +94,7 @@ def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool 
     then on every run finishes what is left: it takes the new position, empties, joins.
     """
     sinks = _reset_sinks(file, empty=empty)
-    changes = ["The lane starts over: a new snapshot of the history, a new handoff."]
+    changes = ["The pipeline starts over: a new snapshot of the history, a new handoff."]
     changes += [f"Sink {name}: {_TARGET_TEXTS[what]}." for name, what in sinks.items()]
     if not empty:
         changes.append("Keys that were deleted in the sources meanwhile stay in targets that are kept.")
@@ -174,7 +174,7 @@ def _target(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -
         if "stream" not in place or "stream" not in before:
             if place == before:
                 continue
-            msg = f"epoch {number} lies in the history of source '{name}'; only a stream can be read again"
+            msg = f"epoch {number} is in the history of source '{name}'; only a stream can be read again"
             raise PipelineStateError(msg, hint=f"`headrace reset {file.path}` starts over with a new snapshot.")
         position[name] = positions.with_overlap(place, before) | {"stream": before["stream"]}
     return number, position

@@ -214,7 +214,7 @@ class PipelineRun:
         try:
             drop_stale_snapshots(self.assembly.sources, self.lane.lease, self.lane.position)
         except HeadraceError as error:
-            self.reporter.publish(RunMessage(f"pins of an earlier start were not dropped: {error}", "warning"))
+            self.reporter.publish(RunMessage(f"snapshots of an earlier start were not dropped: {error}", "warning"))
 
     # --- epochs
 
@@ -254,7 +254,7 @@ class PipelineRun:
         def write(pending: Pending) -> Mapping[str, WriteCounts]:
             if self._stop.is_set():
                 msg = f"stopped before epoch {pending.plan.number} was written again"
-                raise PipelineStateError(msg, hint=f"Go on with: headrace replay {self.file.path} --sink {sink}.")
+                raise PipelineStateError(msg, hint=f"Continue with: headrace replay {self.file.path} --sink {sink}.")
             started = time.monotonic()
             with log_context(epoch=pending.plan.number):
                 writer = self._writer(pending)

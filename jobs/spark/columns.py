@@ -76,7 +76,7 @@ def check_staged(frame: DataFrame, why: str) -> None:
     for field in frame.schema.fields:
         for what, hint in _unstaged(field.dataType):
             msg = (
-                f"column `{field.name}` is {field.dataType.simpleString()}: {what}, and the rows of this node are staged in Parquet ({why})"
+                f"column `{field.name}` is {field.dataType.simpleString()}: {what}, and the rows of this node are stored in Parquet ({why})"
             )
             raise UserError(msg, hint=hint)
 

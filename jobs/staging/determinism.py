@@ -33,16 +33,16 @@ def nondeterminism_reason(model: PipelineModel, name: str) -> str:
     node: Any = model.transforms[name]
     marked = getattr(node, "deterministic", None)
     if node.type == "handler":
-        return "it asks a service, which may answer otherwise the next time"
+        return "it calls an HTTP service, whose responses can differ between calls"
     if node.type == "python" and marked is not True:
-        return "its code may give other rows the next time (it is not marked `deterministic: true`)"
+        return "its code may return other rows in each run (it is not marked `deterministic: true`)"
     if node.type == "script" and marked is False:
         return "it is marked `deterministic: false`"
     tables = graph.dynamic_tables(model)
     if outside := [table for table in graph.looked_up_tables(model, name) if table in tables and not tables[table].in_memory]:
-        return f"it asks the dynamic table `{outside[0]}`, which others may change"
+        return f"it looks up the dynamic table `{outside[0]}`, which others may change"
     if isinstance(node, PluginTransformConfig):
-        return "" if node.plugin.deterministic else f"the plugin `{node.type}` says that it may give other rows the next time"
+        return "" if node.plugin.deterministic else f"the plugin `{node.type}` declares that it may return other rows in each run"
     calls = (
         [*statements.nondeterministic_calls(node.sql, dialect=node.dialect), *_of_plugins(node.spark_sql(name))]
         if node.type == "sql"

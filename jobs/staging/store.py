@@ -138,9 +138,9 @@ class EpochResultStore:
         try:
             found = ResultManifest.from_json(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
-            msg = f"the manifest of the staged rows cannot be read: {path}: {error}"
+            msg = f"the manifest of the stored results cannot be read: {path}: {error}"
             raise PipelineStateError(
-                msg, hint="Somebody has changed it. Bring it back from a backup of `staging.path`.", node=node
+                msg, hint="Another program changed it. Restore it from a backup of `staging.path`.", node=node
             ) from None
         self._check_complete(node, found)
         return found
@@ -212,7 +212,7 @@ class EpochResultStore:
         for name, _, size in parts:
             if (found := _size(folder / attempt / name)) != size:
                 msg = (
-                    f"a task staged {size:,} bytes in {folder / attempt / name}, and here {'nothing' if found is None else found} is there"
+                    f"a task stored {size:,} bytes in {folder / attempt / name}, and here {'nothing' if found is None else found} is there"
                 )
                 raise UserError(msg, hint="Say a folder in `staging.path` that this host and all of Spark's workers share.", node=node)
         files = tuple((name, size) for name, _, size in parts)
@@ -253,13 +253,13 @@ class EpochResultStore:
     def _check_complete(self, node: str, manifest: ResultManifest) -> None:
         wanted = (self._lane.pipeline, self._lane.lane, self.plan.number, node, self._digest)
         if (manifest.pipeline, manifest.lane, manifest.epoch, manifest.node, manifest.digest) != wanted:
-            msg = f"the staged rows in {self._of(node)} are of another epoch or node than their folder says"
-            raise PipelineStateError(msg, hint="Somebody has moved them. Bring the folder back from a backup of `staging.path`.", node=node)
+            msg = f"the stored results in {self._of(node)} belong to another epoch or node than their folder"
+            raise PipelineStateError(msg, hint="Another program moved them. Restore the folder from a backup of `staging.path`.", node=node)
         for name, size in manifest.files:
             path = self._of(node) / manifest.attempt / name
             if (found := _size(path)) != size:
-                msg = f"staged rows are damaged: {path} has {'no' if found is None else found} bytes, the manifest says {size}"
-                hint = f"Bring it back from a backup; or remove the folder {self._of(node)}, and they count as gone."
+                msg = f"stored results are damaged: {path} has {'no' if found is None else found} bytes instead of {size}"
+                hint = f"Restore it from a backup; or remove the folder {self._of(node)}, which then counts as missing."
                 raise PipelineStateError(msg, hint=hint, node=node)
 
     def _of(self, node: str) -> Path:
@@ -323,22 +323,22 @@ class StoredResults:
         if not missing:
             return
         if replayed:
-            raise self._missing_results_error(missing[0], "other sinks hold this epoch", "`headrace replay … --recompute`")
+            raise self._missing_results_error(missing[0], "other sinks have this epoch", "`headrace replay … --recompute`")
         for holder, description in self._holders().items():
-            if lost_nodes := self._nodes_after_stored(holder).intersection(missing):
+            if lost_nodes := self._nondeterministic_upstream(holder).intersection(missing):
                 raise self._missing_results_error(min(lost_nodes), description, "the setting `staging.recompute: true` for one run")
 
-    def _nodes_after_stored(self, name: str) -> set[str]:
+    def _nondeterministic_upstream(self, name: str) -> set[str]:
         """Return the non-deterministic nodes upstream of a node, also through the tables that it looks up."""
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
-        return {name}.intersection(self._impure).union(*(self._nodes_after_stored(other) for other in upstream))
+        return {name}.intersection(self._impure).union(*(self._nondeterministic_upstream(other) for other in upstream))
 
     def _missing_results_error(self, node: str, who: str, anew: str) -> SinkStateError:
         number = self._stages.plan.number
-        msg = f"the staged rows of epoch {number} are gone, and {who} with the rows that were staged: {self._stages.folder}"
+        msg = f"the stored results of epoch {number} are missing, and {who} with these results: {self._stages.folder}"
         hint = (
-            "Bring the folder back; on several hosts `staging.path` must be a folder that all of them share."
-            f" To compute them anew, with rows that may differ from what is held already: {anew}."
+            "Restore the folder; with several hosts, all must share the folder `staging.path`."
+            f" To compute them again, although rows may differ from those in the targets: {anew}."
         )
         return SinkStateError(msg, hint=hint, node=node)
 

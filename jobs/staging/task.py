@@ -81,7 +81,7 @@ def _exact_names(schema: pa.Schema) -> list[str]:
 
 def storage_error(node: str, root: Path, error: OSError) -> UserError:
     """Return the error for a folder that cannot store rows."""
-    msg = f"rows cannot be staged in {root}: {error.strerror or error}"
+    msg = f"results cannot be stored in {root}: {error.strerror or error}"
     hint = "Make room or give rights there, or say another folder in the setting `staging.path`; then run it again."
     return UserError(msg, hint=hint, node=node)
 

@@ -177,7 +177,7 @@ def _values(given: pa.Table | None, case: Case, name: str) -> list[str]:
     """Return the given values of a dynamic table. Raises DataError if one is null."""
     values = given[VALUE].to_pylist() if given is not None else []
     if None in values:
-        msg = f"test `{case.name}`: `{name}` is given a null, and a dynamic table holds texts"
+        msg = f"test `{case.name}`: `{name}` has a null, and a dynamic table takes strings"
         raise DataError(msg, node=name, place=case.place("given", name))
     return values
 

@@ -54,7 +54,7 @@ def update(outcome: CaseOutcome) -> list[str]:
         raise UserError(msg, hint="Correct `expect_error` by hand.", place=case.place("expect_error"))
     if outcome.error is not None:
         msg = f"test `{case.name}` ended with an error, so there are no rows to update it with"
-        raise UserError(msg, hint="Mend that first.", place=case.place())
+        raise UserError(msg, hint="Fix that first.", place=case.place())
     changes = []
     for difference in outcome.differences:
         expectation = outcome.expectations[difference.node]

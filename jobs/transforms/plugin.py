@@ -69,7 +69,7 @@ class ArrowTransform(RowTransform):
         try:
             wanted = spark_schema(payload)
         except Exception as error:
-            raise contract_error(found, f"`columns` has a type that Spark cannot carry: {error}", self.context.name) from error
+            raise contract_error(found, f"`columns` has a type that Spark does not have: {error}", self.context.name) from error
         whole = StructType([*wanted.fields, *StructType.fromDDL(f"{OP} string, {POS} {POS_TYPE}").fields])  # pyright: ignore[reportAttributeAccessIssue]
         return rows.mapInArrow(_work(PickledPlugin(self, found, self.context.name), payload, arrow_schema(wanted)), whole)
 
@@ -127,7 +127,7 @@ def fan_out(batch: pa.RecordBatch, rows: Sequence[int] | pa.Array) -> pa.RecordB
     try:
         parts["sub"] = pc.add_checked(pc.multiply_checked(parts["sub"], FAN_OUT), nth)
     except pa.ArrowInvalid:
-        msg = "too many transforms that make several rows of one stand behind each other; three fit"
+        msg = "more than three row-generating transforms in a chain; the limit is three"
         raise DataError(msg, hint="Do the work of two of them in one.") from None
     if len(nth) and int(nth.max()) >= FAN_OUT:
         msg = f"one row makes {int(nth.max()) + 1:,} rows or more; {FAN_OUT - 1:,} are possible"

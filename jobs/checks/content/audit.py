@@ -119,7 +119,7 @@ class ContentAudit:
         try:
             record, row = sink.record(), self._state.sinks.get(name)
             if record is None or row is None or row.state != "joined":
-                return _unknown(name, "the sink holds no record of this pipeline")
+                return _unknown(name, "the sink has no commit record of this pipeline")
             assembly = self._assembly(record.pipeline_hash)
             if name not in assembly.file.model.sinks:
                 return _unknown(name, "the file that wrote the sink's last epoch did not have it")

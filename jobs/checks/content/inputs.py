@@ -118,7 +118,7 @@ class SourceRowsReader:
         begin = {part: positions.offsets(start).get(part, known.get(part, 0)) for part in ends}
         readable = {part: min(max(at, known.get(part, at)), ends[part]) for part, at in begin.items()}
         if readable != begin:
-            found.miss("the topic no longer holds the first rows of the stream")
+            found.miss("the topic no longer has the first rows of the stream")
         if self._left is not None and (total := _distance(readable, ends)) > self._left:
             found.miss(f"only the newest {self._left:,} of {total:,} offsets of the stream were read")
             share = self._left // max(1, len(ends))

@@ -69,11 +69,11 @@ def find_scope(ledger: Ledger, name: str, lane: str, sink: str, record: CommitRe
         first, last = first or plan, plan
         plans += [plan] if plan.splits else []
     if first is None or last is None or last.number != record.epoch:
-        return "the sink holds no epoch yet" if record.epoch == joined else f"the ledger does not hold epoch {record.epoch}"
+        return "the sink has no epoch yet" if record.epoch == joined else f"the ledger does not have epoch {record.epoch}"
     limits = [] if first.number == 1 else [f"epochs before {first.number} are not compared"]
     whole = first.number == 1 and joined == 0 and record.baseline == 0
     if first.number == 1 and not whole:
-        limits.append("the target held rows before the first epoch")
+        limits.append("the target had rows before the first epoch")
     return AuditScope(first, last, whole, tuple(plans), tuple(limits))
 
 

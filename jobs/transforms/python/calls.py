@@ -42,7 +42,7 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
             hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
             raise UserError(msg, hint=hint, node=node) from None
         msg = f"the module `{module}` does not load: {describe_user_error(error, module)}"
-        raise UserError(msg, hint="Mend the module.", node=node) from None
+        raise UserError(msg, hint="Fix the module.", node=node) from None
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -105,7 +105,7 @@ class PythonTransformTask:
             found = function(payload, **self.options)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's function raises is told; an exit would end the worker
             msg = f"`{self.function}` failed on {self._rows(batch)}: {describe_user_error(error, self.function.partition(':')[0])}"
-            raise DataError(msg, hint="Mend the function, or filter such rows out before it.", node=self.node) from None
+            raise DataError(msg, hint="Fix the function, or filter such rows out before it.", node=self.node) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):
             msg = f"`{self.function}` returned {type(found).__name__}"
             raise SchemaError(msg, hint="Return a pyarrow.RecordBatch or a pyarrow.Table.", node=self.node)
@@ -172,7 +172,7 @@ class PythonTransformTask:
         found = pc.coalesce(pc.cast(found, pa.string()), inherited)
         if len(found) and not pc.all(pc.is_in(found, value_set=_OPERATIONS)).as_py():
             msg = f"`{OP}` of what `{self.function}` returned must be i, u or d"
-            raise DataError(msg, hint="Leave it out to carry the operation over.", node=self.node)
+            raise DataError(msg, hint="Leave it out to keep the operation of the input row.", node=self.node)
         return found
 
     def _positions(self, batch: pa.RecordBatch, rows: pa.Array | None) -> pa.Array:
@@ -183,7 +183,7 @@ class PythonTransformTask:
         try:
             sub = pc.add_checked(pc.multiply_checked(taken.field("sub"), FAN_OUT), _ranks(rows))
         except pa.ArrowInvalid:
-            msg = "too many transforms that make several rows of one stand behind each other; three fit"
+            msg = "more than three row-generating transforms in a chain; the limit is three"
             raise DataError(msg, hint="Do the work of two of them in one.", node=self.node) from None
         names = [field.name for field in pos.type]
         return pa.StructArray.from_arrays([sub if name == "sub" else taken.field(name) for name in names], names=names)

@@ -110,7 +110,7 @@ class Script:
         try:
             sub = pc.add_checked(pc.multiply_checked(pos.field("sub"), FAN_OUT), number)
         except pa.ArrowInvalid:
-            msg = "too many transforms that make several rows of one stand behind each other; three fit"
+            msg = "more than three row-generating transforms in a chain; the limit is three"
             raise DataError(msg, node=self.node, hint="Do the work of two of them in one.") from None
         fields = [pos.field(name) if name != "sub" else sub for name in (field.name for field in pos.type)]
         hidden = pa.StructArray.from_arrays(fields, names=[field.name for field in pos.type])
@@ -144,7 +144,9 @@ class Script:
         if repr(before.to_pylist() if before is not None else []) != repr(alone):
             where = self._row(row, 0)
             msg = f"the script gives other rows for {where} when it is processed alone: it keeps something from row to row"
-            hint = "Let the result depend on `input` alone; or say `deterministic: false`: the rows are then staged, so that a replay repeats them."
+            hint = (
+                "Let the result depend on `input` alone; or set `deterministic: false`: results are then stored, and a replay reads them."
+            )
             raise DataError(msg, hint=hint, node=self.node)
 
     def _explained(self, error: StoppedError, batch: pa.RecordBatch | None) -> HeadraceError:
@@ -157,10 +159,10 @@ class Script:
                 msg, hint = f"{at}the script took longer than its `timeout` of {seconds}{more}", "Make it quicker, or raise `timeout`."
             case "memory":
                 msg = f"{at}the script used more memory than its `memory_limit` of {self.limits.memory >> 20} MiB"
-                hint = "Let it hold less, or raise `memory_limit`."
+                hint = "Use less memory, or raise `memory_limit`."
             case "died":
                 msg = f"{at}the script's process was ended by the system ({error.said}), for want of memory or by a fault of the engine"
-                hint = "Let the script hold less and nest less deeply; raise `memory_limit` if it needs more."
+                hint = "Use less memory and less nesting in the script; raise `memory_limit` if it needs more."
             case _ if error.said.startswith("InternalError: out of memory"):
                 return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
@@ -169,7 +171,7 @@ class Script:
                 place, where = self._place(error.stack) if batch is not None or message == error.said else (self.text_at, "")
                 if batch is None:
                     return UserError(f"the script does not load: {message}{where}", node=self.node, place=place)
-                return DataError(f"{at}{message}{where}", node=self.node, hint="Mend the script, or filter such rows out before it.")
+                return DataError(f"{at}{message}{where}", node=self.node, hint="Fix the script, or filter such rows out before it.")
         return DataError(msg, node=self.node, hint=hint)
 
     def _place(self, stack: str) -> tuple[FileLocation | None, str]:

@@ -109,7 +109,7 @@ def test_a_table_in_memory_lives_as_long_as_its_pipeline(spark: SparkSession, tm
 
     (store,) = (tmp_path / "home" / "tables").rglob("*.db")
     moved = store.rename(store.with_suffix(".away"))
-    with pytest.raises(SinkStateError, match="and it is not here; the ledger is at epoch 3"):
+    with pytest.raises(SinkStateError, match="and the file has none; the ledger is at epoch 3"):
         run(file, settings, until=Until.HISTORY, spark=spark)
     for stray in store.parent.glob("*.db*"):
         stray.unlink()
@@ -181,7 +181,7 @@ def test_what_is_said_before_a_run(spark: SparkSession, tmp_path: Path, pg: str)
 
     assert "values postgres public.known, column `wallet` (made if missing): others may write it too; asked in batches" in shown(file)
     assert "filled by events, before the same epoch asks asked by hits" in shown(file)
-    assert "it asks the dynamic table `known`, which others may change" in shown(file)
+    assert "it looks up the dynamic table `known`, which others may change" in shown(file)
     assert "values known, in memory: this pipeline's alone" in shown(file_of(tmp_path))
     assert "staged" not in shown(file_of(tmp_path))
 
@@ -257,4 +257,4 @@ sinks: {out: {type: postgres, from: hits, table: hits}}
     schema = pa.schema([("id", pa.int64()), ("wallet", pa.string())])
     columns = Columns({"src": schema}, {"src": schema, "hits": schema}, lambda _: schema)
     found = plan_load_path(file, columns, create_pipeline_sources(file.model.sources, Settings()), "out")
-    assert (found.path, found.reason) == ("rows", "transform `hits` asks the dynamic table `known`, which Spark's workers do")
+    assert (found.path, found.reason) == ("rows", "transform `hits` looks up the dynamic table `known`, which only Spark's workers can do")

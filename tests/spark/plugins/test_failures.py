@@ -168,7 +168,7 @@ CASES = [
     ("bad.op", CONTRACT + "`process` gave an operation other than i, u and d in `_gs_op`"),
     ("bad.lock", "cannot be sent to Spark's workers: TypeError: cannot pickle '_thread.lock' object"),
     ("bad.schema", CONTRACT + "`columns` returned NoneType, and not pyarrow.Schema"),
-    ("bad.wide", CONTRACT + "`columns` has a type that Spark cannot carry"),
+    ("bad.wide", CONTRACT + "`columns` has a type that Spark does not have"),
     ("bad.class", "the plugin `bad.class` failed in being made: TypeError"),
     ("bad.abstract", "failed in being made: TypeError: Can't instantiate abstract class ArrowTransform"),
     ("bad.sets", CONTRACT + "`create_snapshot` returned what is no JSON"),

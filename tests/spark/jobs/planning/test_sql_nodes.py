@@ -141,7 +141,7 @@ def test_columns_and_types(plan: Plan, dialect: str, statement: str, columns: st
         ("SELECT id, make_interval(1) AS a FROM t", "column `a` is interval, a type that cannot leave Spark", "AS STRING"),
         (
             "SELECT id, array(struct()) AS a, rand() AS r FROM t",
-            "column `a` is array<struct<>>: a struct without fields, and the rows of this node are staged in Parquet (`rand`",
+            "column `a` is array<struct<>>: a struct without fields, and the rows of this node are stored in Parquet (`rand`",
             "Give it a field",
         ),
         (

@@ -160,7 +160,7 @@ def test_a_fault_behind_the_link_leaves_the_rows_that_count(tmp_path: Path, rand
 
     with monkeypatch.context() as patched:
         patched.setattr(stage, "sync_manifest", broken)
-        with pytest.raises(UserError, match=r"cannot be staged in .*: Input/output error"):
+        with pytest.raises(UserError, match=r"cannot be stored in .*: Input/output error"):
             stage.make("node", random_rows)
     staging = StoredResults(stages(tmp_path, generation=2), NodeGraph(lambda _: ()), ["node"], dict)
     taken = staging.load_or_compute("node", random_rows)
@@ -205,7 +205,7 @@ def test_a_stage_moved_under_another_name_is_told(tmp_path: Path, random_rows: A
 
 def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, random_rows: Any) -> None:
     (tmp_path / "staging").write_text("a file where the folder should be")
-    with pytest.raises(UserError, match="cannot be staged in") as told:
+    with pytest.raises(UserError, match="cannot be stored in") as told:
         stages(tmp_path).make("node", random_rows)
     assert "staging.path" in told.value.hint
     assert told.value.node == "node"
@@ -214,7 +214,7 @@ def test_a_place_that_takes_nothing_is_told_with_its_setting(tmp_path: Path, ran
 def test_a_full_disk_is_told_by_the_task_that_meets_it(tmp_path: Path, random_rows: Any) -> None:
     batch = random_rows.select("id").toArrow().to_batches()[0]
     told = explained(StoreResultsTask("node", "/dev/full/x", "/the/root"), batch)
-    assert told.message == "rows cannot be staged in /the/root: Not a directory"
+    assert told.message == "results cannot be stored in /the/root: Not a directory"
     assert (type(told), told.node) == (UserError, "node")
 
 
@@ -304,7 +304,7 @@ def test_what_lies_behind_a_stage_is_not_needed_again(tmp_path: Path, random_row
 
 def test_rows_that_a_sink_holds_are_never_computed_anew(tmp_path: Path, random_rows: Any) -> None:
     staging(tmp_path).check(["sink"], replayed=False, recompute=False)
-    with pytest.raises(SinkStateError, match="staged rows of epoch 7 are gone, and early holds"):
+    with pytest.raises(SinkStateError, match="stored results of epoch 7 are missing, and early holds"):
         staging(tmp_path, ("early",)).check(["sink"], replayed=False, recompute=False)
     with pytest.raises(SinkStateError, match="--recompute"):
         staging(tmp_path).check(["sink"], replayed=True, recompute=False)
@@ -346,8 +346,8 @@ sinks:
 @pytest.mark.parametrize(
     ("sink", "table", "said"),
     [
-        (True, False, "sink parts holds a part of this epoch"),
-        (False, True, "dynamic table seen holds the values of this epoch"),
+        (True, False, "sink parts has a part of this epoch"),
+        (False, True, "dynamic table seen has the values of this epoch"),
         (False, False, ""),
     ],
 )
@@ -357,7 +357,7 @@ def test_a_part_of_an_epoch_is_not_finished_with_other_rows(tmp_path: Path, rand
     sinks: Any = {"parts": Parts(has=sink), "whole": Parts(has=False)}
     writer = EpochWriter(planner, {}, sinks, stages=lane(tmp_path), pipeline_hash="hash")
     if said:
-        with pytest.raises(SinkStateError, match=f"epoch 7 are gone, and {said} with the rows that were staged: {tmp_path}") as told:
+        with pytest.raises(SinkStateError, match=f"epoch 7 are missing, and {said} with these results: {tmp_path}") as told:
             writer.staging(plan(), ["parts", "whole"])
         assert (told.value.node, "staging.recompute" in told.value.hint) == ("asked", True)
     else:

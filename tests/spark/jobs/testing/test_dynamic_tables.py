@@ -111,8 +111,8 @@ def test_values_are_texts_as_they_are_written(run: Run) -> None:
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT id FROM moves WHERE dynamic_table_check('known', id)", "takes a text or a list of texts, and is given bigint"),
-        ("SELECT id FROM moves WHERE dynamic_table_check('known', array(id))", "and is given array<bigint>"),
+        ("SELECT id FROM moves WHERE dynamic_table_check('known', id)", "takes a string or a list of strings, not bigint"),
+        ("SELECT id FROM moves WHERE dynamic_table_check('known', array(id))", "a list of strings, not array<bigint>"),
     ],
 )
 def test_a_check_takes_texts(run: Run, sql: str, said: str) -> None:

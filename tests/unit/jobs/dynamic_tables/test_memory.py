@@ -177,7 +177,7 @@ def test_a_former_table_is_held_against_the_epoch_that_is_written_again(lane: La
     former = lane.open(former=True)
     assert not former.needs_values(plan(2))
     assert held(former, 1, "a", "b") == [True, False]
-    with pytest.raises(SinkStateError, match="it stands at epoch 2; epoch 3 is to be written again"):
+    with pytest.raises(SinkStateError, match="it is at epoch 2; epoch 3 is to be written again"):
         former.needs_values(plan(3))
 
 
@@ -189,7 +189,7 @@ def test_values_that_are_gone_are_no_empty_table(lane: Lane) -> None:
     lane.path.unlink()
     for other in lane.path.parent.glob("main.db-*"):
         other.unlink()
-    with pytest.raises(SinkStateError, match="and it is not here; the ledger is at epoch 1") as caught:
+    with pytest.raises(SinkStateError, match="and the file has none; the ledger is at epoch 1") as caught:
         lane.open()
     assert caught.value.node == "t"
     assert "another backend_entity_name" in caught.value.hint
@@ -201,10 +201,10 @@ def test_values_that_are_older_or_newer_than_the_ledger(lane: Lane) -> None:
     fill(table, 1, "a")
     fill(table, 2, "b")
     lane.committed = 5
-    with pytest.raises(SinkStateError, match="it stands at epoch 2; the ledger is at epoch 5"):
+    with pytest.raises(SinkStateError, match="it is at epoch 2; the ledger is at epoch 5"):
         lane.open()
     lane.committed = 0
-    with pytest.raises(SinkStateError, match=r"stand at epoch 2, the ledger only at 0"):
+    with pytest.raises(SinkStateError, match=r"are at epoch 2, ahead of the ledger at epoch 0"):
         lane.open()
 
 

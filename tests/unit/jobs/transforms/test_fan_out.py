@@ -26,7 +26,7 @@ def test_places_that_are_used_up_are_an_error_and_not_wrapped_round() -> None:
     deep = batch(sub=1)
     for _ in range(3):
         deep = fan_out(deep, [0, 0])
-    with pytest.raises(DataError, match="three fit"):
+    with pytest.raises(DataError, match="the limit is three"):
         fan_out(fan_out(deep, [0]), [0])
     with pytest.raises(DataError, match="one row makes 1,048,577 rows or more"):
         fan_out(batch(), [0] * (FAN_OUT + 1))

@@ -148,7 +148,7 @@ def test_rows_made_of_one_are_numbered_in_their_order() -> None:
     assert found.column("id").to_pylist() == [1, 2, 3, 1, 2, 3]
     assert found.column("_gs_op").to_pylist() == ["u"] * 6
     assert [(one["off"], one["sub"]) for one in found.column(POS).to_pylist()] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
-    with pytest.raises(DataError, match="three fit"):
+    with pytest.raises(DataError, match="the limit is three"):
         call("twice", schema={"id": "int64"}, sub=FAN_OUT**3 // 8)
 
 

@@ -52,7 +52,7 @@ def test_an_array_fans_out_and_is_numbered() -> None:
 def test_a_fourth_fan_out_in_a_row_is_refused_and_not_wrapped_round() -> None:
     table = pa.Table.from_pylist(ONE)
     assert run("function process(r) { return r }", table, sub=FAN_OUT**2).column(POS)[0].as_py()["sub"] == FAN_OUT**3
-    with pytest.raises(DataError, match="three fit"):
+    with pytest.raises(DataError, match="the limit is three"):
         run("function process(r) { return r }", table, sub=FAN_OUT**3 // 8)
 
 

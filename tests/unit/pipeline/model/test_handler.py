@@ -139,7 +139,7 @@ def test_what_has_an_effect_is_part_of_the_pipeline() -> None:
 
 def test_who_is_impure_and_who_reads_it() -> None:
     model = parsed().model
-    assert nondeterministic_nodes(model) == {"ask": "it asks a service, which may answer otherwise the next time"}
+    assert nondeterministic_nodes(model) == {"ask": "it calls an HTTP service, whose responses can differ between calls"}
     assert nondeterministic_upstream(model, "one") == ["ask"]
     assert nondeterministic_upstream(model, "two") == []
 
