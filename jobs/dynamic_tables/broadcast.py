@@ -78,9 +78,9 @@ class ValueSet:
 
     @property
     def lookup(self) -> BroadcastLookup:
-        """What asks the values that are in it now."""
+        """Return the lookup of the current values."""
         if self._lookup is None:
-            # Queries of the epoch before may have asked these; none is under way once the next epoch's frames are made.
+            # Queries of the previous epoch may have used these. None is running when the next epoch's frames are created.
             for retired in self._retired:
                 retired.unpersist()
             self._retired = []

@@ -108,7 +108,7 @@ class MemoryTable(DynamicTableBackend):
         self._join(plan.number)
 
     def _join(self, epoch: int) -> None:
-        """Tells the ledger once that there is such a table: from then on it is never taken for a new one."""
+        """Record once in the ledger that the table exists. From then on it is never taken for a new one."""
         if not self._joined:
             self._known.note(self._entity, epoch)
             self._joined = True

@@ -69,9 +69,10 @@ class ExplainedTarget:
 class ExplainedNode:
     """One node of the pipeline.
 
-    `kind` is source, transform, table (a dynamic one) or sink. `key_from` are the nodes that declare the key. `complete` says whether
-    `columns` are all; `unchecked` what could not be looked at, each with its reason. `notes` are (word, sentence) pairs of a source, a
-    transform or a table, `asked_by` the nodes whose SQL asks a table.
+    `kind` is source, transform, table (dynamic) or sink. `key_from` are the nodes that declare the key.
+    `complete`: `columns` are all columns. `unchecked` are the facts that could not be read, each with its
+    reason. `notes` are (label, sentence) pairs of a source, a transform or a table. `asked_by` are the nodes
+    whose SQL looks up a table.
     """
 
     name: str
@@ -133,5 +134,5 @@ class Explanation:
 
     @property
     def asks(self) -> tuple[tuple[str, str], ...]:
-        """(dynamic table, node that asks it)."""
+        """Pairs of a dynamic table and a node that looks it up."""
         return tuple((node.name, asker) for node in self.nodes for asker in node.asked_by)

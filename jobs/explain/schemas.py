@@ -37,7 +37,11 @@ _REACH = (TransientError, SettingsError, ServiceError)
 
 @dataclass(slots=True)
 class DiscoveredSchemas:
-    """What was learnt. `payloads` of sources and `nodes` as Spark sees them, where known; `own` columns of histories by (source, phase)."""
+    """The schemas that were discovered.
+
+    `payloads` of sources and `nodes` as Spark sees them, if known; `own` columns of histories by (source,
+    phase).
+    """
 
     payloads: dict[str, pa.Schema] = field(default_factory=dict)
     nodes: dict[str, pa.Schema] = field(default_factory=dict)
@@ -46,7 +50,10 @@ class DiscoveredSchemas:
     plan: str = ""
 
     def columns(self, sources: Mapping[str, PipelineSource]) -> dict[str, dict[str, str]]:
-        """Types by column of every node whose columns are known, at sources at least by what the file says of them."""
+        """Return the types of columns by node, if known.
+
+        For sources at least those that the file declares.
+        """
         known = {name: {column.name: spark_type(column.type) for column in schema} for name, schema in self.nodes.items()}
         return declared_columns(sources) | known
 
@@ -149,7 +156,7 @@ class SchemaDiscovery:
                 raise problem
 
     def spreads(self, source: PipelineSource, key: Sequence[str]) -> str | None:
-        """See `BoundedSource.spreads`; None where its system is not asked or does not answer."""
+        """See `BoundedSource.spreads`. None if its system is not read or does not answer."""
         if self._offline:
             return None
         try:

@@ -122,7 +122,7 @@ def _columns(found: Explanation, node: ExplainedNode) -> str:
         (before,) = (other for other in found.nodes if other.name == node.inputs[0])
         if before.columns == node.columns and node.columns:
             return f"the {len(node.columns)} of {before.name}" + ("" if node.complete else ", and others")
-    # A name stays beside its type: these spaces are no places to break a line at.
+    # A name stays next to its type: lines do not break at these spaces.
     column_list = ", ".join(f"{column.name} {column.type}".rstrip().replace(" ", _TIGHT) for column in node.columns)
     if node.complete:
         return column_list

@@ -16,7 +16,7 @@ Bytes = Any
 
 
 def as_binary(column: pa.Array) -> pa.Array:
-    """Text as its UTF-8 bytes, bytes as they are, nothing but NULL as empty bytes."""
+    """Return the bytes of a column: strings as UTF-8, NULL as empty bytes."""
     if pa.types.is_null(column.type):
         return pa.array([b""] * len(column), pa.binary())
     found = column if pa.types.is_binary(column.type) else pc.cast(column, pa.binary())

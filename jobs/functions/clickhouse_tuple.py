@@ -18,9 +18,9 @@ _OBJECTS = frozenset({dict})
 
 
 def clickhouse_tuples(text: pa.Array, keys: pa.Array) -> pa.Array:
-    """`[(v, v), (v, v)]` of a JSON array of objects, as Streamling writes it; `[]` for NULL. An item that is no object has nothing but nulls.
+    """Return a JSON array of objects as `[(v, v), (v, v)]`, as Streamling writes it; `[]` for NULL.
 
-    Anything else gives a text that begins with `ERROR`.
+    An item that is not an object becomes nulls. Anything else becomes a string that begins with `ERROR`.
     """
     return pa.array([_row(*row) for row in zip(text.to_pylist(), keys.to_pylist(), strict=True)], pa.string())
 

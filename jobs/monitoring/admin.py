@@ -162,7 +162,7 @@ async def _events(samples: SampleBuffer, nodes: list[str], keep_alive: float) ->
     loop, new_samples = asyncio.get_running_loop(), asyncio.Queue[Sample | None](_WAITING)
 
     def receive(sample: Sample | None) -> None:
-        with suppress(RuntimeError):  # the server's loop has ended, and nobody reads any more
+        with suppress(RuntimeError):  # the server's loop has ended
             loop.call_soon_threadsafe(_offer, new_samples, sample)
 
     kept, forget = samples.listen(nodes, receive)

@@ -37,7 +37,10 @@ class NodeFigures:
     latest: Mapping[str, int]
 
     def or_more(self, other: NodeFigures | None) -> NodeFigures:
-        """Of two queries' words the larger: none counts rows that are not there, and one may not have seen all."""
+        """Return the larger figures of two queries.
+
+        No query counts too many rows, and one may not have read all.
+        """
         if other is None:
             return self
         askers = {**self.latest, **other.latest}
@@ -101,7 +104,10 @@ def _figures(row: Any, askers: tuple[str, ...]) -> NodeFigures:
 
 
 def event_times_by_node(model: PipelineModel) -> dict[str, dict[str, EventTime]]:
-    """By the node whose rows are observed: who asks for which event time. A sink's rows are those of the node that it reads."""
+    """Return the configured event times by observed node, then by the node that configures them.
+
+    The rows of a sink are those of the node that it reads.
+    """
     found: dict[str, dict[str, EventTime]] = {}
     for name, node in model.nodes().items():
         if node.telemetry and node.telemetry.event_time:

@@ -1,10 +1,11 @@
-"""Transforms as the source's own SQL, for the direct path: Spark SQL to ClickHouse, where both mean the same.
+"""Translates transforms from Spark SQL to ClickHouse, for bulk copy, if both mean the same.
 
-What is translated is a whitelist, typed from the source's schema, so that not only the values but also the types come out
-as Spark would give them. Everything else goes through Spark. Left out on purpose, because the engines differ: arithmetic on
-integers and decimals (Spark refuses overflows, ClickHouse wraps), division by anything but a literal (Spark refuses zero),
-casts that can fail or round, functions of text, clocks. Translated with care: floating point (to Spark NaN equals NaN and
-is above all numbers), columns behind aliases (ClickHouse would take the alias).
+The translation is a whitelist, typed from the schema of the source, so that values and types are as Spark
+would give them. Everything else runs in Spark. Left out on purpose, because the engines differ: arithmetic on
+integers and decimals (Spark refuses overflows, ClickHouse wraps), division by anything but a literal (Spark
+refuses zero), casts that can fail or round, string functions, clocks. Translated with care: floating point
+(in Spark NaN equals NaN and is the largest number), columns hidden by aliases (ClickHouse would take the
+alias).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A pipeline file put together on one Spark session: its sources, its planner, and its sinks as the protocol sees them."""
+"""A pipeline file compiled on one Spark session: its sources, its planner, and its sinks."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ class PipelineSink:
 
 
 class CompiledPipeline:
-    """One version of a pipeline file on one session. Analysing its SQL happens when it is made.
+    """One version of a pipeline file on one session. Its SQL is analysed at creation.
 
-    Raises SchemaError or UserError where sources, SQL and keys do not fit.
+    Raises SchemaError or UserError if sources, SQL and keys do not fit.
     """
 
     def __init__(self, file: PipelineFile, settings: Settings, spark: SparkSession) -> None:

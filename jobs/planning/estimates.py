@@ -19,9 +19,10 @@ def estimate_bytes(readings: Mapping[str, SourceBatch]) -> int | None:
 def estimate_rows(
     model: PipelineModel, name: str, readings: Mapping[str, SourceBatch], staged: Mapping[str, int], *, one_of_one: bool = False
 ) -> int | None:
-    """Return an upper bound of a node's rows: what its sources read, times the ways that lead to it.
+    """Return an upper bound of the rows of a node: what its sources read, times the number of paths to it.
 
-    None where any number of rows can come of one: of programs and lists, which are taken for `one_of_one` if so asked.
+    None if one row can become any number of rows, in programs and lists, unless `one_of_one` counts those as
+    one.
     """
     if name in staged:
         return staged[name]

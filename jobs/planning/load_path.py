@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadPath:
-    """`path` is direct or rows; `why` says so for people. `query` is the transform in the source's own SQL.
+    """The load path of history to a sink. `path` is direct or rows; `reason` explains it to people.
 
-    `key` are the source's columns that arrive unchanged in the key of the sink; empty where the sink has no key.
+    `query` is the transform in the SQL of the source. `key` are the columns of the source that arrive
+    unchanged in the key of the sink; empty for a sink without a key.
     """
 
     path: str
@@ -47,10 +48,11 @@ class LoadPath:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What routes are chosen by: `payloads` of the sources, `nodes` as Spark sees all nodes, and what a history has `itself`.
+    """The columns that decide the load path.
 
-    `spreads` tells why a history may keep rows of one key in several splits, see `BoundedSource.spreads`. Before a run nodes may be
-    missing, and `itself` or `spreads` give None: then the route is not known either.
+    `payloads` of sources, `nodes` as Spark sees them, `itself` of a history. `spreads` returns why a history
+    may have rows of one key in several splits, see `BoundedSource.spreads`. Before a run nodes may be
+    missing, and `itself` or `spreads` may return None: then the load path is unknown.
     """
 
     payloads: Mapping[str, pa.Schema]
@@ -108,7 +110,7 @@ def carried_key(model: PipelineModel, nodes: Mapping[str, pa.Schema], sink: str,
 
 
 class _UnknownError(Exception):
-    """Columns that decide are not known; the text says whose."""
+    """The columns that decide are unknown. The message names the node."""
 
 
 def _obstacle(file: PipelineFile, sources: Mapping[str, PipelineSource], sink: str) -> str:

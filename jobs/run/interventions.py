@@ -70,7 +70,10 @@ def rewind(file: PipelineFile, settings: Settings, *, to: str, dry_run: bool = F
 
 
 def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) -> Exit:
-    """Close an open epoch that can never be written: sinks that hold it keep it, the others go on without its rows."""
+    """Close an open epoch that can never be written.
+
+    Sinks that have it keep it; the others continue without it.
+    """
     with _ledger(file, settings) as ledger:
         plan = _state(ledger, file).open_plan
     if plan is None:
@@ -88,10 +91,12 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
 
 
 def reset(file: PipelineFile, settings: Settings, *, empty: bool, dry_run: bool = False) -> Exit:
-    """Start a pipeline over: a new snapshot, a new handoff; targets are emptied, or kept where all sinks have a key.
+    """Start a pipeline over: a new snapshot, a new handoff.
 
-    Targets are looked at first, and refused where the choice would lose or double rows. Then the ledger notes the reset. From
-    then on every run finishes what is left: it takes the new position, empties, joins.
+    Targets are emptied, or kept if all sinks have a key.
+
+    Targets are checked first, and refused if rows would be lost or duplicated. Then the ledger records the
+    reset. Every later run finishes what is left: it takes the new position, empties targets, registers sinks.
     """
     sinks = _reset_sinks(file, empty=empty)
     changes = ["The pipeline starts over: a new snapshot of the history, a new handoff."]
@@ -130,7 +135,7 @@ def _ledger(file: PipelineFile, settings: Settings) -> Iterator[Ledger]:
 
 @contextmanager
 def hold_lease(ledger: Ledger, file: PipelineFile, launched_by: str) -> Iterator[Lease]:
-    """Hold the lane; no sink is touched meanwhile."""
+    """Hold the lease. No sink is touched meanwhile."""
     lease = ledger.acquire(file.name, LANE, describe_launcher(launched_by, file.path), TTL)
     try:
         yield lease
@@ -159,7 +164,7 @@ def _is_keyed(file: PipelineFile, sink: str) -> bool:
 
 
 def _target(ledger: Ledger, file: PipelineFile, state: PipelineState, to: str) -> tuple[int, Position]:
-    """Return the epoch that the lane goes back to, and the position: only streams move, history stays as it is."""
+    """Return the epoch to go back to, and its position. Only streams move; history stays."""
     if state.open_plan is not None:
         msg = f"epoch {state.open_plan.number} is open; it must be finished first"
         raise PipelineStateError(msg, hint=f"`headrace run {file.path}` finishes it, `headrace replay {file.path} --skip-open` skips it.")

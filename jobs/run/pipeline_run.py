@@ -208,7 +208,10 @@ class PipelineRun:
         return {name: keep_opening(self._ledger, self.file.model.sources[name], position) for name, position in opened.items()}
 
     def _drop_stale_snapshots(self) -> None:
-        """Drop what an earlier start pinned and did not live to store, before the first epoch; a failure leaves it to the next start."""
+        """Drop snapshots that an earlier start created and did not store, before the first epoch.
+
+        If that fails, the next start tries again.
+        """
         if self.lane.committed:
             return
         try:
@@ -259,7 +262,7 @@ class PipelineRun:
             with log_context(epoch=pending.plan.number):
                 writer = self._writer(pending)
                 counts = writer.write(pending.plan, pending.sinks, replayed=True)
-                # Without a sweep: what the check found for later epochs must be there when their turn comes.
+                # No sweep here: later epochs of the replay still need their stored results.
                 steps = {**writer.steps, "total": time.monotonic() - started}
                 self.reporter.record_commit(EpochCommitted(pending.plan, counts, steps))
             return counts

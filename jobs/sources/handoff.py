@@ -52,7 +52,10 @@ class Handoff:
         return HandoffFilter(table.partition_column, table.offset_column, positions.offsets(fence), table.topic_column, topic)
 
     def position_before_snapshot(self) -> tuple[Json | None, str | None]:
-        """Return fence and cursor that must be known before history is pinned; no fence where the pinned rows say it themselves."""
+        """Return handoff position and cursor that must be known before a snapshot of history is created.
+
+        The position is None if the rows of the snapshot contain it.
+        """
         node = self.node
         if self.exact is not None:
             return None, None
@@ -70,9 +73,10 @@ class Handoff:
         return self._stream.offsets_for_time(_millis(min(since, settled))), settled.isoformat()
 
     def position_from_snapshot(self, spark: SparkSession, snapshot: Snapshot, appends: Sequence[str] = ()) -> Json:
-        """Return the fence that the rows of a snapshot say: below it they have every message that the topic can still give.
+        """Return the handoff position from the rows of a snapshot.
 
-        Raise TargetError where the rows are of another topic, GuaranteeError where sinks without a key would miss rows or get some twice.
+        The rows have every message before it that the topic still has. Raises TargetError if the rows are of
+        another topic, GuaranteeError if sinks without a key would miss rows or get some twice.
         """
         assert self.exact is not None  # noqa: S101
         earliest = self._stream.earliest_offsets()
@@ -92,7 +96,10 @@ class Handoff:
         return earliest | {"offsets": {part: max(offset, first[part]) for part, offset in fence.offsets.items()}}
 
     def _check_lost(self, fence: HandoffPosition, first: dict[str, int]) -> None:
-        """Messages after the table's last offset that the topic has dropped are in neither. Raise RetentionError unless the file allows it."""
+        """Raise RetentionError if the topic dropped messages after the end of history.
+
+        The file can allow this gap.
+        """
         lost = [f"partition {part}: [{offset}, {first[part]})" for part, offset in fence.offsets.items() if offset < first[part]]
         if not lost:
             return
@@ -137,7 +144,10 @@ class Handoff:
             raise GuaranteeError(msg, hint=hint, node=self.name)
 
     def _check_phases(self, fence: HandoffPosition, sink: str) -> None:
-        """Rows of a gap may be in an earlier phase, which has no offsets to tell. Rows without an offset are no messages of the topic."""
+        """Rows of a gap may be in an earlier phase, which has no offsets.
+
+        Rows without an offset are not messages of the topic.
+        """
         if len(self._history) == 1 or not fence.missing:
             return
         listed = _format_items(f"partition {part}: [{low}, {high})" for part, (low, high) in fence.missing.items())

@@ -120,7 +120,10 @@ class PipelineSource:
             raise SchemaError(msg, hint=hint, node=self.name)
 
     def _check_cursor(self, column: str, history: pa.DataType, stream: pa.DataType) -> None:
-        """Raise SchemaError where one side keeps days: a row and its message would be on two sides of the cursor."""
+        """Raise SchemaError if only one side stores days.
+
+        A row and its message would then be on two sides of the cursor.
+        """
         from pyarrow.types import is_date
 
         if is_date(history) != is_date(stream):
@@ -251,9 +254,10 @@ class PipelineSource:
         return SourceBatch(frame, positions.offset_lag(start["stream"], end["stream"]), size)
 
     def _after_cursor(self, frame: DataFrame, cursor: str, overlap: Json, *, exact: bool) -> DataFrame:
-        """Drop rows of the overlap that history has: at or below the cursor, below the end that the stream had when history was pinned.
+        """Drop rows of the overlap that history has.
 
-        A row of the overlap without a time may or may not be among history's rows without one. Where that matters, it fails the epoch.
+        These are rows at or before the cursor, and before the end that the stream had at the snapshot. A row
+        of the overlap without a time may or may not be in history. If that matters, it fails the epoch.
         """
         from pyspark.sql import functions as F  # noqa: N812
 

@@ -27,9 +27,10 @@ def snapshot_owner(pipeline: str) -> str:
 
 
 def open_sources(sources: Mapping[str, PipelineSource], spark: SparkSession, token: str, model: PipelineModel) -> Position:
-    """Return the position of a new lane. Where one source cannot be opened, nothing stays pinned.
+    """Return the position of a new pipeline. If a source cannot be opened, no snapshot stays.
 
-    `token` is new for each attempt: a pin that an earlier attempt left may lack rows that lie below a fence of now.
+    `token` is new for each attempt: a snapshot of an earlier attempt may lack rows before the current handoff
+    position.
     """
     opened: dict[str, Json] = {}
     try:
@@ -67,9 +68,9 @@ def drop_stale_snapshots(sources: Mapping[str, PipelineSource], lease: Lease, po
 
 
 def release_snapshots(sources: Mapping[str, PipelineSource], position: Position) -> None:
-    """Drop the pins that a position refers to. A replay of history is refused afterwards; call it under the lane's lease.
+    """Drop the snapshots that a position refers to. Call it under the lease. A second call does nothing.
 
-    A second call does nothing.
+    A replay of history is refused afterwards.
     """
     for name, place in position.items():
         if name in sources and ("pins" in place or "history" in place):

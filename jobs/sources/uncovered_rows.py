@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def check_windows(source: PipelineSource, spark: SparkSession, position: Json, partitions: PartitionsConfig) -> None:
-    """Raise GuaranteeError for pinned rows that would be lost. `position` is the one before the first epoch.
+    """Raise GuaranteeError for rows of a snapshot that would be lost.
 
-    Rows with NULL in the column of `partitions` are in no window. Rows after the last window are the stream's; where the stream begins
-    after them, they are in neither.
+    `position` is the one before the first epoch.
+
+    Rows with NULL in the column of `partitions` are in no partition. Rows after the last partition belong to
+    the stream. If the stream begins after them, they are in neither.
     """
     end = history_end(partitions)
     until = _stream_time(source)

@@ -19,7 +19,10 @@ def user_cache() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive flock on `path` (made if missing), which is waited for and ends with the process at the latest."""
+    """Hold an exclusive flock on `path`, which is created if missing.
+
+    Waits for it. The end of the process releases it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What the guarantees rest on: staged rows are told apart by attempt, and two copies of one attempt must not write; a file that is
-# gone or torn, of a stage or a source, is an error and not fewer rows.
+# The guarantees depend on these: stored results differ by attempt, and two copies of one attempt must not write; a missing or
+# damaged file of stored results or of a source is an error, not fewer rows.
 _FIXED = {
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",

@@ -1,1 +1,1 @@
-"""Staged rows of non-deterministic nodes."""
+"""Stored results of non-deterministic nodes."""

@@ -1,4 +1,4 @@
-"""Which nodes may give other rows when they are computed again: their rows are staged before a sink sees any."""
+"""Finds non-deterministic nodes, whose results are stored before a sink gets any rows."""
 
 from __future__ import annotations
 

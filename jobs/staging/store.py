@@ -1,12 +1,12 @@
-"""Rows of impure nodes on durable storage: computed once per epoch, before the first sink sees any of them.
+"""Stored results of non-deterministic nodes: computed once per epoch, before the first sink gets any of them.
 
     <staging.path>/<pipeline uuid>/<lane>/<epoch>-<digest>/<node>/
-        g<generation>-<token>/      one attempt: parquet files by Spark's tasks
-        manifest.json               which attempt counts; written whole, beside, and linked to its name: the first one wins
+        g<generation>-<token>/      one attempt: Parquet files of Spark tasks
+        manifest.json               names the valid attempt; written whole to another name, then linked: the first one wins
 
-The digest is of the plan with the compiled pipeline's hash, so that an epoch that was planned anew never meets the rows of the
-plan that was dropped. An attempt without the manifest is never read. Nobody can tell a dead attempt from one that is being
-written by a process that was overtaken, so attempts are swept only where the manifest names another, or the epoch is past.
+The digest is that of the plan and the hash of the compiled pipeline, so an epoch that was planned again never reads the
+rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be told from one that a
+paused process is still writing, so attempts are swept only if the manifest names another one, or if the epoch is past.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ResultStore:
 
 
 class EpochResultStore:
-    """The stages of one epoch, by node."""
+    """The stored results of one epoch, by node."""
 
     def __init__(self, lane: ResultStore, plan: EpochPlan, digest: str, folder: Path) -> None:
         self.plan = plan
@@ -185,7 +185,7 @@ class EpochResultStore:
             found = self._complete(node, attempt, [(one.file, one.rows, one.bytes) for one in written_files if one.rows])
         except Exception as error:
             first = self.load_manifest(node)
-            counts = first is not None and first.attempt == attempt  # what failed came behind the link: the next attempt takes its rows
+            counts = first is not None and first.attempt == attempt  # the failure was after the link: the next attempt reads its rows
             if not counts:
                 _remove(place)
             if first is None or counts:
@@ -241,7 +241,7 @@ class EpochResultStore:
         """
         folder = self._of(node)
         for path in (folder, *list(folder.parents)[:5]):  # up to the parent of `staging.path`: each of them may be new
-            with suppress(PermissionError):  # a folder above may be somebody else's
+            with suppress(PermissionError):  # a parent folder may belong to another user
                 sync_to_disk(path)
 
     def _sweep_other_attempts(self, manifest: ResultManifest) -> None:
@@ -280,10 +280,11 @@ class NodeGraph:
 
 
 class StoredResults:
-    """What the planner asks while it makes the frames of one epoch: the staged rows of the impure nodes that pending sinks need.
+    """The stored results of one epoch that the planner needs.
 
-    `holders` says who holds the epoch already, or some of it, each with words for people: sinks, and dynamic tables. What they hold
-    came from a stage, so it must not be made anew. It is asked only where a stage is missing.
+    They are those of non-deterministic nodes before pending sinks. `holders` returns which sinks and dynamic
+    tables have the epoch or a part of it, with a description. Their rows came from stored results, so these
+    must not be recomputed. It is called only if results are missing.
     """
 
     def __init__(self, stages: EpochResultStore, who: NodeGraph, impure: Sequence[str], holders: Callable[[], Mapping[str, str]]) -> None:

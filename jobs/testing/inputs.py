@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """A source without a server, as the planner sees it."""
+    """A source without a server, for the planner."""
 
     payload: pa.Schema
 

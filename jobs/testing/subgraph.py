@@ -65,7 +65,7 @@ class SubgraphPlanners:
         if known not in self._planners:
             sources = {name: InputSource(roots[name]) for name in model.sources}
             planner = self._planners[known] = PipelinePlanner(replace(file, model=model), self._spark, sources, self._settings)
-            planner.spark.conf.set("spark.sql.session.timeZone", "UTC")  # the context may be somebody else's, in pytest
+            planner.spark.conf.set("spark.sql.session.timeZone", "UTC")  # in pytest, another test may have created the context
         return self._planners[known]
 
 

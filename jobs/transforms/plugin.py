@@ -27,11 +27,11 @@ pc: Any = pyarrow.compute  # its functions are made at import, unseen by type ch
 
 
 class ArrowTransform(RowTransform):
-    """A transform of batches. The object goes to Spark's workers, so it must be picklable; what holds connections is opened in `process`.
+    """A transform of batches. It is sent to workers, so it must be picklable; open connections in `process`.
 
-    A batch is the payload, `_gs_op` and `_gs_pos`, and so is what comes back: rows that are left out are gone, rows that are changed
-    keep the two hidden columns, and several rows of one are made by `fan_out`. Batches are whatever size Spark makes them: nothing
-    may depend on which rows come together.
+    Input and output batches have the payload, `_gs_op` and `_gs_pos`. Rows can be left out. Changed rows keep
+    the two system columns. `fan_out` makes several rows from one. Spark chooses the size of batches: the
+    result must not depend on which rows are in one batch.
     """
 
     def __init__(self, context: TransformContext) -> None:

@@ -74,7 +74,7 @@ def _digests(rows: DataFrame, columns: Sequence[str], by: Sequence[str]) -> dict
 def _named(
     expected_rows: DataFrame, actual_rows: DataFrame, columns: Sequence[str], by: Sequence[str], buckets: Sequence[int], *, keyed: bool
 ) -> tuple[int, tuple[str, ...]]:
-    """How many keys differ in these buckets, and some of them in words."""
+    """Return how many keys differ in these buckets, and some of them as text."""
     from pyspark.sql import functions as F  # noqa: N812
 
     names = {name: f"k{place}" for place, name in enumerate(by)}

@@ -199,7 +199,10 @@ class SourceRowsReader:
         ]
 
     def _splits(self, source: PipelineSource, end: Json, phase: int, window: HistoryPartition | None) -> list[Json]:
-        """At a keyed sink without the cut at the fence: the stream's rows are later ones of the same keys."""
+        """Return the splits of a phase, for a keyed sink without the handoff filter.
+
+        Rows of the stream are later rows of the same keys.
+        """
         if not self._keyed:
             return source.splits(self._spark, end, phase, window)
         handle = source.snapshot_handles(end)[phase]
@@ -216,7 +219,7 @@ class SourceRowsReader:
 
 
 def _covers_topic(source: PipelineSource, model: PipelineModel) -> bool:
-    """Whether history is to hold everything that the topic had before the fence: nothing in the file leaves rows out."""
+    """Return whether history must have all messages before the handoff position: no filter drops any."""
     node: Any = source.node
     parts = getattr(node, "bounded_sources", ())
     whole = not model.partitions and not any(getattr(part, "filter", None) or getattr(part, "start_at", None) for part in parts)

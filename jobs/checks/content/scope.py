@@ -17,8 +17,8 @@ from headrace.pipeline.protocol.ledger import Ledger
 class AuditScope:
     """The epochs that are compared.
 
-    `first` is the plan of the first of them, `whole` says that the sink held no row of this pipeline or another before it. `plans` are
-    those with splits of history.
+    `first` is the plan of the first one. `whole`: the target had no rows of this or another pipeline before
+    it. `plans` are those with splits of history.
     """
 
     first: EpochPlan

@@ -107,7 +107,7 @@ class HttpCaller:
         self.breaker = Breaker(service.node, service.break_after, service.break_for)
 
     def close(self) -> None:
-        """Lets go of the connections."""
+        """Close the connections."""
         self._client.close()
 
     def send(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter) -> HttpReply:
@@ -199,7 +199,7 @@ class HttpCaller:
             return HttpReply(status, body), "", None
         refusal = f"HTTP {status}{self._excerpt(body)}"
         if status in _AGAIN or status >= 500:
-            # A service that asks to be left alone works.
+            # A service that asks for a pause is up.
             (self.breaker.succeeded if status == 429 else self.breaker.failed)()
             count("retriable_error", f"{status // 100}xx")
             return None, refusal, _retry_after(response.headers.get("Retry-After"))

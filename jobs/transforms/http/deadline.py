@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import httpx
 
 _PIECE = 65_536
-"""Bytes that are handed over at a time: a service may also take a request drop by drop."""
+"""Bytes to send at a time: a service may also read a request slowly."""
 
 
 class Deadline(threading.local):

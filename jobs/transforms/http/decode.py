@@ -78,7 +78,7 @@ class ResponseDecoder:
     # --- by Arrow
 
     def _fast(self, text: bytes) -> DecodedResponse | None:
-        """None where Arrow cannot say."""
+        """Return the rows by the reader of Arrow, or None if it fails."""
         fields = [field.with_type(wire) for field in self.schema if (wire := _wire(field.type)) is not None]
         if len(fields) != len(self.schema):
             return None

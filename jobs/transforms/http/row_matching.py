@@ -1,12 +1,16 @@
-"""Where rows of an answer stand in the order: which row of the request each of them came from.
+"""Matches rows of a response to rows of the request, for their positions.
 
-Every row that comes back gets a sub-position of its own (`connectors.base.FAN_OUT`), so that no two are equal and a replay of
-the staged rows orders them the same way. Which request row's position it is made from:
+Every returned row gets its own sub-position (`connectors.base.FAN_OUT`), so that no two are equal and a
+replay of stored results has the same order. The position comes from this row of the request:
 
-1. one row per request: that row's.
-2. as many rows back as were sent, and the same key at every place (or no key at all): place by place.
-3. otherwise by key: that of the last request row with the same key.
-4. otherwise, rows without such a key or nodes without one: behind the whole request, in the order of the answer.
+1. one row per request: that row.
+
+2. as many rows as were sent, with the same keys in the same order (or no key at all): the row at the same
+index.
+
+3. otherwise by key: the last row of the request with the same key.
+
+4. otherwise, without such a key: after the whole request, in the order of the response.
 """
 
 from __future__ import annotations
@@ -27,9 +31,10 @@ pc: Any = pyarrow.compute  # its functions are made at run time, where no type c
 
 
 def match_request_rows(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows: int, answered: int) -> pa.Array:
-    """For every row of an answer the number of the request row that it came from, null where none is known.
+    """Return for every row of a response the index of its request row, null if none is known.
 
-    `sent` and `back` are the key columns of both, empty where the node has no key; `rows` were sent, `answered` came back.
+    `sent` and `back` are the key columns of both, empty for a node without a key; `rows` were sent,
+    `answered` were returned.
     """
     if rows == 1:
         return pa.array(np.zeros(answered, dtype=np.int64))
@@ -38,13 +43,13 @@ def match_request_rows(sent: Sequence[pa.Array], back: Sequence[pa.Array], rows:
     request_keys, response_keys = _digest(sent), _digest(back)
     if rows == answered and request_keys.equals(response_keys):
         return pa.array(np.arange(answered))
-    # The last of equal keys: the first one from behind.
+    # The last of equal keys is the first one in reverse order.
     from_end = pc.index_in(response_keys, request_keys.take(pa.array(np.arange(rows)[::-1])))
     return pc.subtract(pa.scalar(rows - 1, pa.int64()), from_end.cast(pa.int64()))
 
 
 def response_positions(sent: pa.StructArray, at: pa.Array) -> pa.StructArray:
-    """`_gs_pos` of an answer's rows. Raises AnswerError where there is no number left for them."""
+    """Return `_gs_pos` of the rows of a response. Raises AnswerError if no number is left for them."""
     if len(at) >= FAN_OUT:
         msg = f"{len(at):,} rows in one answer; {FAN_OUT - 1:,} are possible"
         raise AnswerError(msg)

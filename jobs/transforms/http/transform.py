@@ -41,7 +41,7 @@ class HandlerRows(RowTransform):
     def __init__(self, context: TransformContext) -> None:
         import httpx
 
-        del httpx  # a missing package is told when the node is opened, not in the first task
+        del httpx  # a missing package fails when the node is opened, not in the first task
         super().__init__(context)
         self._node: HandlerTransformConfig = context.node
         self._payload = arrow_schema(spark_schema(response_schema(context.name, context.node, context.schema)))
@@ -71,7 +71,7 @@ class HandlerRows(RowTransform):
         from pyspark.sql import functions as F  # noqa: N812
 
         size = 1 if self._node.one_row_per_request else self._node.batch_size
-        order = ("c2", "c0")  # rows of a union may stand at one place
+        order = ("c2", "c0")  # rows of a union may have the same position
         tasks = min(self._node.parallelism, max(1, -(-max_epoch_rows(plan) // size)))
         if tasks == 1:
             return rows.coalesce(1).sortWithinPartitions(*order)

@@ -106,7 +106,7 @@ def _bare_quoted(texts: pa.Array) -> pa.Array:
 
 
 def _quoted(texts: pa.Array) -> pa.Array:
-    """Texts as JSON strings. Most texts hold nothing that must be escaped."""
+    """Return strings as JSON. Most strings have nothing to escape."""
     if pc.any(pc.match_substring_regex(texts, _SPECIAL)).as_py():
         texts = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
         if pc.any(pc.match_substring_regex(texts, "[\x00-\x1f]")).as_py():
@@ -251,10 +251,10 @@ _FLAT = (
 
 
 def decoded(piece: bytes, outputs: Mapping[str, tuple[pa.DataType, pa.DataType]]) -> tuple[pa.Array, pa.Array, pa.Array, list[pa.Array]]:
-    """Input rows, numbers, operations and columns of a piece of output.
+    """Return input rows, numbers, operations and columns of a part of the output.
 
-    `outputs` are the columns' types, as the engine was told them and as rows have them. Raises ValueRefusedError
-    for a text that is none of its type after all.
+    `outputs` are the types of columns, in the engine and in rows. Raises ValueRefusedError for a text that is
+    not of its type.
     """
     flags, _, text = piece.partition(b"\n")
     special = json.loads(flags)
@@ -297,7 +297,7 @@ def _typed(index: int, column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Transported values in their final type; wide numbers stay text, as rows hold them."""
+    """Return decoded values in their final type. Wide numbers stay strings, as in rows."""
     if is_wide(kind):
         return plain_columns(column)
     if column.type == kind:
@@ -319,7 +319,7 @@ def _unhex(column: pa.Array) -> pa.Array:
 
 
 def _unnested(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Nested values from their JSON text, one level of it: what is inside of them is text again."""
+    """Return one level of nested values from their JSON text. Inner values stay text."""
     level = _level(kind)
     lines = pc.binary_join_element_wise('{"v":', pc.fill_null(column, _NULL), "}", "")
     text = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines), "\n")[0].as_py().encode()
@@ -344,7 +344,7 @@ def _unnested(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Offsets that say which lists are null, as Arrow's builders take them."""
+    """Return offsets that mark null lists, as the builders of Arrow take them."""
     nothing = pa.concat_arrays([pc.is_null(lists), pa.array([False])])
     return pc.if_else(nothing, pa.scalar(None, pa.int32()), lists.offsets)
 

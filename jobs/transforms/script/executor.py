@@ -1,7 +1,7 @@
-"""Batches through a script: what a Spark task runs, without anything of Spark in it.
+"""Runs batches through a script: the work of a Spark task, without Spark.
 
-Order and identity: every row carries `_gs_pos`. A script may make several rows of one, so `sub` becomes `sub * FAN_OUT + number` for
-all of its rows, whether it does or not: only so does the order of rows that an earlier transform made of one stay.
+Every row has `_gs_pos`. A script may return several rows for one, so `sub` becomes `sub * FAN_OUT + number`
+for all of its rows. This keeps the order of rows that an earlier transform made from one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.pipeline.types.durations import spell_duration
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers
 
 _BYTES = 4 << 20
-"""Of Arrow data that are handed over at a time, about."""
+"""Approximate bytes of Arrow data per call."""
 _CHANCE = "$hr_chance"
 """The function of runtime.js that replaces Math.random. It raises an error."""
 _FRAME = re.compile(r"^\s*at (?:(.*?) \()?<input>:(\d+)(?::(\d+))?\)?$", re.MULTILINE)
@@ -32,9 +32,10 @@ _FRAME = re.compile(r"^\s*at (?:(.*?) \()?<input>:(\d+)(?::(\d+))?\)?$", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script node, ready for work. `outputs` are the columns that come out: the type that is checked, and that which rows have.
+    """The work of a script node. `outputs` are the output columns: the checked type, and the type in rows.
 
-    `text_at` is where line 1 of the script stands in its file; `key` are columns that tell people which row is meant.
+    `text_at` is the location of line 1 of the script in its file. `key` are columns that identify a row to
+    people.
     """
 
     node: str
@@ -167,7 +168,7 @@ class Script:
                 return self._explained(StoppedError("memory", error.row, ""), batch)
             case _:
                 message = error.said.removeprefix("Refused: ")
-                # What Headrace refuses of a whole script stands at no line of it.
+                # An error of a whole script has no line in it.
                 place, where = self._place(error.stack) if batch is not None or message == error.said else (self.text_at, "")
                 if batch is None:
                     return UserError(f"the script does not load: {message}{where}", node=self.node, place=place)
@@ -175,7 +176,10 @@ class Script:
         return DataError(msg, node=self.node, hint=hint)
 
     def _place(self, stack: str) -> tuple[FileLocation | None, str]:
-        """Where in the script an error was raised, for a place and for a sentence. Frames of Headrace's own code end the search."""
+        """Return where in the script an error was raised, as a location and as text.
+
+        Frames of Headrace end the search.
+        """
         lines = self.program.script.count("\n") + 1
         for name, line, column in _FRAME.findall(stack):
             if name == _CHANCE:
@@ -183,7 +187,7 @@ class Script:
             if name.startswith("$hr_"):
                 break
             number = min(max(int(line) - 1, 1), lines)
-            known = column and number == int(line) - 1  # what ends too early is told behind its last line
+            known = column and number == int(line) - 1  # an error of an unexpected end is after its last line
             if self.text_at is not None and self.text_at.line is not None:
                 shift = (self.text_at.column or 1) - 1
                 place = replace(self.text_at, line=self.text_at.line + number - 1, column=int(column) + shift if known else None)

@@ -1,10 +1,10 @@
-"""The process that a script runs in. Started by path with `python -I -S`: it imports nothing of Headrace and nothing of its workplace.
+"""The process that runs a script. Started by path with `python -I -S`, it imports nothing of Headrace.
 
-It holds one engine at a time, reads frames from standard input and answers on standard output. Before any script is loaded it gives up
-what a script could do through a fault of the engine: it can open no file, write none and start no process; its memory is bounded by the
-kernel, and so is the time of one step (SIGPROF ends the process, which even a loop inside of native code cannot evade).
+It has one engine at a time, reads frames from standard input and answers on standard output. Before it loads a script it
+gives up what a fault of the engine could be used for: it can open no file, write none and start no process. The kernel
+bounds its memory and the time of one step (SIGPROF ends the process, even in a loop of native code).
 
-Frames are a tag, four bytes of length, and the content. What comes in is `marshal`, made by the parent; what goes out is text.
+Frames are a tag, four bytes of length, and the content. Input is `marshal` from the parent; output is text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STACK = 1 << 20  # bytes of native stack that a script may use; the thread has 8
 SLICE_MS = 20
 GRACE_S = 0.5
 """How much later than the engine the kernel ends a step."""
-_ROOM = 256 << 20  # bytes beside the engine's: the interpreter and copies of texts on their way
+_ROOM = 256 << 20  # bytes in addition to the engine's: the interpreter and copies of texts in transit
 _ALL_ROWS = 1 << 30
 
 
@@ -44,7 +44,7 @@ class ScriptEngine:
         self._timed(lambda: self._command("shape", request["shape"]))
 
     def _function(self, script: str) -> Any:
-        """`process` or `invoke` of the script; else the script itself, where it is nothing but a function; None where there is none."""
+        """Return `process` or `invoke` of the script, the script itself if it is a function, or None."""
         wrong = found = None
         try:
             # The line before the script keeps its own line numbers readable: they are one too high.
