@@ -85,8 +85,8 @@ def skip_open(file: PipelineFile, settings: Settings, *, dry_run: bool = False) 
     if dry_run:
         return Exit((f"Epoch {plan.number} would be closed. Sinks that do not have it would lack {ranges}.",))
     run = PipelineRun(file, settings, listener=None, stop=None, max_run_time=None, launched_by="skip-open", run_id="", spark=None)
-    with run as lane_run:
-        number, lacking = lane_run.lane.skip_open()
+    with run as pipeline_run:
+        number, lacking = pipeline_run.coordinator.skip_open()
     return Exit((f"Epoch {number} is closed. It was skipped at: {', '.join(lacking)}.", f"They lack {ranges}; every audit shows it."))
 
 

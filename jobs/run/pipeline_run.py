@@ -100,7 +100,7 @@ class PipelineRun:
             stack.callback(self._close_assemblies)
             self._ledger = ledger = open_ledger(self.settings)
             stack.callback(ledger.close)
-            self.lane = EpochCoordinator.open(
+            self.coordinator = EpochCoordinator.open(
                 ledger,
                 self.file.name,
                 LANE,
@@ -116,14 +116,14 @@ class PipelineRun:
                 check_file=self._check_file,
                 take_over=self._take_over,
             )
-            stack.callback(self.lane.close)
-            lease = self.lane.lease
+            stack.callback(self.coordinator.close)
+            lease = self.coordinator.lease
             self._stages = ResultStore(self.settings, lease.pipeline, lease.lane, lease.generation)
             waits = waits_folder(self.settings, lease.pipeline)
-            self.lane.heartbeat.details = lambda: self._heartbeat.read(waits, self.reporter.publish)
+            self.coordinator.heartbeat.details = lambda: self._heartbeat.read(waits, self.reporter.publish)
             stack.callback(self.monitor.close)
-            seen = self.monitor.start(self.lane.generation, self.lane.committed)
-            ledger.set_holder(self.lane.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
+            seen = self.monitor.start(self.coordinator.generation, self.coordinator.committed)
+            ledger.set_holder(self.coordinator.lease, self._holder | {"jvm": jvm_process(self.spark)} | seen)
             self._drop_stale_snapshots()
             done = threading.Event()
             stack.callback(done.set)
@@ -192,7 +192,7 @@ class PipelineRun:
         return assembly.open_sinks(uuid, LANE, self._ledger)
 
     def _note_table(self, table: str, epoch: int) -> None:
-        self._ledger.event(self.lane.lease, EVENT, {"table": table, "epoch": epoch})
+        self._ledger.event(self.coordinator.lease, EVENT, {"table": table, "epoch": epoch})
 
     def _check_file(self, state: PipelineState) -> None:
         for note in check_file(self.file, state, self._ledger).notes:
@@ -212,10 +212,10 @@ class PipelineRun:
 
         If that fails, the next start tries again.
         """
-        if self.lane.committed:
+        if self.coordinator.committed:
             return
         try:
-            drop_stale_snapshots(self.assembly.sources, self.lane.lease, self.lane.position)
+            drop_stale_snapshots(self.assembly.sources, self.coordinator.lease, self.coordinator.position)
         except HeadraceError as error:
             self.reporter.publish(RunMessage(f"snapshots of an earlier start were not dropped: {error}", "warning"))
 
@@ -228,14 +228,14 @@ class PipelineRun:
 
     def finish_open(self) -> None:
         """Finish the epoch that an earlier run left open, with its original plan and file."""
-        if self.lane.has_open_epoch:
-            self.reporter.publish(RunMessage(f"finishing epoch {self.lane.committed + 1}, which an earlier run left open"))
+        if self.coordinator.has_open_epoch:
+            self.reporter.publish(RunMessage(f"finishing epoch {self.coordinator.committed + 1}, which an earlier run left open"))
             self._finish_epoch()
 
     def run_epoch(self, step: EpochRange, backlog: Callable[[Position], int | None] | None = None) -> None:
         """Plan the step as the next epoch and write it to every sink."""
         started = time.monotonic()
-        plan = self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
+        plan = self.coordinator.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self.reporter.publish(EpochStarted(plan))
         self._finish_epoch(backlog, time.monotonic() - started)
 
@@ -267,7 +267,7 @@ class PipelineRun:
                 self.reporter.record_commit(EpochCommitted(pending.plan, counts, steps))
             return counts
 
-        self.lane.replay(sink, write, first, check)
+        self.coordinator.replay(sink, write, first, check)
 
     def _finish_epoch(self, backlog: Callable[[Position], int | None] | None = None, planning: float = 0.0) -> None:
         """Write and commit the open epoch. Retry transient failures with growing pauses.
@@ -275,16 +275,16 @@ class PipelineRun:
         `planning` is the time in seconds that it took to plan the epoch.
         """
         began, pause = time.monotonic(), 0.5
-        with log_context(epoch=self.lane.committed + 1):
+        with log_context(epoch=self.coordinator.committed + 1):
             while True:
                 started = time.monotonic()
                 try:
-                    pending = self.lane.begin()
+                    pending = self.coordinator.begin()
                     if pending is None:
                         return
                     self.reporter.publish(EpochStarted(pending.plan, again=True))
                     writer = self._writer(pending) if pending.sinks else None
-                    counts = self.lane.commit(writer.write(pending.plan, pending.sinks) if writer else {})
+                    counts = self.coordinator.commit(writer.write(pending.plan, pending.sinks) if writer else {})
                     self._after_commit(pending.plan, counts, _step_seconds(writer, started, planning), backlog)
                     return
                 except FencedError:
@@ -301,11 +301,11 @@ class PipelineRun:
         """
         error = explain_death(self.spark, self.settings, 5.0 if isinstance(failure, SparkJvmError) else 0.0) or failure
         if self._stop.is_set():
-            abandoned = f"epoch {self.lane.committed + 1} was abandoned; the next run finishes it"
+            abandoned = f"epoch {self.coordinator.committed + 1} was abandoned; the next run finishes it"
             self.reporter.publish(RunMessage(abandoned, "warning"))
             return False
         self.reporter.publish(AttemptFailed(error))
-        attempts = self.lane.record_failure(error.node or "?", error)
+        attempts = self.coordinator.record_failure(error.node or "?", error)
         if not error.retriable or elapsed > RETRY_FOR:
             raise error from (failure if failure is not error else failure.__cause__)
         self.reporter.publish(RunMessage(f"attempt {attempts} failed, trying again in {pause:.1f} s: {error}", "warning"))
@@ -315,9 +315,9 @@ class PipelineRun:
     def _writer(self, pending: Pending) -> EpochWriter:
         """Return the writer of a pending epoch. Raises FencedError if this run lost its lease."""
         assembly = self.assembly_of(self._version(pending.compiled))
-        assembly.open_former_tables(self.lane.lease.pipeline, LANE, self._ledger, self._note_table)
-        assembly.planner.pipeline = self.lane.lease.pipeline
-        sinks = {name: sink.sink for name, sink in self.lane.sinks.items() if isinstance(sink, PipelineSink)}
+        assembly.open_former_tables(self.coordinator.lease.pipeline, LANE, self._ledger, self._note_table)
+        assembly.planner.pipeline = self.coordinator.lease.pipeline
+        sinks = {name: sink.sink for name, sink in self.coordinator.sinks.items() if isinstance(sink, PipelineSink)}
         routes = assembly.load_paths if pending.plan.phase is Phase.HISTORY else None
         writer = EpochWriter(
             assembly.planner,
@@ -329,7 +329,7 @@ class PipelineRun:
             monitor=self.monitor,
             side=assembly.side_outputs,
         )
-        self.lane.check()
+        self.coordinator.check()
         return writer
 
     def _after_commit(
@@ -339,14 +339,14 @@ class PipelineRun:
         steps: Mapping[str, float],
         backlog: Callable[[Position], int | None] | None,
     ) -> None:
-        self._stages.sweep(self.lane.committed)
-        self._rolling.after_commit(self.lane)
+        self._stages.sweep(self.coordinator.committed)
+        self._rolling.after_commit(self.coordinator)
         self.reporter.record_commit(EpochCommitted(plan, counts, steps, backlog(plan.end) if backlog else None))
 
     def idle(self, backlog: int | None) -> None:
         """Report an idle stream. Raise if this run no longer owns the pipeline."""
         self.reporter.idle(backlog, [name for name, source in self.assembly.sources.items() if source.unbounded])
-        self.lane.check()
+        self.coordinator.check()
 
     def wait(self, seconds: float) -> None:
         """Wait for `seconds`, or until a stop is requested."""
@@ -356,7 +356,7 @@ class PipelineRun:
     def result(self, *, caught_up: bool) -> RunResult:
         """Return the result of this run."""
         stop_reason = "signal" if self._stop.is_set() else "max_run_time" if self.stopping else "completed"
-        return self.reporter.result(self.lane, stop_reason, caught_up=caught_up)
+        return self.reporter.result(self.coordinator, stop_reason, caught_up=caught_up)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

@@ -46,9 +46,9 @@ def replay(
     _check_sink(file, sink)
     if recompute:
         settings = settings.model_copy(update={"staging": settings.staging.model_copy(update={"recompute": True})})
-    with _lane(file, settings, sink, "replay", listener, stop, spark) as lane_run:
-        lane_run.rewrite(sink, from_epoch)
-        return lane_run.result(caught_up=False)
+    with _open_run(file, settings, sink, "replay", listener, stop, spark) as pipeline_run:
+        pipeline_run.rewrite(sink, from_epoch)
+        return pipeline_run.result(caught_up=False)
 
 
 def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_over: bool = False, spark: SparkSession | None = None) -> None:
@@ -58,9 +58,9 @@ def accept_target(file: PipelineFile, settings: Settings, *, sink: str, take_ove
     target. Without it, such a claim raises SinkStateError.
     """
     _check_sink(file, sink)
-    with _lane(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as lane_run:
-        if not take_over or lane_run.lane.disagrees(sink):
-            lane_run.lane.accept_target(sink)
+    with _open_run(file, settings, sink, "accept-target", None, None, spark, take_over=take_over) as pipeline_run:
+        if not take_over or pipeline_run.coordinator.disagrees(sink):
+            pipeline_run.coordinator.accept_target(sink)
 
 
 def rebuild(file: PipelineFile, settings: Settings, *, spark: SparkSession | None = None) -> str:
@@ -96,7 +96,7 @@ def _check_sink(file: PipelineFile, sink: str) -> None:
         raise UserError(msg, hint=f"Sinks: {', '.join(file.model.sinks)}.", place=file.place("sinks"))
 
 
-def _lane(
+def _open_run(
     file: PipelineFile,
     settings: Settings,
     sink: str,

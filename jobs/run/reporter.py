@@ -89,17 +89,17 @@ class RunReporter:
         ):
             self.publish(PartitionCompleted(window, self._window_rows.pop(window)))
 
-    def result(self, lane: EpochCoordinator, stop_reason: str, *, caught_up: bool) -> RunResult:
+    def result(self, coordinator: EpochCoordinator, stop_reason: str, *, caught_up: bool) -> RunResult:
         """Return what the run did, and why it ended."""
         return RunResult(
             name=self._file.name,
-            pipeline=lane.lease.pipeline,
+            pipeline=coordinator.lease.pipeline,
             stop_reason=stop_reason,
             epochs=self.epochs,
             first_epoch=self._first,
-            last_epoch=lane.committed,
+            last_epoch=coordinator.committed,
             counts=self._counts,
             phases=self._figures,
-            history_complete=positions.history_complete(self._file.model, lane.position),
+            history_complete=positions.history_complete(self._file.model, coordinator.position),
             caught_up=caught_up,
         )

@@ -27,19 +27,19 @@ class RollingUp:
         self._keep = keep
         self._left = 0
 
-    def after_commit(self, lane: EpochCoordinator) -> None:
+    def after_commit(self, coordinator: EpochCoordinator) -> None:
         """Roll up epochs that are due.
 
         If the ledger is unreachable, log it and retry after a later commit.
         """
-        if self._keep is None or lane.committed <= self._keep:
+        if self._keep is None or coordinator.committed <= self._keep:
             return
         if self._left > 0:
             self._left -= 1
             return
         try:
-            complete = positions.history_complete(self._model, lane.position)
-            done = lane.ledger.roll_up(lane.lease, self._keep, history=complete)
+            complete = positions.history_complete(self._model, coordinator.position)
+            done = coordinator.ledger.roll_up(coordinator.lease, self._keep, history=complete)
         except TransientError as error:
             log.warning("event=roll_up_put_off error=%s", error.message)
             done = 0

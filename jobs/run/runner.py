@@ -74,15 +74,19 @@ def run(
     until = Until.HISTORY if file.model.job_mode or partitions is not None else until
     with PipelineRun(
         file, settings, listener=listener, stop=stop, max_run_time=max_run_time, launched_by=launched_by, run_id=run_id, spark=spark
-    ) as lane_run:
+    ) as pipeline_run:
         # Rows are met before any epoch is planned too: some sources count or look through theirs to divide them.
-        with lane_run.translate_errors():
-            lane_run.finish_open()
-            _history(lane_run, wanted)
+        with pipeline_run.translate_errors():
+            pipeline_run.finish_open()
+            _history(pipeline_run, wanted)
             caught_up = False
-            if until is not Until.HISTORY and not lane_run.stopping and positions.history_complete(file.model, lane_run.lane.position):
-                caught_up = _stream(lane_run, until)
-        return lane_run.result(caught_up=caught_up)
+            if (
+                until is not Until.HISTORY
+                and not pipeline_run.stopping
+                and positions.history_complete(file.model, pipeline_run.coordinator.position)
+            ):
+                caught_up = _stream(pipeline_run, until)
+        return pipeline_run.result(caught_up=caught_up)
 
 
 def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> list[str]:
@@ -96,25 +100,25 @@ def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> lis
     return [key for key in every if key in windows]
 
 
-def _history(lane_run: PipelineRun, windows: Sequence[str]) -> None:
-    lane, model = lane_run.lane, lane_run.file.model
+def _history(pipeline_run: PipelineRun, windows: Sequence[str]) -> None:
+    coordinator, model = pipeline_run.coordinator, pipeline_run.file.model
 
     def note(page: Json) -> None:
-        lane.ledger.event(lane.lease, "splits", page)
+        coordinator.ledger.event(coordinator.lease, "splits", page)
 
-    known = [event["data"] for event in lane.ledger.events(model.name, lane.lease.lane) if event["kind"] == "splits"]
-    sources = lane_run.assembly.sources
+    known = [event["data"] for event in coordinator.ledger.events(model.name, coordinator.lease.lane) if event["kind"] == "splits"]
+    sources = pipeline_run.assembly.sources
     history = BackfillPlanner(model, sources, SplitCache(known, note), model.epoch.history_rows, model.epoch.max_bytes)
-    done = positions.completed_partitions(model, lane.position)
+    done = positions.completed_partitions(model, coordinator.position)
     if left := [key for key in windows if key not in done]:
-        lane_run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
-        if note_of_order := _out_of_order(lane_run.file, left, done):
-            lane_run.reporter.publish(RunMessage(note_of_order, "warning"))
-    while not lane_run.stopping:
-        step = history.next(lane_run.assembly.planner.spark, lane.position, windows)
+        pipeline_run.reporter.enter(Phase.HISTORY, {"windows": len(left)})
+        if note_of_order := _out_of_order(pipeline_run.file, left, done):
+            pipeline_run.reporter.publish(RunMessage(note_of_order, "warning"))
+    while not pipeline_run.stopping:
+        step = history.next(pipeline_run.assembly.planner.spark, coordinator.position, windows)
         if step is None:
             return
-        lane_run.run_epoch(step)
+        pipeline_run.run_epoch(step)
 
 
 def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) -> str:
@@ -135,38 +139,38 @@ def _out_of_order(file: PipelineFile, left: Sequence[str], done: Sequence[str]) 
     )
 
 
-def _stream(lane_run: PipelineRun, until: Until) -> bool:
+def _stream(pipeline_run: PipelineRun, until: Until) -> bool:
     """Stream until stopped or caught up. Return whether the stream was caught up at the end."""
-    model, lane = lane_run.file.model, lane_run.lane
-    stream = StreamPlanner(lane_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
+    model, coordinator = pipeline_run.file.model, pipeline_run.coordinator
+    stream = StreamPlanner(pipeline_run.assembly.sources, model.epoch.stream_rows, model.epoch.max_bytes)
     if not stream:
         return True
-    begun = stream.begin(lane.position)
-    lane_run.reporter.report_stream_start(begun)
+    begun = stream.begin(coordinator.position)
+    pipeline_run.reporter.report_stream_start(begun)
     target, pause = stream.end_position(begun), _IDLE_FIRST
-    stalls = StallWatch(lane_run.assembly.sources, lane_run.reporter.publish)
-    while not lane_run.stopping:
-        begun = stream.begin(lane.position) if lane_run.reporter.epochs else begun
+    stalls = StallWatch(pipeline_run.assembly.sources, pipeline_run.reporter.publish)
+    while not pipeline_run.stopping:
+        begun = stream.begin(coordinator.position) if pipeline_run.reporter.epochs else begun
         step = stream.next(begun)
         if step is None:
             backlog = stream.backlog(begun)
-            lane_run.idle(backlog)
-            lane_run.reporter.publish(LagMeasured(stream.lags))
+            pipeline_run.idle(backlog)
+            pipeline_run.reporter.publish(LagMeasured(stream.lags))
             if until is Until.CAUGHT_UP and (not backlog or stream.has_reached(begun, target)):
                 return True
             if backlog:
                 stalls.check(begun, ending=until is Until.CAUGHT_UP)
-            lane_run.wait(pause)
+            pipeline_run.wait(pause)
             pause = min(pause * 1.2, _IDLE_LAST)
             continue
         pause = _IDLE_FIRST
         stalls.clear()
-        lane_run.reporter.enter(step.phase)
-        lane_run.run_epoch(step, backlog=stream.backlog)
-        lane_run.reporter.publish(LagMeasured(stream.lags))
-        stream.commit(lane.position)
-        if until is Until.CAUGHT_UP and stream.has_reached(lane.position, target):
+        pipeline_run.reporter.enter(step.phase)
+        pipeline_run.run_epoch(step, backlog=stream.backlog)
+        pipeline_run.reporter.publish(LagMeasured(stream.lags))
+        stream.commit(coordinator.position)
+        if until is Until.CAUGHT_UP and stream.has_reached(coordinator.position, target):
             return True
         if not stream.has_more(step):
-            lane_run.wait(model.epoch.interval.total_seconds() - lane_run.reporter.last_seconds)
+            pipeline_run.wait(model.epoch.interval.total_seconds() - pipeline_run.reporter.last_seconds)
     return False

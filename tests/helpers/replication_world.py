@@ -494,29 +494,29 @@ class ModelRun:
         )
         self.began = False
         """Whether the lane was opened."""
-        self.lane: EpochCoordinator = None  # pyright: ignore[reportAttributeAccessIssue]
+        self.coordinator: EpochCoordinator = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def execute(self) -> str:
         """Open the lane, finish the open epoch, then run history and stream."""
         self._open()
-        if self.lane.has_open_epoch:
+        if self.coordinator.has_open_epoch:
             self._finish_epoch()
         run_module._history(self, positions.windows_of(self.file.model))  # pyright: ignore[reportArgumentType]
         caught_up = False
-        if not self.stopping and positions.history_complete(self.file.model, self.lane.position):
+        if not self.stopping and positions.history_complete(self.file.model, self.coordinator.position):
             caught_up = run_module._stream(self, Until.CAUGHT_UP)  # pyright: ignore[reportArgumentType]
-        self.lane.close()
+        self.coordinator.close()
         return "caught up" if caught_up else "stopped"
 
     def replay(self, sink: str, first: int) -> None:
         """Write epochs again into one sink."""
         self._open((sink,))
-        self.lane.replay(sink, self._write, first)
-        self.lane.close()
+        self.coordinator.replay(sink, self._write, first)
+        self.coordinator.close()
 
     def _open(self, repair: tuple[str, ...] = ()) -> None:
         ledger = self.lane_ledger = process_ledger(self.world.store, self.probe, proofs=True)
-        self.lane = EpochCoordinator.open(
+        self.coordinator = EpochCoordinator.open(
             ledger,
             self.file.name,
             LANE,
@@ -534,14 +534,14 @@ class ModelRun:
             repair=repair,
         )
         self.began = True
-        if not self.lane.committed:
-            drop_stale_snapshots(self._sources_of(self.file), self.lane.lease, self.lane.position)
+        if not self.coordinator.committed:
+            drop_stale_snapshots(self._sources_of(self.file), self.coordinator.lease, self.coordinator.position)
 
     def close(self) -> None:
         """Give the lane back after an error."""
-        if self.lane is not None:
+        if self.coordinator is not None:
             with contextlib.suppress(HeadraceError, Crash):
-                self.lane.close()
+                self.coordinator.close()
 
     # --- what the loops ask for
 
@@ -555,7 +555,7 @@ class ModelRun:
 
     def run_epoch(self, step: Any, backlog: Any = None) -> None:
         del backlog
-        self.lane.plan(step.end, step.phase, window=step.window, splits=step.splits)
+        self.coordinator.plan(step.end, step.phase, window=step.window, splits=step.splits)
         self._finish_epoch()
         self.reporter.epochs += 1
         self._epochs_left -= 1
@@ -570,9 +570,9 @@ class ModelRun:
     # --- parts
 
     def _finish_epoch(self) -> None:
-        pending = self.lane.begin()
+        pending = self.coordinator.begin()
         if pending is not None:
-            self.lane.commit(self._write(pending) if pending.sinks else {})
+            self.coordinator.commit(self._write(pending) if pending.sinks else {})
 
     def _version(self, compiled: Json) -> PipelineFile:
         stored = hash_of(compiled)
@@ -628,7 +628,7 @@ class ModelRun:
         rows = self._compile(file, {name: reading.frame for name, reading in readings.items()}, pending)
         found: dict[str, WriteCounts] = {}
         for name in pending.sinks:
-            sink = self.lane.sinks[name]
+            sink = self.coordinator.sinks[name]
             assert isinstance(sink, ModelSink)
             found[name] = sink.write_rows(pending.plan, rows)
         return found

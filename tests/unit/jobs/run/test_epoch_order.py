@@ -46,7 +46,7 @@ class Epochs:
         run._writer = self._writer
         run._after_commit = lambda _, counts, steps, __: self.calls.append(f"after commit of {sorted(counts)}, {sorted(steps)}")
         work = Pending(EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC)), {}, sinks)
-        run.lane = SimpleNamespace(
+        run.coordinator = SimpleNamespace(
             committed=0,
             plan=lambda *_, **__: self.calls.append("plan"),
             begin=lambda: self.calls.append("begin") or work,

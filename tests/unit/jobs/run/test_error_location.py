@@ -59,7 +59,7 @@ class Steps:
         """Stands in for `PipelineRun._open`: no ledger, no Spark."""
         self.fail("plan")
         plan = EpochPlan(1, Phase.LIVE, {}, {}, "hash", datetime.now(UTC))
-        run.lane = SimpleNamespace(
+        run.coordinator = SimpleNamespace(
             has_open_epoch=False,
             position={},
             committed=0,
