@@ -655,7 +655,7 @@ class ModelRun:
             node.query("shaped"),
             HIDDEN,
             now=pending.plan.planned_at,
-            rename=names,
+            rename=dict(names),
             node="shaped",
             sources={name: frozenset({name}) for name in names},
             marking=marking,
