@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from headrace.connectors.base import EpochFrame
+from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Event
 from headrace.jobs.run.pipeline_run import PipelineRun
 from headrace.jobs.run.reporter import RunReporter
@@ -82,6 +87,27 @@ def test_an_epoch_is_planned_then_written_then_committed() -> None:
     epochs = Epochs()
     epochs.run.run_epoch(STEP)
     assert epochs.calls == ["plan", "begin", "lease", "write ('a', 'b')", *WRITTEN]
+
+
+def test_six_calls_lead_from_the_loop_over_epochs_to_the_sink() -> None:
+    epochs, calls = Epochs(sinks=("a",)), list[str]()
+
+    class CountingSink:
+        def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
+            del plan, frame
+            calls.extend(call.name for call in traceback.extract_stack() if call.name != "<dictcomp>")
+            return WriteCounts(5)
+
+    @contextmanager
+    def frames(*_: Any) -> Iterator[dict[str, Any]]:
+        yield {"a": None}
+
+    planner: Any = SimpleNamespace(file=parse_pipeline(FILE, "shop.yaml"), frames=frames, spark=None, texts={})
+    sinks: Any = {"a": CountingSink()}
+    epochs.run._writer = lambda _: EpochWriter(planner, {}, sinks)
+    epochs.run.run_epoch(STEP)
+    loop = calls.index("test_six_calls_lead_from_the_loop_over_epochs_to_the_sink")
+    assert calls[loop + 1 :] == ["run_epoch", "_finish_epoch", "write", "_write_concurrently", "_write_sink", "write"]
 
 
 def test_a_listener_that_fails_does_not_fail_the_epoch() -> None:
