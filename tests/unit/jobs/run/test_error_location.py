@@ -67,6 +67,7 @@ class Steps:
             ledger=SimpleNamespace(events=lambda *_: []),
             plan=lambda *_, **__: plan,
             begin=lambda: Pending(plan, {}, ("pg",)),
+            commit=lambda counts: counts,
             record_failure=lambda *_: 1,
         )
         run._writer = lambda _: SimpleNamespace(steps={}, seconds=0.0, write=lambda *_, **__: self.fail("sink"))
