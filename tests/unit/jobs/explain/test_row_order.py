@@ -67,6 +67,7 @@ def test_other_versions_are_refused_at_their_place(kind: pa.DataType) -> None:
     (problem,) = version_problems(VERSIONED, "out", pa.schema([("id", pa.int64()), ("at", kind)]))
     assert "which is not a whole number, a decimal of up to 38 digits, a date or a timestamp" in problem.message
     VERSIONED.locate(problem)
+    assert problem.place is not None
     assert problem.place == VERSIONED.place_of("out", "version_column")
     assert problem.place.line
 
