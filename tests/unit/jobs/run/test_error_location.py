@@ -53,7 +53,9 @@ class Steps:
             self.fail(phase)
             return None if phase == "backfill" else STEP
 
-        return lambda *_: SimpleNamespace(next=next_range, begin=lambda position: position, end_position=lambda position: position, lags={})
+        unchanged: Any = lambda position: position  # noqa: E731
+        stream = SimpleNamespace(next=next_range, begin=unchanged, end_position=unchanged, backlog=lambda _: None, lags={})
+        return lambda *_: stream
 
     def open(self, run: Any) -> None:
         """Stands in for `PipelineRun._open`: no ledger, no Spark."""
