@@ -1,4 +1,4 @@
-"""What a plugin says of itself: the one object that its entry point leads to."""
+"""The declaration of a plugin: the object that its entry point refers to."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 GROUP = "headrace.plugins"
-"""The entry point group. A plugin's entry point has its id for a name, so that nothing is imported to know what there is."""
+"""The entry point group. An entry point has the id of its plugin as name: listing needs no import."""
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)?")
 _TYPED = frozenset({"type", "telemetry", "from", "from_", "options", "delivery"})
 _FLUSHING = frozenset({"batch_size", "batch_flush_interval"})
-"""Keys of a plugin's node that Headrace reads; an option of such a name could never be given."""
+"""Keys of a plugin's node that Headrace reads. An option of such a name can never be set."""
 
 
 class PluginType(StrEnum):
-    """What a plugin is."""
+    """Type of a plugin."""
 
     SOURCE = "source"
     TRANSFORM = "transform"
@@ -31,27 +31,27 @@ class PluginType(StrEnum):
 
 
 class Options(BaseModel):
-    """The base of a plugin's options: unknown keys are mistakes, and values are not shown in errors."""
+    """Base of a plugin's options. Unknown keys are errors. Errors do not show values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A plugin.
+    """Declaration of a plugin.
 
     Args:
-        id: `operator` or `namespace.operator`; the `type` of its nodes. A function's name in SQL is its id with `_` for `.` and `-`.
+        id: `operator` or `namespace.operator`; the `type` of its nodes. In SQL, `_` replaces `.` and `-`.
         kind: source, transform, sink, preprocessor, function or side_output.
-        make: the class, or what else makes the object of its context; of a function, the function itself: Arrow arrays to one array.
-        options: a pydantic model of what its nodes may say beside the keys that every node has.
-        labels: of its metrics. They win over `telemetry.labels` of the file.
-        returns: of a function, its type in the words of a pipeline file: `string`, `decimal(20, 4)`.
-        arguments: of a function, the types that its arrays have; values are cast to them.
-        deterministic: whether the same rows come out when an epoch is done again; of transforms and functions.
+        make: the class, or a factory that takes the context. For a function, itself: arrays to one array.
+        options: a pydantic model of the keys that its nodes have in addition to the common ones.
+        labels: labels of its metrics. They override `telemetry.labels` of the file.
+        returns: for a function, the return type as written in a pipeline file: `string`, `decimal(20, 4)`.
+        arguments: for a function, the types of its arrays. Values are cast to them.
+        deterministic: for a transform or a function, whether a repeated epoch gives the same rows.
 
     Raises:
-        ValueError, TypeError: a declaration that cannot be.
+        ValueError, TypeError: if the declaration is invalid.
     """
 
     id: str
@@ -93,10 +93,10 @@ class Plugin:
 
 
 def sql_name(plugin_id: str) -> str:
-    """What a function plugin is called in SQL."""
+    """Return the SQL name of a function plugin."""
     return re.sub(r"[.-]", "_", plugin_id).lower()
 
 
 def variable_name(plugin_id: str) -> str:
-    """How a plugin is called in names of environment variables."""
+    """Return the part of environment variable names that identifies a plugin."""
     return re.sub(r"[^A-Za-z0-9]+", "_", plugin_id).strip("_").upper()

@@ -1,4 +1,4 @@
-"""Which plugins are installed: entry points of packages, looked at without importing them, and loaded one by one."""
+"""Installed plugins: entry points of packages. They are listed without an import and loaded one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIST = "`headrace plugin list` shows what is installed."
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """An installed plugin, not necessarily one that can be loaded. `entry` is `module:object`."""
+    """An installed plugin. Loading it can still fail. `entry` is `module:object`."""
 
     id: str
     package: str
@@ -29,17 +29,17 @@ class InstalledPlugin:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for messages."""
+        """Package, version and entry point, for messages."""
         return f"{self.package} {self.version}, {self.entry}"
 
 
 _here: dict[str, tuple[InstalledPlugin, Plugin]] = {}
-"""Plugins of this process that no package brings, as a plugin's own tests have them."""
+"""Plugins of this process that no package installs. Tests of a plugin register it here."""
 
 
 @contextmanager
 def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
-    """Inside, a plugin counts as installed."""
+    """Register a plugin as installed inside the `with` block."""
     module = getattr(plugin.make, "__module__", "?")
     _here[plugin.id] = found, _ = InstalledPlugin(plugin.id, module.replace("_", "-"), "(not installed)", module), plugin
     try:
@@ -50,7 +50,7 @@ def temporary_plugin(plugin: Plugin) -> Iterator[InstalledPlugin]:
 
 @lru_cache(maxsize=8)
 def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
-    del path  # of which installed packages are looked for
+    del path  # the key of the cache: installed packages depend on sys.path
     listed = [
         InstalledPlugin(point.name, point.dist.name if point.dist else "?", point.dist.version if point.dist else "?", point.value)
         for point in metadata.entry_points(group=GROUP)
@@ -59,7 +59,7 @@ def _scan(path: tuple[str, ...]) -> tuple[InstalledPlugin, ...]:
 
 
 def installed() -> tuple[InstalledPlugin, ...]:
-    """Every plugin of this environment, by id. Imports none of them."""
+    """Return every plugin of this environment, sorted by id, without importing any."""
     scanned = _scan(tuple(sys.path))
     if not _here:
         return scanned
@@ -71,13 +71,13 @@ def _by_id(found: InstalledPlugin) -> str:
 
 
 def is_allowed(plugin_id: str) -> bool:
-    """Whether the setting `plugin.allow` lets a plugin be used."""
+    """Return whether the setting `plugin.allow` permits a plugin."""
     allow = plugin_settings().allow
     return allow is None or plugin_id in allow
 
 
 def find(plugin_id: str) -> InstalledPlugin | None:
-    """The installed plugin of that id, whether it is allowed or not. Raises PluginError where two packages bring one."""
+    """Return the installed plugin of an id, allowed or not. Raise PluginError if two packages have one."""
     found = [one for one in installed() if one.id == plugin_id]
     if len(found) > 1:
         msg = f"the plugin `{plugin_id}` is there {len(found)} times: {'; '.join(one.origin for one in found)}"
@@ -96,7 +96,10 @@ def function_names() -> list[str]:
 
 
 def load(found: InstalledPlugin) -> Plugin:
-    """The plugin's declaration. Raises PluginError, naming it, where it may not be used, cannot be imported, or declares no plugin."""
+    """Return the declaration of a plugin.
+
+    Raise PluginError if it is not allowed, cannot be imported, or declares no plugin or one with another id.
+    """
     if not is_allowed(found.id):
         msg = f"the plugin `{found.id}` ({found.origin}) is installed, and the setting `plugin.allow` does not name it"
         raise PluginError(msg, hint="Add it there if you trust it: a plugin is code that runs with all the rights of the run.")
@@ -124,7 +127,7 @@ def _loaded(found: InstalledPlugin) -> Plugin:
 
 
 def load_plugin_of_type(plugin_id: str, kind: PluginType, setting: str = "") -> tuple[InstalledPlugin, Plugin]:
-    """An installed plugin of a kind, as a node or a setting names it. Raises PluginError where there is none."""
+    """Load the plugin that a node or a setting names. Raise PluginError if none of this type is installed."""
     named_by = f"the setting `plugin.{setting}` names `{plugin_id}`: " if setting else ""
     found = find(plugin_id)
     if found is None:
@@ -139,7 +142,10 @@ def load_plugin_of_type(plugin_id: str, kind: PluginType, setting: str = "") -> 
 
 
 def _place_in(error: BaseException) -> str:
-    """` (file, line 12)`: where the innermost frame of a traceback is; nothing for a missing module, whose frame is Python's own."""
+    """Return ` (file, line 12)` of the innermost frame of a traceback.
+
+    Return an empty text for a missing module: its innermost frame is in Python's import code.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     if not frames or isinstance(error, SyntaxError):
         return ""

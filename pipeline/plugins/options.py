@@ -21,7 +21,7 @@ Loc = tuple[str | int, ...]
 
 @dataclass(slots=True)
 class RawOptions:
-    """Options as they were given. `at` says where in the node each key stands, `variables` which come from the environment."""
+    """Unchecked options. `at`: location of each key in the node. `variables`: keys from the environment."""
 
     values: dict[str, Any] = field(default_factory=dict)
     at: dict[str, Loc] = field(default_factory=dict)
@@ -29,7 +29,10 @@ class RawOptions:
 
 
 def gather(plugin_id: str, model: type[BaseModel], flat: Mapping[str, Any], under: Mapping[str, Any]) -> RawOptions:
-    """Flat keys win over those under `options:`, environment variables over both. What is empty and required is not given."""
+    """Merge the options. Flat keys override those under `options:`, environment variables override both.
+
+    Drop a required option whose value is empty.
+    """
     found = RawOptions({**under, **flat}, {**{key: ("options", key) for key in under}, **{key: (key,) for key in flat}})
     fields = fields_of(model)
     for key, (name, text) in _variables(plugin_id).items():
@@ -49,7 +52,7 @@ def _variables(plugin_id: str) -> dict[str, tuple[str, str]]:
 
 
 def _parsed(text: str, about: FieldInfo | None) -> Any:
-    """A variable's text; JSON where the option is no text and the variable looks like a list or a map."""
+    """Return the value of a variable: JSON if it looks like a list or a map and the option is not a text."""
     if about is None or about.annotation in (str, SecretStr) or not text.lstrip().startswith(("[", "{")):
         return text
     try:
@@ -59,12 +62,12 @@ def _parsed(text: str, about: FieldInfo | None) -> Any:
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The fields of a model by the names that a file gives them."""
+    """Return the fields of a model by their names in a file."""
     return {info.alias or name: info for name, info in model.model_fields.items()}
 
 
 def secret_keys(model: type[BaseModel]) -> frozenset[str]:
-    """The options that hold a secret, or something that does. They are never stored or shown."""
+    """Return the options that are or contain a secret. They are never stored or shown."""
     return frozenset(key for key, info in fields_of(model).items() if _is_secret(info.annotation))
 
 
@@ -75,7 +78,7 @@ def _is_secret(kind: Any) -> bool:
 
 
 def check(model: type[BaseModel], given: RawOptions) -> tuple[BaseModel | None, list[InitErrorDetails]]:
-    """The options as the plugin's model, or what is wrong with them, at their places in the node. Secrets may be references."""
+    """Return the plugin's model with secrets resolved, or the errors at their locations in the node."""
     values, lines = dict(given.values), []
     for key, info in fields_of(model).items():
         if info.annotation in (SecretStr, SecretStr | None) and key in values:
@@ -108,7 +111,7 @@ def _placed(error: ValidationError, given: RawOptions, secrets: frozenset[str]) 
 
 
 def relocated(kind: str, said: str, loc: Loc, value: Any, context: Mapping[str, Any] | None) -> InitErrorDetails:
-    """One of pydantic's errors at another place."""
+    """Return a pydantic error at another location."""
     told = {key: str(one) for key, one in (context or {}).items()}
     custom: Any = PydanticCustomError(cast("Any", kind), cast("Any", said), told or None)
     return InitErrorDetails(type=custom, loc=loc, input=value)

@@ -1,4 +1,4 @@
-"""Preprocessors: plugins that rewrite the text of a pipeline file before it is read, and what places in that text mean then."""
+"""Preprocessors: plugins that rewrite a pipeline file before it is parsed. Errors keep the original lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.pipeline.plugins.settings import plugin_settings
 
 @dataclass(frozen=True, slots=True)
 class PreprocessedText:
-    """A text, and of each of its lines the number that it had in the file, or the preprocessor that wrote it."""
+    """A text with the origin of each line: its number in the file, or the preprocessor that wrote it."""
 
     text: str
     lines: tuple[int | str, ...] = ()
@@ -35,14 +35,14 @@ class PreprocessedText:
         return replace(place, file=f"{place.file} as the preprocessor `{was}` wrote it")
 
     def problem(self, problem: UserError) -> UserError:
-        """A mistake at its place in the file."""
+        """Return the error with its location in the file."""
         if problem.place is None:
             return problem
         return type(problem)(problem.message, hint=problem.hint, node=problem.node, place=self.place(problem.place))
 
 
 def preprocess(text: str, shown: str) -> PreprocessedText:
-    """The text as the preprocessors of the settings leave it. Raises PluginError where one is missing or fails."""
+    """Run the preprocessors of the settings on a text. Raise PluginError if one is missing or fails."""
     settings = plugin_settings()
     found = PreprocessedText(text)
     for plugin_id in settings.preprocessor_ids:
@@ -51,7 +51,7 @@ def preprocess(text: str, shown: str) -> PreprocessedText:
 
 
 def rewrite(before: PreprocessedText, plugin_id: str, options: Mapping[str, Any], shown: str) -> PreprocessedText:
-    """The text as one preprocessor leaves it. `options` are as in the setting `preprocessor_options`."""
+    """Run one preprocessor on a text. `options` has the form of the setting `preprocessor_options`."""
     found, plugin = load_plugin_of_type(plugin_id, PluginType.PREPROCESSOR, "preprocessor_ids")
     parsed = options_of(found, plugin, options, "preprocessor_options")
     try:
@@ -91,7 +91,7 @@ def _origins(before: PreprocessedText, text: str, plugin_id: str) -> list[int | 
 
 
 def options_of(found: InstalledPlugin, plugin: Plugin, said: Mapping[str, Any], setting: str) -> BaseModel:
-    """Options from a setting: a map under the plugin's id, or flat for all plugins of the setting. Raises PluginError."""
+    """Return a plugin's options from a setting: a map under its id, or flat keys. Raise PluginError."""
     own = said.get(plugin.id)
     known = fields_of(plugin.options)
     flat = {key: value for key, value in said.items() if key in known}

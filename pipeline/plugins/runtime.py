@@ -1,4 +1,4 @@
-"""What Headrace hands to a plugin, and what it says when one fails."""
+"""The context that Headrace passes to a plugin, and the error if a plugin fails."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 
 
 class Metrics(Protocol):
-    """Figures that a plugin gives; they carry the node's labels."""
+    """Metrics of a plugin. They have the labels of the node."""
 
     def counter(self, name: str, value: float = 1, **labels: str) -> None:
-        """Adds to a sum that only grows."""
+        """Add to a counter."""
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
-        """What something is now."""
+        """Set the current value of a gauge."""
 
     def histogram(self, name: str, value: float, **labels: str) -> None:
-        """One of many values, such as a duration in milliseconds."""
+        """Record one value of a distribution, such as a duration in milliseconds."""
 
 
 class NoMetrics:
-    """Takes figures and keeps none."""
+    """Discards all metrics."""
 
     def counter(self, name: str, value: float = 1, **labels: str) -> None:
         """See `Metrics`."""
@@ -48,7 +48,7 @@ _metrics: list[Callable[[str, str, Mapping[str, str]], Metrics]] = []
 
 
 def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> Callable[[], None]:
-    """Says where figures of plugins go from now on: `make(node, plugin id, labels)`. Call what is returned, and they go nowhere again."""
+    """Send the metrics of plugins to `make(node, plugin id, labels)`. Return a function that ends this."""
     _metrics[:] = [make]
 
     def withdraw() -> None:
@@ -59,25 +59,25 @@ def provide_metrics(make: Callable[[str, str, Mapping[str, str]], Metrics]) -> C
 
 
 class PluginState:
-    """A few values that a plugin keeps between runs, by key, in the home folder, of this plugin in this node of this pipeline alone.
+    """Values by key that a plugin in one node of one pipeline keeps between runs, in the home folder.
 
-    It is for caches: what a plugin could work out again. A value is replaced as a whole or not at all, but apart from epochs: it
-    may be newer or older than what the lane committed, an epoch that is written again meets what is there by then, and it is gone
-    on another machine, and under another name of the pipeline. Positions belong to the epoch's plan.
+    Use it for caches. A value is replaced atomically, but not in the transaction of an epoch. It can be newer
+    or older than the last commit, and a repeated epoch reads the current value. Another machine, or another
+    name of the pipeline, starts with no values. Positions belong to the epoch's plan.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def get(self, key: str) -> Any:
-        """The JSON value of a key, None if there is none."""
+        """Return the JSON value of a key, or None."""
         try:
             return json.loads(self._path(key).read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
 
     def put(self, key: str, value: Any) -> None:
-        """Replaces the value of a key."""
+        """Replace the value of a key atomically."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -88,7 +88,7 @@ class PluginState:
         beside.replace(path)
 
     def delete(self, key: str) -> None:
-        """Forgets a key."""
+        """Delete a key."""
         self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
@@ -96,16 +96,16 @@ class PluginState:
 
 
 def _safe(name: str) -> str:
-    """A file name of any text; different texts give different names."""
+    """Return a file name for a text. Different texts give different names."""
     return "".join(char if char.isalnum() or char in "-_" else f"%{ord(char):x}" for char in name) or "%"
 
 
 @dataclass(frozen=True)
 class PluginContext:
-    """What a plugin is made of: the name of its node, or its id where it has none, and its options.
+    """Argument of a plugin's factory: the name of its node, or its id if it has none, and its options.
 
-    `pipeline` and `home` are what `state` lies under, `ordinal` is a source's rank in `_gs_pos`. It can be pickled; in Spark's workers
-    there is no state, and metrics go nowhere.
+    `state` is stored under `home` and `pipeline`. `ordinal` is a source's rank in `_gs_pos`. The context can
+    be pickled. In Spark's workers there is no state, and metrics are discarded.
     """
 
     name: str
@@ -118,17 +118,17 @@ class PluginContext:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Where figures go."""
+        """The metrics of the plugin."""
         return _metrics[0](self.name, self.found.id, self.labels) if _metrics else NoMetrics()
 
     @cached_property
     def state(self) -> PluginState:
-        """What is kept between runs."""
+        """The values that are kept between runs."""
         return PluginState(self.home / "plugins" / _safe(self.pipeline or "-") / _safe(self.name) / _safe(self.found.id))
 
     @cached_property
     def log(self) -> logging.Logger:
-        """A log of the plugin's own, among those of Headrace."""
+        """The logger of the plugin, a child of the logger `headrace.plugins`."""
         return logging.getLogger(f"headrace.plugins.{self.found.id}")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class PluginContext:
 def plugin_error(
     error: BaseException, found: InstalledPlugin, *, doing: str, node: str = "", place: FileLocation | None = None
 ) -> PluginError:
-    """What a plugin's own failure is for people: which plugin of which package, at which line of it, while doing what."""
+    """Log a plugin's exception. Return an error with the plugin, its package, the line and the operation."""
     log.warning("plugin=%s node=%s doing=%s", found.id, node, doing, exc_info=error)
     said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     msg = f"the plugin `{found.id}` failed in {doing}: {said}"
@@ -146,7 +146,7 @@ def plugin_error(
 
 
 def _line_of(error: BaseException) -> str:
-    """The innermost line that is neither Headrace's nor a library's."""
+    """Return the innermost line that is not in Headrace or PySpark, or an empty text."""
     here = str(Path(__file__).resolve().parents[2])
     frames = [
         frame

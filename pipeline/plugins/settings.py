@@ -1,4 +1,4 @@
-"""The settings of plugins, read where a pipeline file or a setting names a plugin."""
+"""The settings of plugins. They are read when a pipeline file or a setting names a plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.pipeline.config.plugins import PREFIXES, PluginSettings
 
 
 def plugin_settings() -> PluginSettings:
-    """The settings of plugins. Reads no settings, and imports none, where neither a variable nor config.yaml speaks of plugins."""
+    """Return the settings of plugins. Import them only if a variable or config.yaml mentions plugins."""
     if not _spoken_of():
         return PluginSettings()
     from headrace.pipeline.config.settings import load_settings
