@@ -1,1 +1,1 @@
-"""Headrace beside the best bare way to do the same, in one run."""
+"""Benchmarks of Headrace next to a minimal program for the same task, in one run."""

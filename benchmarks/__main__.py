@@ -1,4 +1,7 @@
-"""`python -m benchmarks [NAME …] [--rows N]`: runs benchmarks and writes docs/internals/benchmarks.md when all of them ran."""
+"""`python -m benchmarks [NAME …] [--rows N]`: run benchmarks.
+
+Without names run all, and write docs/internals/benchmarks.md.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import cases
-from benchmarks.kit import Bench, bench
+from benchmarks.kit import BenchmarkRunner, open_runner
 
 PAGE = Path(__file__).parent.parent / "docs" / "internals" / "benchmarks.md"
 HEAD = """# Benchmarks
@@ -33,34 +36,34 @@ Those that parse JSON, here a document of 75 bytes, are held by Spark's own `get
 taken for objects, and `is_json` and `try_parse_json` at what stands behind the first value.
 """
 }
-"""What a reader of a table must know, by its name."""
+"""Notes for the readers of a table, by its name."""
 
 
 def main() -> int:
-    """Exit code 1 when a gated figure is missed."""
+    """Run the benchmarks. Return 1 if a gated figure is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks")
-    parser.add_argument("names", nargs="*", choices=[*cases.CASES, []], help="all if none is given")
+    parser.add_argument("names", nargs="*", choices=[*cases.CASES, []], help="default: all")
     parser.add_argument("--rows", type=int, default=5_000_000)
-    asked = parser.parse_args()
-    names = asked.names or list(cases.CASES)
+    arguments = parser.parse_args()
+    names = arguments.names or list(cases.CASES)
     missed: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, bench(Path(folder)) as running:
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder, open_runner(Path(folder)) as runner:
         for name in names:
-            missed += cases.CASES[name](running, asked.rows)
-        if not asked.names:
-            PAGE.write_text(page(running))
+            missed += cases.CASES[name](runner, arguments.rows)
+        if not arguments.names:
+            PAGE.write_text(page(runner))
     for line in missed:
         print(f"missed: {line}", file=sys.stderr)
     return 1 if missed else 0
 
 
-def page(running: Bench) -> str:
-    """The figures as Markdown."""
+def page(runner: BenchmarkRunner) -> str:
+    """Return the figures as Markdown."""
     import os
 
     machine = f"{platform.system()} on {platform.machine()}, Python {platform.python_version()}"
     lines = [HEAD.format(day=datetime.now(UTC).date(), machine=machine, cores=os.cpu_count())]
-    for name, figures in running.figures.items():
+    for name, figures in runner.figures.items():
         lines += [f"## {name}", "", *([NOTES[name]] if name in NOTES else []), "| what | figure | ratio |", "|---|---|---|"]
         lines += [f"| {figure.what} | {figure.value} | {figure.ratio} |" for figure in figures]
         lines.append("")

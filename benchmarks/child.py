@@ -1,4 +1,4 @@
-"""A pipeline run in a process of its own, which says on standard output when it has come how far."""
+"""A pipeline run in a separate process, which prints each step that it reaches."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from pathlib import Path
 STARTED = time.time()
 
 
-def say(step: str) -> None:
-    """One line of JSON, seconds since the process began to run Python."""
+def print_step(step: str) -> None:
+    """Print a line of JSON with the seconds since the process started to run Python."""
     print(json.dumps({"step": step, "at": time.time() - STARTED}), flush=True)
 
 
 def main() -> None:
-    """Reads what to run from the environment."""
-    from benchmarks.kit import Bench
+    """Read the pipeline from the environment, and run it."""
+    from benchmarks.kit import BenchmarkRunner
     from headrace.jobs.run.events import EpochCommitted, Event, Until
     from headrace.jobs.run.pipeline_run import PipelineRun
     from headrace.jobs.run.runner import run
     from headrace.pipeline.file.loader import parse_pipeline
     from headrace.services import Services
 
-    asked = json.loads(os.environ["HEADRACE_BENCH"])
-    say("imports")
+    options = json.loads(os.environ["HEADRACE_BENCH"])
+    print_step("imports")
     original = PipelineRun.__enter__
 
     def entered(self: PipelineRun) -> PipelineRun:
-        found = original(self)
-        say("lane open")
-        return found
+        run_entered = original(self)
+        print_step("lane open")
+        return run_entered
 
     PipelineRun.__enter__ = entered
 
     def listener(event: Event) -> None:
         if isinstance(event, EpochCommitted):
-            say("epoch")
+            print_step("epoch")
 
-    folder = Path(asked["folder"])
-    run(parse_pipeline(asked["text"]), Bench(folder, Services(folder)).settings(), until=Until.CAUGHT_UP, listener=listener)
-    say("end")
+    folder = Path(options["folder"])
+    run(parse_pipeline(options["text"]), BenchmarkRunner(folder, Services(folder)).settings(), until=Until.CAUGHT_UP, listener=listener)
+    print_step("end")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Rows per second of each function on one core: `python -m benchmarks.functions [ROWS] [TEXT]` prints a line of JSON per function,
-of those alone whose name holds TEXT.
+"""Rows per second of each function on one core.
 
-One cached table, one Spark task, a sink that throws rows away. What counts is the processor time of the JVM, its collector and
-compiler among it, and of its Python workers, so that other work on the machine changes less. A call and the bare reading of its
-columns take turns until the call gets no faster, for the JVM compiles what it has seen often; the best pass of each counts.
+`python -m benchmarks.functions [ROWS] [TEXT]` prints a line of JSON per function whose name contains TEXT.
+
+One cached table, one Spark task, a sink that discards rows. The figure is the processor time of the JVM,
+including collector and compiler, and of its Python workers, so that other work on the machine has less
+influence. A call and the bare reading of its columns alternate until the call gets no faster, because the JVM
+compiles frequent code. The best pass of each counts.
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 250_000
-FEWER = 3
-"""Arrow functions get this part of the rows: they have no compiler to wait for, and take longer."""
+ARROW_DIVISOR = 3
+"""The divisor of the rows for Arrow functions. They need no compiler warm-up, and take longer."""
 PASSES = 7
-"""At most."""
+"""The largest number of passes."""
 STEADY, IDLE = 0.97, 3
-"""A pass that takes more than this part of the best one is no faster; so many of them in a row are enough."""
+"""A pass is no faster if it takes more than `STEADY` of the best one.
+
+`IDLE` such passes in a row are enough.
+"""
 GOALS = {"expression": 1.0, "Spark's own": 1.0, "Arrow": 0.15}
 """Millions of rows per second."""
-MOST = 10
-"""Millions of rows per second above which nothing is told apart from reading the columns."""
+MAX_RATE = 10
+"""Millions of rows per second above which a call cannot be distinguished from reading its columns."""
 COLUMNS = {
     "t": "concat('customer-', id % 1009, '@example.com')",
     "csv": "concat(id % 7, ',abc,', id, ',', id % 100)",
@@ -87,43 +92,46 @@ NEAREST = {
     "json_quote": "to_json(array(t))",
     "json_unquote": "get_json_object(word, '$')",
 }
-"""What Spark has that does nearly the same, without the rules of ours: how fast that is, is what can be had."""
+"""Spark's nearest function, without our additional rules. Its speed is the possible maximum."""
 
 
-class _Names(statements.DIALECT):
-    """Spark's syntax with the names as the page of functions has them."""
+class _FunctionNames(statements.DIALECT):
+    """Spark's syntax with the function names of the reference page."""
 
     class Parser(statements.DIALECT.Parser):
         FUNCTIONS: ClassVar[dict[str, Any]] = {**statements.DIALECT.Parser.FUNCTIONS, **parsed_names("datafusion")}
 
 
 def measure(spark: SparkSession, rows: int, text: str = "") -> list[dict[str, Any]]:
-    """What each call reaches, in millions of rows per second, how it runs, and which part that is of what Spark's nearest reaches."""
-    meter = _Meter(spark, rows)
-    parsed = cast("exp.Select", sqlglot.parse_one(f"SELECT {CALLS}", dialect=_Names))
-    found = []
+    """Return the results of all calls.
+
+    A result is the rate in millions of rows per second, the type, and the share of Spark's nearest function.
+    """
+    meter = _FunctionMeter(spark, rows)
+    parsed = cast("exp.Select", sqlglot.parse_one(f"SELECT {CALLS}", dialect=_FunctionNames))
+    results = []
     for call in parsed.selects:
-        shown = call.sql(dialect="spark").replace("HR_DF_", "").replace("hr_df_", "")
-        name = shown.partition("(")[0].lower()
+        call_text = call.sql(dialect="spark").replace("HR_DF_", "").replace("hr_df_", "")
+        name = call_text.partition("(")[0].lower()
         if text not in name:
             continue
-        known = functions().get(name) or functions()[f"hr_df_{name}"]
-        rate = meter.rate(call, arrow=bool(known.arrow))
-        kind = "Spark's own" if known.where is DialectScope.SPARK else known.kind
-        found.append({"call": shown, "kind": kind, "rate": rate})
+        function = functions().get(name) or functions()[f"hr_df_{name}"]
+        rate = meter.rate(call, arrow=bool(function.arrow))
+        function_type = "Spark's own" if function.where is DialectScope.SPARK else function.kind
+        results.append({"call": call_text, "kind": function_type, "rate": rate})
         if nearest := NEAREST.get(name):
-            found[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT))}
-        print(json.dumps(found[-1]), flush=True)
-    return found
+            results[-1] |= {"nearest": nearest, "part": rate / meter.rate(sqlglot.parse_one(nearest, dialect=statements.DIALECT))}
+        print(json.dumps(results[-1]), flush=True)
+    return results
 
 
-class _Meter:
-    """Two cached tables, and what reading columns of them takes."""
+class _FunctionMeter:
+    """Two cached tables, and the time to read columns of them."""
 
     def __init__(self, spark: SparkSession, rows: int) -> None:
         self._spark = spark
         self._jvm = psutil.Process((jvm_process(spark) or {})["pid"])
-        self._rows = {"many": rows, "few": rows // FEWER}
+        self._rows = {"many": rows, "few": rows // ARROW_DIVISOR}
         self._read: dict[tuple[str, str], float] = {}
         for name, count in self._rows.items():
             table = spark.range(0, count, 1, 1).selectExpr(*[f"{text} AS {name}" for name, text in COLUMNS.items()])
@@ -132,34 +140,34 @@ class _Meter:
             spark.sql(f"SELECT count(*) FROM {name}").collect()
 
     def rate(self, call: exp.Expr, *, arrow: bool = False) -> float:
-        """Millions of rows per second."""
+        """Return millions of rows per second."""
         table = "few" if arrow else "many"
         columns = ", ".join(sorted({column.name for column in call.find_all(exp.Column)})) or "_gs_pos"
         text = statements.compile_statement(exp.select(exp.alias_(call.copy(), "v")).from_(table), ())
         provide(self._spark, text)
         best, idle = float("inf"), 0
         for _ in range(PASSES):
-            reading = self._once(f"SELECT {columns} FROM {table}")
+            reading = self._measure_once(f"SELECT {columns} FROM {table}")
             self._read[table, columns] = min(reading, self._read.get((table, columns), reading))
-            took = self._once(text)
-            idle = idle + 1 if took > best * STEADY else 0
-            best = min(best, took)
+            seconds = self._measure_once(text)
+            idle = idle + 1 if seconds > best * STEADY else 0
+            best = min(best, seconds)
             if idle == IDLE:
                 break
         return self._rows[table] / max(best - self._read[table, columns], 1e-3) / 1e6
 
-    def _once(self, text: str) -> float:
-        began = self._spent()
+    def _measure_once(self, text: str) -> float:
+        began = self._cpu_seconds()
         self._spark.sql(text).write.format("noop").mode("overwrite").save()
-        return self._spent() - began
+        return self._cpu_seconds() - began
 
-    def _spent(self) -> float:
-        """Seconds that the JVM and all below it have computed so far."""
+    def _cpu_seconds(self) -> float:
+        """Return the processor seconds of the JVM and its descendants so far."""
         return sum(map(_processor_time, (self._jvm, *self._jvm.children(recursive=True))))
 
 
 def _processor_time(process: psutil.Process) -> float:
-    """In seconds, by Linux's own clock of a process where there is one: psutil counts in hundredths."""
+    """Return seconds by Linux's clock of the process, if there is one. psutil counts in hundredths."""
     try:
         return time.clock_gettime(~process.pid << 3 | 2)
     except (AttributeError, OSError):
@@ -167,24 +175,24 @@ def _processor_time(process: psutil.Process) -> float:
         return times.user + times.system
 
 
-def shown_what(one: dict[str, Any]) -> str:
-    """The call, how it runs, and how it compares."""
-    beside = f"; {one['part']:.2f} of Spark's `{one['nearest']}`" if "nearest" in one and one["rate"] < MOST else ""
-    return f"`{one['call']}`, {one['kind']}{beside}"
+def format_call(result: dict[str, Any]) -> str:
+    """Return the call, how it runs, and how it compares."""
+    comparison = f"; {result['part']:.2f} of Spark's `{result['nearest']}`" if "nearest" in result and result["rate"] < MAX_RATE else ""
+    return f"`{result['call']}`, {result['kind']}{comparison}"
 
 
-def shown_rate(rate: float) -> str:
-    """For people; what takes next to nothing beside reading the columns has no figure of its own."""
-    return f"{rate:.2f} M rows/s" if rate < MOST else f"over {MOST} M rows/s"
+def format_capped_rate(rate: float) -> str:
+    """Return the rate. Calls that take almost no time in addition to reading have only a lower bound."""
+    return f"{rate:.2f} M rows/s" if rate < MAX_RATE else f"over {MAX_RATE} M rows/s"
 
 
-def shown_ratio(one: dict[str, Any]) -> str:
-    """Of the goal."""
-    return f"{one['rate'] / GOALS[one['kind']]:.2f}" if one["rate"] < MOST else ""
+def format_ratio(result: dict[str, Any]) -> str:
+    """Return the ratio to the goal."""
+    return f"{result['rate'] / GOALS[result['kind']]:.2f}" if result["rate"] < MAX_RATE else ""
 
 
 def main() -> None:
-    """One session on one core."""
+    """Measure in one session on one core."""
     rows = int(sys.argv[1]) if len(sys.argv) > 1 else ROWS
     text = sys.argv[2] if len(sys.argv) > 2 else ""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:

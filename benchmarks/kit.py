@@ -1,4 +1,4 @@
-"""What the benchmarks share: servers, data, pipelines, and a run in this process or in one of its own."""
+"""Shared parts of the benchmarks: servers, data, pipelines, and runs in this or a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import parse_pipeline
 
 COLUMNS = "id Int64, at DateTime64(6, 'UTC'), name String, amount Float64"
-MAKE = "number, toDateTime64('2024-01-01 00:00:00', 6, 'UTC') + number, concat('customer-', toString(number % 100003)), number / 7"
+ROW_EXPRESSIONS = (
+    "number, toDateTime64('2024-01-01 00:00:00', 6, 'UTC') + number, concat('customer-', toString(number % 100003)), number / 7"
+)
 
 HISTORY = """
 name: {name}
@@ -52,8 +54,8 @@ epoch: {{interval: 0s, stream_rows: {rows}}}
 
 
 @dataclass
-class Figure:
-    """One line of a result table."""
+class BenchmarkFigure:
+    """A line of a result table."""
 
     what: str
     value: str
@@ -61,15 +63,15 @@ class Figure:
 
 
 @dataclass
-class Bench:
-    """Servers in a folder of their own."""
+class BenchmarkRunner:
+    """Runs benchmarks against servers in a separate folder."""
 
     folder: Path
     services: Any
-    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    figures: dict[str, list[BenchmarkFigure]] = field(default_factory=dict)
 
     def settings(self, **more: Any) -> Settings:
-        """Settings for these servers."""
+        """Return settings for these servers."""
         postgres, clickhouse = self.services.postgres, self.services.clickhouse
         return Settings.model_validate(
             {
@@ -88,20 +90,20 @@ class Bench:
             | more
         )
 
-    def table(self, rows: int) -> str:
-        """A ClickHouse table with that many rows."""
+    def create_table(self, rows: int) -> str:
+        """Create a ClickHouse table with this number of rows."""
         name = f"bench_{secrets.token_hex(4)}"
         with clickhouse_connect.get_client(**self.services.clickhouse.client_arguments()) as client:
             client.command(f"CREATE TABLE {name} ({COLUMNS}) ENGINE = MergeTree ORDER BY id")
-            client.command(f"INSERT INTO {name} SELECT {MAKE} FROM numbers({rows})")
+            client.command(f"INSERT INTO {name} SELECT {ROW_EXPRESSIONS} FROM numbers({rows})")
         return name
 
-    def topic(self, messages: int, keys: int) -> str:
-        """A topic with JSON messages in four partitions, a key always in the same one."""
+    def create_topic(self, messages: int, keys: int) -> str:
+        """Create a topic with JSON messages in four partitions. A key is always in the same one."""
         name = f"bench_{secrets.token_hex(4)}"
         admin = AdminClient({"bootstrap.servers": self.services.kafka.brokers})
-        for made in admin.create_topics([NewTopic(name, 4, 1)]).values():
-            made.result()
+        for future in admin.create_topics([NewTopic(name, 4, 1)]).values():
+            future.result()
         producer = Producer({"bootstrap.servers": self.services.kafka.brokers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
         for number in range(messages):
             key = number % keys
@@ -111,13 +113,16 @@ class Bench:
         producer.flush()
         return name
 
-    def count(self, table: str) -> int:
-        """Rows of a Postgres table."""
+    def count_rows(self, table: str) -> int:
+        """Return the number of rows of a Postgres table."""
         with psycopg.connect(self.services.postgres.conninfo()) as connection:
             return connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchall()[0][0]
 
-    def headrace(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochCommitted]]:
-        """Runs a pipeline here, with settings beside those for the servers; seconds in epochs, and the epochs."""
+    def run_pipeline(self, text: str, settings: dict[str, Any] | None = None) -> tuple[float, list[EpochCommitted]]:
+        """Run a pipeline in this process, with additional settings.
+
+        Return the seconds in epochs, and the epochs.
+        """
         epochs: list[EpochCommitted] = []
 
         def listener(event: Event) -> None:
@@ -127,35 +132,38 @@ class Bench:
         run(parse_pipeline(text), self.settings(**settings or {}), until=Until.CAUGHT_UP, listener=listener)
         return sum(epoch.steps["total"] for epoch in epochs), epochs
 
-    def child(self, text: str) -> subprocess.Popen[str]:
-        """Runs a pipeline in a process of its own, which prints a line of JSON per step."""
+    def start_pipeline(self, text: str) -> subprocess.Popen[str]:
+        """Start a pipeline in a separate process, which prints a line of JSON per step."""
         environment = os.environ | {"HEADRACE_BENCH": json.dumps({"text": text, "folder": str(self.folder)})}
         return subprocess.Popen(
             [sys.executable, "-m", "benchmarks.child"], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def add(self, name: str, what: str, value: str, ratio: str = "") -> None:
-        """Notes a figure, and shows it."""
-        self.figures.setdefault(name, []).append(Figure(what, value, ratio))
+    def add_figure(self, name: str, what: str, value: str, ratio: str = "") -> None:
+        """Store a figure and print it."""
+        self.figures.setdefault(name, []).append(BenchmarkFigure(what, value, ratio))
         print(f"{name:8} {what:52} {value:>16} {ratio}", flush=True)
 
 
 @contextmanager
-def bench(folder: Path) -> Iterator[Bench]:
-    """Servers that live as long as the benchmarks."""
+def open_runner(folder: Path) -> Iterator[BenchmarkRunner]:
+    """Yield a runner whose servers stop afterwards."""
     try:
-        yield Bench(folder, local.up(home=folder))
+        yield BenchmarkRunner(folder, local.up(home=folder))
     finally:
         local.down(folder)
 
 
-def rate(rows: int, seconds: float) -> str:
-    """Rows per second, for people."""
+def format_rate(rows: int, seconds: float) -> str:
+    """Format rows per second."""
     return f"{rows / seconds / 1e6:.2f} M rows/s"
 
 
 def tree_size(pid: int) -> int:
-    """Resident bytes of a process and everything below it, pages that they share counted once where the system tells."""
+    """Return the resident bytes of a process and its descendants.
+
+    Count shared pages once if the system can.
+    """
     top = psutil.Process(pid)
     total = 0
     for process in [top, *top.children(recursive=True)]:
@@ -166,6 +174,6 @@ def tree_size(pid: int) -> int:
     return total
 
 
-def timed() -> float:
-    """A clock for intervals."""
+def read_clock() -> float:
+    """Return a clock for intervals, in seconds."""
     return time.perf_counter()

@@ -1,31 +1,38 @@
-"""What it costs to be watched: one history without, with metrics, and with rows for `headrace tail` as well."""
+"""The cost of monitoring: one history without, with metrics, and with rows for `headrace tail` as well."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Any
 
-from benchmarks.kit import HISTORY, TRANSFORM, Bench, rate
+from benchmarks.kit import HISTORY, TRANSFORM, BenchmarkRunner, format_rate
 
 METRICS: dict[str, Any] = {"admin_api_port": 0}
 ROUNDS = 3
-"""Every way runs so often, in turns; the best of each counts, since other work on the machine only ever adds."""
+"""Rounds of all variants. The best of each counts, since other work on the machine only adds time."""
 
 
-def watching(bench: Bench, rows: int) -> list[str]:
-    """ClickHouse to keyed Postgres by the rows route. An epoch has a million rows, and its beginning is looked at."""
+def watching(runner: BenchmarkRunner, rows: int) -> list[str]:
+    """Load ClickHouse into keyed Postgres through Spark.
+
+    An epoch has a million rows, and its first rows are sampled.
+    """
     rows = rows // 5
-    table = bench.table(rows)
-    ways = {"not watched": {}, "with metrics": METRICS, "with metrics and rows for `tail`": METRICS | {"live_data_inspect_enabled": True}}
-    best = dict.fromkeys(ways, float("inf"))
+    table = runner.create_table(rows)
+    variants = {
+        "not watched": {},
+        "with metrics": METRICS,
+        "with metrics and rows for `tail`": METRICS | {"live_data_inspect_enabled": True},
+    }
+    best = dict.fromkeys(variants, float("inf"))
     for _ in range(ROUNDS):
-        for what, settings in ways.items():
+        for what, settings in variants.items():
             name = f"bench_{secrets.token_hex(4)}"
             text = HISTORY.format(name=name, table=table, transforms=TRANSFORM, last="shout", target=name)
-            seconds, _ = bench.headrace(text, settings)
+            seconds, _ = runner.run_pipeline(text, settings)
             best[what] = min(best[what], seconds)
-            assert bench.count(name) == rows
+            assert runner.count_rows(name) == rows
     plain = best["not watched"]
     for what, seconds in best.items():
-        bench.add("watching", f"{what}, {rows:,} rows", rate(rows, seconds), f"{plain / seconds:.2f}")
+        runner.add_figure("watching", f"{what}, {rows:,} rows", format_rate(rows, seconds), f"{plain / seconds:.2f}")
     return []

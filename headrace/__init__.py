@@ -94,5 +94,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(msg)
     from importlib import import_module
 
-    found = globals()[name] = getattr(import_module(f"headrace.{_HOME[name]}"), name)
-    return found
+    value = globals()[name] = getattr(import_module(f"headrace.{_HOME[name]}"), name)
+    return value

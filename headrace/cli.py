@@ -1,4 +1,7 @@
-"""The `headrace` command. Verbs are thin: what they do is in `headrace.commands`, imported when the verb is called."""
+"""The `headrace` command.
+
+Each command imports its implementation from `headrace.commands` when it is called.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def _options(
     del version
     from headrace import logging_setup
 
-    logging_setup.set_up(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
+    logging_setup.configure_logging(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
 
 
 def _log_format() -> str:
@@ -68,14 +71,14 @@ def init(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for missing options.")] = False,
 ) -> None:
     """Create a ready-to-run pipeline with tests and data."""
-    from headrace.commands.init import Servers, TemplateName, Wanted
+    from headrace.commands.init import InitOptions, Servers, TemplateName
     from headrace.commands.init import init as work
 
     for option, value, allowed in (("--template", template, TemplateName), ("--servers", servers, Servers)):
         if value is not None and value not in list(allowed):
             msg = f"{value!r} is not one of {', '.join(allowed)}"
             raise typer.BadParameter(msg, param_hint=option)
-    wanted = Wanted(TemplateName(template) if template else None, name, key, Servers(servers) if servers else None)
+    wanted = InitOptions(TemplateName(template) if template else None, name, key, Servers(servers) if servers else None)
     work(folder, wanted, ask=not yes)
 
 
@@ -87,7 +90,7 @@ def run(
         Until | None,
         typer.Option(help="When to stop. Default: never, or after history if the pipeline sets `job_mode`.", show_default=False),
     ] = None,
-    job_mode: Annotated[bool, typer.Option("--job-mode", help="Streamling's spelling of `--until history`.")] = False,
+    job_mode: Annotated[bool, typer.Option("--job-mode", help="The same as `--until history`, for Streamling users.")] = False,
     partition: Annotated[
         list[str] | None,
         typer.Option(metavar="DATE", help="Load only this partition of history, named by its first date. Repeatable.", show_default=False),
@@ -387,11 +390,13 @@ def main() -> None:
 
         show_error(error)
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001  the last resort: whatever it is, it is reported and not thrown at the user
+    except Exception as error:  # noqa: BLE001  every other error becomes one line and a report
         from headrace import console, logging_setup
 
         home = Path(os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace")
-        path = logging_setup.report(error, home)
-        console.err().print(f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True)
-        console.err().print(f"  Internal error. Details were written to {path}. Please report it.", markup=False, soft_wrap=True)
+        path = logging_setup.write_error_report(error, home)
+        console.stderr_console().print(
+            f"error[{InternalError.code}]: {type(error).__name__}: {error}".splitlines()[0], markup=False, soft_wrap=True
+        )
+        console.stderr_console().print(f"  Internal error. Details were written to {path}. Please report it.", markup=False, soft_wrap=True)
         sys.exit(1)

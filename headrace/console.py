@@ -1,4 +1,4 @@
-"""What the commands print with: two consoles of at least 80 columns' worth of care, and how numbers are written."""
+"""Consoles for the commands, and formatting of numbers."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ERROR_PAGE = "docs/reference/errors.md"
 """The page that explains the codes of errors, in the repository."""
 
 WIDTH = 80
-"""What is printed without a terminal, and all that tables and reports may use."""
+"""The width without a terminal, and the largest width of tables and reports."""
 
 
-def out() -> Console:
-    """Standard output. Colour only on a terminal, and not with NO_COLOR."""
+def stdout_console() -> Console:
+    """Return a console for standard output. It has colors only on a terminal and without NO_COLOR."""
     return _console(stderr=False)
 
 
-def err() -> Console:
-    """Standard error: progress, notices, errors."""
+def stderr_console() -> Console:
+    """Return a console for standard error: progress, warnings, errors."""
     return _console(stderr=True)
 
 
@@ -35,45 +35,45 @@ def _console(*, stderr: bool) -> Console:
 
 
 def show_error(*errors: HeadraceError) -> None:
-    """Print `error[CODE]: message` with its hint, once per mistake of a pipeline file, and where the codes are explained."""
+    """Print `error[CODE]: message` with its hint, once per mistake of a pipeline file, and the codes' page."""
     from headrace.pipeline.errors import error_code
 
     problems = [problem for error in errors for problem in getattr(error, "problems", (error,))]
     for problem in problems:
         text = Text(f"error[{error_code(problem)}]: ", style="bold red", end="\n")
         text.append(str(problem), style="default not bold")
-        err().print(text, soft_wrap=True)
+        stderr_console().print(text, soft_wrap=True)
     pages = ", ".join(f"{ERROR_PAGE}#{code.lower()}" for code in dict.fromkeys(error_code(problem) for problem in problems))
-    err().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
+    stderr_console().print(Text(f"See {pages}", style="dim"), soft_wrap=True)
 
 
 def show_warning(warning: HeadraceError) -> None:
     """Print `warning: message` with its hint."""
     text = Text("warning: ", style="bold yellow", end="\n")
     text.append(str(warning), style="default not bold")
-    err().print(text, soft_wrap=True)
+    stderr_console().print(text, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """For programs: JSON on standard output, as long as its lines may be."""
-    out().print(json.dumps(value, indent=2, default=str), markup=False, soft_wrap=True)
+    """Print JSON to standard output. Lines are not wrapped."""
+    stdout_console().print(json.dumps(value, indent=2, default=str), markup=False, soft_wrap=True)
 
 
-def count(number: int | None) -> str:
-    """336776 as `336,776`; what is not known as `?`."""
+def format_count(number: int | None) -> str:
+    """Format 336776 as `336,776`, and None as `?`."""
     return "?" if number is None else f"{number:,}"
 
 
-def rate(rows: int, seconds: float) -> str:
-    """Rows per second, to three digits or so."""
+def format_rate(rows: int, seconds: float) -> str:
+    """Format rows per second."""
     if seconds <= 0 or not rows:
         return "-"
-    found = rows / seconds
-    return f"{found:,.0f} rows/s" if found >= 10 else f"{found:.1f} rows/s"
+    rate = rows / seconds
+    return f"{rate:,.0f} rows/s" if rate >= 10 else f"{rate:.1f} rows/s"
 
 
-def span(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`."""
+def format_duration(seconds: float) -> str:
+    """Format seconds as `0.4 s`, `12 s` or `3 min 05 s`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -81,6 +81,6 @@ def span(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
-def size(octets: int) -> str:
-    """Bytes as `12.3 MB`."""
+def format_size(octets: int) -> str:
+    """Format bytes as `12.3 MB`."""
     return f"{octets / 1e6:,.1f} MB"

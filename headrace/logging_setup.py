@@ -1,4 +1,4 @@
-"""Logging of a front launched_by: lines on standard error, as text or JSON, and a report where something unexpected happened."""
+"""Logging of the command line: lines on standard error, as text or JSON, and a report for unexpected errors."""
 
 from __future__ import annotations
 
@@ -16,62 +16,65 @@ from typing import Any
 from headrace import __version__
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
-_KEPT = 500
+_RECENT_LINES = 500
 
 
-class Recent(logging.Handler):
-    """Keeps the last lines in memory, for the report."""
+class RecentLogs(logging.Handler):
+    """Keeps the last lines in memory, for the error report."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self.lines: deque[str] = deque(maxlen=_KEPT)
+        self.lines: deque[str] = deque(maxlen=_RECENT_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps the record."""
+        """Store the record."""
         self.lines.append(self.format(record))
 
 
-_recent = Recent()
-_where = LogContextFilter()
+_recent = RecentLogs()
+_context_filter = LogContextFilter()
 
 
 def _not_py4j(record: logging.LogRecord) -> bool:
-    """False for what py4j says about a JVM that went away: the error itself is raised and told by whoever asked the JVM."""
+    """Return False for py4j's lines about a JVM that ended. The caller of the JVM raises the error itself."""
     return "py4j" not in record.pathname
 
 
-def _dropped(self: socketserver.BaseServer, request: Any, client_address: Any) -> None:
-    """The same from pyspark's accumulator server, whose base class would print a traceback."""
+def _log_dropped_connection(self: socketserver.BaseServer, request: Any, client_address: Any) -> None:
+    """Log errors of pyspark's accumulator server, whose base class would print a traceback."""
     del self, request
     logging.getLogger(__name__).debug("connection=%s ended=early", client_address)
 
 
-def set_up(*, level: int, log_format: str = "text") -> None:
-    """Sends log lines of `level` and above to standard error. May be called again: the last call holds."""
-    shown = logging.StreamHandler(sys.stderr)
-    shown.setLevel(level)
-    shown.addFilter(_not_py4j)
+def configure_logging(*, level: int, log_format: str = "text") -> None:
+    """Send log lines of `level` and above to standard error. The last call wins."""
+    stderr_handler = logging.StreamHandler(sys.stderr)
+    stderr_handler.setLevel(level)
+    stderr_handler.addFilter(_not_py4j)
     _recent.setFormatter(formatter("text"))
-    for handler in (shown, _recent):
-        handler.addFilter(_where)
+    for handler in (stderr_handler, _recent):
+        handler.addFilter(_context_filter)
     root = logging.getLogger()
-    root.handlers = [shown, _recent]
-    use_format(log_format)
+    root.handlers = [stderr_handler, _recent]
+    set_log_format(log_format)
     root.setLevel(min(level, logging.INFO))
-    socketserver.BaseServer.handle_error = _dropped
-    for chatty in ("py4j", "clickhouse_connect", "urllib3.connectionpool"):  # clickhouse_connect sets urllib3's own level
-        logging.getLogger(chatty).setLevel(logging.ERROR)
+    socketserver.BaseServer.handle_error = _log_dropped_connection
+    for name in ("py4j", "clickhouse_connect", "urllib3.connectionpool"):  # clickhouse_connect sets urllib3's own level
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def use_format(log_format: str) -> None:
-    """Writes lines as `text` or `json` from now on: known early from the environment, later from the settings."""
+def set_log_format(log_format: str) -> None:
+    """Write lines as `text` or `json` from now on.
+
+    The environment sets the format early, the settings can change it.
+    """
     for handler in logging.getLogger().handlers:
         if handler is not _recent:
             handler.setFormatter(formatter(log_format))
 
 
-def report(error: BaseException, home: Path) -> Path:
-    """Writes what a maintainer needs to know about an unexpected error; returns the file."""
+def write_error_report(error: BaseException, home: Path) -> Path:
+    """Write a report about an unexpected error for maintainers. Return its path."""
     folder = home / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"error-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"

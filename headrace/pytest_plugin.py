@@ -1,6 +1,7 @@
-"""pytest collects the tests of pipelines: every `*.test.yaml`, and a pipeline file with `tests:` where it is named itself.
+"""A pytest plugin that collects tests of pipelines: every `*.test.yaml`, named pipeline files with `tests:`.
 
-Nothing heavy is imported until such a file is collected: the plugin is loaded into every pytest run of the environment.
+Imports are deferred until such a file is collected, because every pytest run of the environment loads the
+plugin.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.jobs.testing.runner import CaseOutcome, PipelineTestRunner
     from headrace.pipeline.testcases.loader import Case
 
-_BENCH = pytest.StashKey["PipelineTestRunner"]()
+_RUNNER = pytest.StashKey["PipelineTestRunner"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,14 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """A collector for a file of tests."""
+    """Return a collector for a file with tests of pipelines."""
     if file_path.name.endswith((".test.yaml", ".test.yml")) or _is_named(file_path, parent.config):
         return CaseModule.from_parent(parent, path=file_path)
     return None
 
 
 def _is_named(path: Path, config: pytest.Config) -> bool:
-    """Whether the command line names this very pipeline file, and it has tests."""
+    """Return whether the command line names this pipeline file, and it has tests."""
     if path.suffix not in (".yaml", ".yml"):
         return False
     named = (Path(config.invocation_params.dir, str(argument).split("::")[0]).resolve() for argument in config.args)
@@ -44,23 +45,23 @@ def _is_named(path: Path, config: pytest.Config) -> bool:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stops Spark, if a test started it."""
-    if (bench := config.stash.get(_BENCH, None)) is not None:
-        bench.close()
+    """Stop Spark if a test started it."""
+    if (runner := config.stash.get(_RUNNER, None)) is not None:
+        runner.close()
 
 
-def _bench(config: pytest.Config) -> PipelineTestRunner:
-    """One for the whole session."""
-    if (found := config.stash.get(_BENCH, None)) is None:
+def _get_runner(config: pytest.Config) -> PipelineTestRunner:
+    """Return the runner of the session. Create it on first use."""
+    if (runner := config.stash.get(_RUNNER, None)) is None:
         from headrace.jobs.testing.runner import PipelineTestRunner
         from headrace.pipeline.config.settings import load_settings
 
-        found = config.stash[_BENCH] = PipelineTestRunner(load_settings())
-    return found
+        runner = config.stash[_RUNNER] = PipelineTestRunner(load_settings())
+    return runner
 
 
 class CaseFailedError(Exception):
-    """A test did not pass. `updates` are lines about the expected rows that were replaced."""
+    """A test failed. `updates` are lines about the expected rows that were replaced."""
 
     def __init__(self, outcome: CaseOutcome, updates: list[str]) -> None:
         super().__init__(outcome.case.name)
@@ -69,15 +70,15 @@ class CaseFailedError(Exception):
 
 
 class CaseModule(pytest.File):
-    """One file of tests."""
+    """A file with tests."""
 
     def collect(self) -> Iterator[CaseItem]:
-        """Its tests. A file that is wrong is a collection error with all its mistakes."""
+        """Yield the tests. A file with mistakes is a collection error that lists all of them."""
         from headrace.pipeline.errors import PipelineFileError
         from headrace.pipeline.testcases.loader import load_cases
 
         try:
-            cases = load_cases(_shown(self.path))
+            cases = load_cases(_relative_path(self.path))
         except PipelineFileError as error:
             raise self.CollectError(str(error)) from None
         for case in cases:
@@ -85,15 +86,15 @@ class CaseModule(pytest.File):
 
 
 class CaseItem(pytest.Item):
-    """One test."""
+    """A test."""
 
     def __init__(self, *, case: Case, **rest: Any) -> None:
         super().__init__(**rest)
         self.case = case
 
     def runtest(self) -> None:
-        """Raises CaseFailedError, with the outcome, where the test does not pass."""
-        outcome = _bench(self.config).run(self.case)
+        """Run the test. Raise CaseFailedError with the outcome if it fails."""
+        outcome = _get_runner(self.config).run(self.case)
         if not outcome.passed:
             raise CaseFailedError(outcome, _update_expected(outcome) if self.config.getoption("update_expected") else [])
 
@@ -107,7 +108,7 @@ class CaseItem(pytest.Item):
         return "\n".join([*failure(excinfo.value.outcome, shown=shown), *excinfo.value.updates])
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Where the test stands, and its name."""
+        """Return the location of the test and its name."""
         line = self.case.place().line
         return self.path, line - 1 if line else None, self.name
 
@@ -122,7 +123,7 @@ def _update_expected(outcome: CaseOutcome) -> list[str]:
         return [f"not updated: {line}" for line in str(error).splitlines()[:1]]
 
 
-def _shown(path: Path) -> Path:
-    """Below the working directory as people write it there."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+def _relative_path(path: Path) -> Path:
+    """Return the path relative to the working directory if it is below it."""
+    cwd = Path.cwd()
+    return path.relative_to(cwd) if path.is_relative_to(cwd) else path

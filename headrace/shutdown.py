@@ -1,4 +1,4 @@
-"""Stopping: a signal asks the work to end, and nothing of ours outlives the command."""
+"""Shutdown: a signal stops the work, and no child process outlives the command."""
 
 from __future__ import annotations
 
@@ -17,46 +17,52 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LIMIT_SECONDS = 28.0
-"""An epoch in flight has 25 s to finish or be given up; two more for Spark to stop; the last two are for the way out."""
+"""An open epoch has 25 s to finish or to be abandoned.
+
+Spark has two seconds to stop; the rest is for the exit.
+"""
 
 
-class Stopper:
-    """Turns SIGTERM and SIGINT into an event. Use as a context, in the main thread.
+class GracefulShutdown:
+    """Converts SIGTERM and SIGINT into an event. Use it as a context manager in the main thread.
 
-    If the work has not ended `LIMIT_SECONDS` after the first signal, all child processes are killed and the process ends
-    with exit code 0: an epoch that was given up is finished by the next run.
+    If the work has not ended `LIMIT_SECONDS` after the first signal, all child processes are killed and the
+    process exits with code 0. The next run finishes the epoch that was abandoned.
     """
 
     def __init__(self, on_signal: Callable[[str], None] | None = None) -> None:
         self.event = threading.Event()
         self._on_signal = on_signal
         self._watchdog: threading.Timer | None = None
-        self._before: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._asked)
+            self._handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
         end_children()
         if self._watchdog:
             self._watchdog.cancel()
 
-    def _asked(self, number: int, _frame: object) -> None:
+    def _handle_signal(self, number: int, _frame: object) -> None:
         if self.event.is_set():
             return
         self.event.set()
-        self._watchdog = threading.Timer(LIMIT_SECONDS, _last_resort)
+        self._watchdog = threading.Timer(LIMIT_SECONDS, _force_exit)
         self._watchdog.daemon = True
         self._watchdog.start()
         if self._on_signal:
             self._on_signal(signal.Signals(number).name)
 
-    def call(self, work: Callable[[], T]) -> T:
-        """Runs `work` in a thread of its own, so that the main thread is free to hear signals (Spark takes SIGINT for itself there)."""
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in a thread, so that the main thread can receive signals.
+
+        There Spark would take over SIGINT.
+        """
         result: list[T] = []
         failure: list[BaseException] = []
 
@@ -75,28 +81,28 @@ class Stopper:
         return result[0]
 
 
-def _last_resort() -> None:
+def _force_exit() -> None:
     log.error("stop=forced seconds=%.0f children=killed", LIMIT_SECONDS)
     kill_children()
     os._exit(0)
 
 
 def end_children(grace: float = 2.0) -> None:
-    """Waits for child processes that are ending, then terminates and at last kills what is left."""
+    """Wait for child processes that are ending. Terminate, and then kill, the others."""
     children = _children()
     if not children:
         return
-    _, left = psutil.wait_procs(children, timeout=grace)
-    for process in left:
+    _, remaining = psutil.wait_procs(children, timeout=grace)
+    for process in remaining:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
-    if left:
-        psutil.wait_procs(left, timeout=grace)
+    if remaining:
+        psutil.wait_procs(remaining, timeout=grace)
         kill_children()
 
 
 def kill_children() -> None:
-    """Kills every descendant of this session, whatever process group it is in, and sees them gone."""
+    """Kill every descendant of this session in any process group, and wait until they have ended."""
     children = _children()
     for process in children:
         with suppress(psutil.NoSuchProcess):
@@ -105,10 +111,13 @@ def kill_children() -> None:
 
 
 def _children() -> list[psutil.Process]:
-    """Descendants in the session of this process: the JVM and its workers. Servers have sessions of their own, and stay."""
-    found = []
+    """Return the descendants in this process's session: the JVM and its workers.
+
+    Servers have other sessions.
+    """
+    descendants = []
     for process in psutil.Process().children(recursive=True):
         with suppress(ProcessLookupError):
             if os.getsid(process.pid) == os.getsid(0):
-                found.append(process)
-    return found
+                descendants.append(process)
+    return descendants

@@ -1,4 +1,7 @@
-"""Dagster: the pipeline component, assets, asset checks, sensors and schedules. The only room that imports dagster."""
+"""Dagster: the pipeline component, assets, asset checks, sensors and schedules.
+
+This is the only package that imports dagster.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["PipelineComponent"]
 
 
 def __getattr__(name: str) -> Any:
-    """The component, imported when `dg` or a project asks for it: the rest of the room is imported by its modules' names."""
+    """Return the component. It is imported on first use; other modules are imported by their own names."""
     if name in __all__:
         from headrace.orchestration.component import PipelineComponent
 

@@ -1,4 +1,4 @@
-"""Definitions out of pipeline files: what the component and the code location of Headrace's own have in common."""
+"""Dagster definitions from pipeline files, for the component and for Headrace's own code location."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import dagster as dg
 
 from headrace.orchestration.assets import sink_assets
-from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, load
+from headrace.orchestration.pipelines import PIPELINE_TAG, Pipeline, read_pipeline
 from headrace.orchestration.resources import SPARK, spark_resource
 from headrace.orchestration.schedules import pipeline_schedule
-from headrace.orchestration.sensors import supervisor
+from headrace.orchestration.sensors import build_supervisor
 from headrace.orchestration.specs import broken_asset, source_specs
 from headrace.orchestration.stream import stream_job
 from headrace.pipeline.errors import UserError
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What one pipeline brings into a code location."""
+class PipelineDefinitions:
+    """The definitions of one pipeline."""
 
     pipeline: Pipeline
     assets: dg.AssetsDefinition
@@ -33,36 +33,40 @@ class Parts:
     sensors: Sequence[dg.SensorDefinition]
 
 
-def build(
+def build_definitions(
     files: Iterable[Path], overrides: Mapping[str, Any] | None = None, *, strict: bool = True, sources: bool = True
 ) -> dg.Definitions:
-    """Definitions for every pipeline file.
+    """Return the definitions of all pipeline files.
 
-    With `strict` the first file with mistakes raises UserError, which is what `dg check defs` wants to see. Without, a broken
-    file becomes a visible asset that carries its mistakes, and the other files work on. `sources` declares what pipelines
-    read as external assets with kind and columns; without, they are plain dependencies for somebody else to declare.
+    If `strict` is set, the first file with mistakes raises UserError, as `dg check defs` expects. Otherwise a
+    broken file becomes an asset that shows its mistakes, and the other files load. `sources` declares the
+    inputs of the pipelines as external assets with kind and columns. Without it they are plain dependencies
+    that another component can declare.
     """
-    made: list[Parts] = []
+    loaded: list[PipelineDefinitions] = []
     broken: list[dg.AssetsDefinition] = []
     for path in files:
         try:
-            made.append(_distinct(pipeline_parts(load(path, overrides)), made))
+            loaded.append(_check_unique(build_pipeline_definitions(read_pipeline(path, overrides)), loaded))
         except UserError as error:
             if strict:
                 raise
-            log.error("%s cannot be loaded:\n%s", path, error)  # noqa: TRY400  a mistake of the file, its traceback helps nobody
+            log.error("%s cannot be loaded:\n%s", path, error)  # noqa: TRY400  a mistake in the file; its traceback is no help
             broken.append(broken_asset(path, error))
     return dg.Definitions(
-        assets=[*(parts.assets for parts in made), *broken, *(source_specs([parts.pipeline for parts in made]) if sources else ())],
-        jobs=[job for parts in made for job in parts.jobs],
-        schedules=[schedule for parts in made for schedule in parts.schedules],
-        sensors=[sensor for parts in made for sensor in parts.sensors],
+        assets=[*(parts.assets for parts in loaded), *broken, *(source_specs([parts.pipeline for parts in loaded]) if sources else ())],
+        jobs=[job for parts in loaded for job in parts.jobs],
+        schedules=[schedule for parts in loaded for schedule in parts.schedules],
+        sensors=[sensor for parts in loaded for sensor in parts.sensors],
         resources={SPARK: spark_resource},
     )
 
 
-def pipeline_parts(pipeline: Pipeline) -> Parts:
-    """Assets, jobs, schedule and supervisor of one pipeline. Raises UserError for a schedule that cannot be."""
+def build_pipeline_definitions(pipeline: Pipeline) -> PipelineDefinitions:
+    """Return assets, jobs, schedule and supervisor of one pipeline.
+
+    Raise UserError for an invalid schedule.
+    """
     assets = sink_assets(pipeline)
     materialize = dg.define_asset_job(
         f"{pipeline.name}_history", selection=dg.AssetSelection.assets(assets), tags={PIPELINE_TAG: pipeline.name}
@@ -70,19 +74,19 @@ def pipeline_parts(pipeline: Pipeline) -> Parts:
     stream = stream_job(pipeline) if pipeline.has_stream else None
     schedule = pipeline_schedule(pipeline, materialize, stream)
     continuous = stream is not None and pipeline.file.model.stream.mode == "continuous"
-    return Parts(
+    return PipelineDefinitions(
         pipeline=pipeline,
         assets=assets,
         jobs=[materialize, *([stream] if stream else ())],
         schedules=[schedule] if schedule else [],
-        sensors=[supervisor(pipeline, stream)] if stream and continuous else [],
+        sensors=[build_supervisor(pipeline, stream)] if stream and continuous else [],
     )
 
 
-def _distinct(parts: Parts, made: Sequence[Parts]) -> Parts:
-    """The parts, if no pipeline before them has their name or writes where they do. Raises UserError."""
+def _check_unique(parts: PipelineDefinitions, loaded: Sequence[PipelineDefinitions]) -> PipelineDefinitions:
+    """Return `parts` if no loaded pipeline has its name or one of its targets. Raise UserError otherwise."""
     pipeline = parts.pipeline
-    for other in (before.pipeline for before in made):
+    for other in (definitions.pipeline for definitions in loaded):
         if other.name == pipeline.name:
             msg = f"pipeline name `{pipeline.file.name}` is taken by `{other.file.name}` in {other.file.path}"
             raise UserError(msg, hint="Dagster compares names with every - read as _.", place=pipeline.file.place("name"))

@@ -8,30 +8,35 @@ from typing import Annotated, Any
 import dagster as dg
 from pydantic import Field
 
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.orchestration.pipelines import pipeline_files
 
 
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Assets, checks, the stream's job, its supervisor and schedules of Headrace pipelines.
+    """Assets, checks, stream jobs, supervisors and schedules of Headrace pipelines.
 
-    A file with mistakes stops the definitions from loading, with its place, as any other mistake in a project does.
+    A file with mistakes stops the definitions from loading and names the location, as any mistake in a
+    project does.
     """
 
-    path: Annotated[str, Field(description="A pipeline file, or a folder of them; relative to the folder of the defs.yaml.")]
+    path: Annotated[str, Field(description="A pipeline file or a folder of them, relative to the folder of defs.yaml.")]
     settings: Annotated[
-        dict[str, Any], Field(default_factory=dict, description="Settings over those of the environment, such as `spark: {master: …}`.")
+        dict[str, Any],
+        Field(default_factory=dict, description="Overrides for the settings of the environment. Example: `spark: {master: …}`."),
     ]
     source_assets: Annotated[
         bool,
         Field(
-            description="Declare what the pipelines read as external assets, with kind and columns. Dagster lets one component declare a key:"
-            " turn it on where no other one reads the same. Without it lineage is the same, with bare nodes."
+            description="Declare the inputs of the pipelines as external assets, with kind and columns."
+            " Only one component of a project can declare an asset key. Lineage does not need this option."
         ),
     ] = False
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Definitions of all pipelines at `path`. Raises UserError for a broken file, with every mistake and its place."""
+        """Return the definitions of all pipelines at `path`.
+
+        Raise UserError with every mistake of a broken file.
+        """
         path = Path(self.path)
         files = pipeline_files([path if path.is_absolute() else context.path / path])
-        return build(files, self.settings, sources=self.source_assets)
+        return build_definitions(files, self.settings, sources=self.source_assets)

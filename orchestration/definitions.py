@@ -1,8 +1,9 @@
 """Headrace's own code location: `dagster dev -m headrace.orchestration.definitions`, from any folder.
 
-Pipelines come from HEADRACE_PIPELINES, files and folders with the path separator between them. Where that is not set: from
-`pipelines/` or `examples/` in the working directory, and else from the examples of the checkout that this code lies in.
-A file with mistakes does not take the others down: it shows as an asset `broken/<file>` that says what is wrong and where.
+HEADRACE_PIPELINES names files and folders of pipelines, with the path separator between them. If it is not
+set, pipelines come from `pipelines/` or `examples/` in the working directory, or from the examples of the
+checkout. A file with mistakes does not affect the others. It becomes an asset `broken/<file>` that shows the
+mistakes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.orchestration.pipelines import pipeline_files
 
 log = logging.getLogger(__name__)
@@ -23,22 +24,22 @@ VARIABLE = "HEADRACE_PIPELINES"
 
 
 def pipeline_paths() -> list[Path]:
-    """Where pipelines are looked for; empty where there are none."""
-    if named := os.environ.get(VARIABLE):
-        return [Path(part).expanduser() for part in named.split(os.pathsep) if part]
+    """Return the files and folders that contain pipelines. Empty if there are none."""
+    if value := os.environ.get(VARIABLE):
+        return [Path(part).expanduser() for part in value.split(os.pathsep) if part]
     checkout = Path(__file__).resolve().parent.parent
-    looked = [Path("pipelines"), Path("examples"), checkout / "examples"]
-    if found := next((path for path in looked if path.is_dir()), None):
-        return [found]
+    candidates = [Path("pipelines"), Path("examples"), checkout / "examples"]
+    if folder := next((path for path in candidates if path.is_dir()), None):
+        return [folder]
     log.warning("no pipelines: %s is not set, and there is neither pipelines/ nor examples/ in %s", VARIABLE, Path.cwd())
     return []
 
 
-# Dagster warns about an argument of its own whenever it copies a sensor; a user can do nothing about it.
+# Dagster warns about one of its own arguments when it copies a sensor. A user cannot fix that.
 warnings.filterwarnings("ignore", message=r"Parameter `owners` of initializer `SensorDefinition", category=dg.BetaWarning)
 
 defs = dg.Definitions.merge(
-    build(pipeline_files(pipeline_paths()), strict=False),
-    # One step per run: a process of its own for it would only cost its start.
+    build_definitions(pipeline_files(pipeline_paths()), strict=False),
+    # A run has one step, so a separate process for it would only add start-up time.
     dg.Definitions(executor=dg.in_process_executor),
 )

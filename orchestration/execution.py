@@ -1,7 +1,8 @@
-"""Driving a lane from inside a Dagster step.
+"""Run a pipeline inside a Dagster step.
 
-The lane works in a thread of its own, because Dagster stops a step by raising in the main thread wherever it happens to be,
-and an epoch in flight must not be torn. The main thread waits, reports, and passes a stop on as a wish.
+The pipeline runs in its own thread, because Dagster stops a step by an exception in the main thread at any
+point, and that must not tear an epoch. The main thread waits, reports, and turns a termination into a stop
+request.
 """
 
 from __future__ import annotations
@@ -25,36 +26,37 @@ from headrace.pipeline.errors import HeadraceError, error_code
 from headrace.pipeline.protocol.log_context import LogContextFilter, formatter
 
 if TYPE_CHECKING:
-    from headrace.orchestration.spark import LaneSpark
+    from headrace.orchestration.spark import PipelineSparkResource
 
 log = logging.getLogger(__name__)
 
-STOP_WITHIN = 45.0
-"""Seconds that a lane gets to end after a stop: it finishes or drops the epoch in flight within 30 by itself."""
-RETRIES, RETRY_AFTER = 2, 15.0
-_LOOK = 0.5
+STOP_SECONDS = 45.0
+"""Seconds that a run has to end after a stop. The run itself finishes or drops its epoch within 30 s."""
+RETRIES, RETRY_SECONDS = 2, 15.0
+_POLL_SECONDS = 0.5
 
 T = TypeVar("T")
 
 
-def run_lane(
+def run_pipeline(
     pipeline: Pipeline,
-    spark: LaneSpark,
+    spark: PipelineSparkResource,
     *,
     until: Until,
     run_id: str,
     retries: int = 0,
-    windows: Sequence[str] | None = None,
+    partitions: Sequence[str] | None = None,
     max_run_time: timedelta | None = None,
     on_event: Callable[[Event], None],
     on_tick: Callable[[], None] = lambda: None,
 ) -> RunResult:
-    """Runs the lane to its end and hands its events over, in order, in the calling thread; `on_tick` comes at least every second.
+    """Run the pipeline to its end. Deliver its events in order in the calling thread.
 
-    A termination of the Dagster run stops the lane at an epoch's border and is raised again once the lane has ended.
-    Raises what `verdict` makes of an error where the lane fails.
+    `on_tick` is called at least every second. A termination of the Dagster run stops the pipeline after the
+    current epoch, and is raised again when the pipeline has ended. Errors are raised as `to_dagster_error`
+    converts them.
     """
-    from headrace.jobs.run.runner import run  # Spark is imported in the run alone, never where definitions are loaded
+    from headrace.jobs.run.runner import run  # imports Spark, which only runs may do, not the loading of definitions
 
     events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -66,41 +68,42 @@ def run_lane(
             pipeline.file,
             settings,
             until=until,
-            partitions=windows,
+            partitions=partitions,
             listener=events.put,
             stop=stop,
             max_run_time=max_run_time,
             launched_by="dagster",
             run_id=run_id,
-            spark=spark.session(settings, pipeline.kinds),
+            spark=spark.session(settings, pipeline.node_types),
         )
 
     future = _in_thread(work, f"lane-{pipeline.name}")
     future.add_done_callback(lambda _: events.put(None))  # wakes the loop below
     try:
         while not future.done():
-            _hand_over(events, on_event, _LOOK)
+            _deliver_events(events, on_event, _POLL_SECONDS)
             on_tick()
-        _hand_over(events, on_event, 0.0)
+        _deliver_events(events, on_event, 0.0)
     except BaseException:
         stop.set()
         log.info("stopping pipeline=%s at the next epoch's border", pipeline.file.name)
-        _wait(future)
-        _hand_over(events, on_event, 0.0)
+        _wait_until_stopped(future)
+        _deliver_events(events, on_event, 0.0)
         raise
     try:
         return future.result()
     except HeadraceError as error:
-        raise verdict(error, retries) from error
+        raise to_dagster_error(error, retries) from error
 
 
-def verdict(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequested:
-    """What a step raises for an error: the reason for people, or a wish to try again where it may pass by itself.
+def to_dagster_error(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequested:
+    """Return the error that a step raises: a retry request if a retry can help, else a failure.
 
-    A retry policy on the step would also retry a termination, and the lane would go on behind a run that reads as canceled.
+    A retry policy on the step would also retry a termination. The pipeline would then continue after a run
+    that Dagster shows as canceled.
     """
     if error.retriable and retries < RETRIES:
-        return dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_AFTER * 2**retries)
+        return dg.RetryRequested(max_retries=RETRIES, seconds_to_wait=RETRY_SECONDS * 2**retries)
     metadata: dict[str, dg.MetadataValue] = {"code": dg.MetadataValue.text(error_code(error))}
     if error.node:
         metadata["node"] = dg.MetadataValue.text(error.node)
@@ -111,39 +114,43 @@ def verdict(error: HeadraceError, retries: int) -> dg.Failure | dg.RetryRequeste
     return dg.Failure(description=str(error), metadata=metadata, allow_retries=False)
 
 
-def check_results(pipeline: Pipeline, spark: LaneSpark, sinks: Sequence[str], *, content: bool = True) -> list[CheckResult]:
-    """What the real systems say about the lane's sinks, `content_matches` on request. Raises HeadraceError where they cannot be asked.
+def run_checks(pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence[str], *, content: bool = True) -> list[CheckResult]:
+    """Check the pipeline's sinks against the real systems. Raise HeadraceError if they are unreachable.
 
-    Works in the run's own Spark session. An internal error of the comparison does not fail a run whose rows are written.
+    `content` adds `content_matches`. Use the Spark session of the run. An internal error of the comparison
+    does not fail a run whose rows are written.
     """
     from headrace.jobs.checks.audit import ContentAuditOptions, audit
     from headrace.jobs.spark.errors import translate_spark_errors
 
     settings = spark.settings(pipeline.settings())
-    content = content and bool(pipeline.comparable & set(sinks))
+    content = content and bool(pipeline.comparable_sinks & set(sinks))
     needs_spark = content or any(pipeline.file.model.sinks[sink].type in ("delta", "iceberg") for sink in sinks)
-    # In a thread: a first session in the main thread would replace Dagster's handlers of interrupts.
-    session = _in_thread(lambda: spark.session(settings, pipeline.kinds), "checks-spark").result() if needs_spark else None
+    # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.
+    session = _in_thread(lambda: spark.session(settings, pipeline.node_types), "checks-spark").result() if needs_spark else None
     with translate_spark_errors():
         return audit(pipeline.file, settings, sinks=sinks, spark=session, content=ContentAuditOptions(raises=False) if content else None)
 
 
 def _in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """A daemon thread: a lane that hangs after a stop must not keep the process, whose end also ends its JVM."""
+    """Run `work` in a daemon thread.
+
+    A run that hangs after a stop must not keep the process, whose end also ends its JVM.
+    """
     future: Future[T] = Future()
 
     def body() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  carried over to the waiting thread
+        except BaseException as error:  # noqa: BLE001  raised again in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
     return future
 
 
-def _hand_over(events: queue.SimpleQueue[Event | None], on_event: Callable[[Event], None], wait: float) -> None:
-    """Everything that is in the queue; waits up to `wait` seconds for a first event."""
+def _deliver_events(events: queue.SimpleQueue[Event | None], on_event: Callable[[Event], None], wait: float) -> None:
+    """Deliver all events of the queue. Wait up to `wait` seconds for the first one."""
     try:
         event = events.get(timeout=wait) if wait else events.get_nowait()
         while True:
@@ -154,22 +161,26 @@ def _hand_over(events: queue.SimpleQueue[Event | None], on_event: Callable[[Even
         return
 
 
-def _wait(future: Future[RunResult]) -> None:
-    """Until the lane has ended, through further interrupts, but not for ever."""
-    deadline = time.monotonic() + STOP_WITHIN
+def _wait_until_stopped(future: Future[RunResult]) -> None:
+    """Wait until the run has ended, despite further interrupts, but at most `STOP_SECONDS`."""
+    deadline = time.monotonic() + STOP_SECONDS
     while not future.done() and time.monotonic() < deadline:
         try:
-            future.exception(timeout=_LOOK)
+            future.exception(timeout=_POLL_SECONDS)
         except (TimeoutError, DagsterExecutionInterruptedError):
             continue
     if not future.done():
         log.error(
-            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be finished by the next", STOP_WITHIN
+            "the lane did not end within %.0f s of a stop; the process ends without it, its epoch will be finished by the next",
+            STOP_SECONDS,
         )
 
 
 def _log_to_stderr(log_format: str) -> None:
-    """Headrace's own log lines go to the run's captured standard error, once per process, with pipeline, run, epoch and node."""
+    """Send Headrace's log lines to the run's standard error, with pipeline, run, epoch and node.
+
+    Add the handler once per process.
+    """
     logger = logging.getLogger("headrace")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""Where Dagster keeps its instance: DAGSTER_HOME, by default `.dagster/` in the working directory, so that a checkout stays clean."""
+"""The Dagster instance folder: DAGSTER_HOME, by default `.dagster/` in the working directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ MODULE = "headrace.orchestration.definitions"
 
 
 def dagster_home() -> Path:
-    """The instance's folder, made where it is missing, with Headrace's dagster.yaml unless it has one of its own."""
+    """Return the instance folder.
+
+    Create it if missing, and copy Headrace's dagster.yaml unless it has one.
+    """
     home = Path(os.environ.get("DAGSTER_HOME") or ".dagster").absolute()
     home.mkdir(parents=True, exist_ok=True)
     config = home / "dagster.yaml"
@@ -20,12 +23,12 @@ def dagster_home() -> Path:
 
 
 def child_environment(headrace_home: Path, pipelines: Path | None = None) -> dict[str, str]:
-    """The environment of a Dagster process: the same ledger and services as this process, and the pipelines to load."""
-    found = os.environ | {
+    """Return the environment of a Dagster process: this process's ledger and services, and the pipelines."""
+    environment = os.environ | {
         "DAGSTER_HOME": str(dagster_home()),
         "HEADRACE_HOME": str(headrace_home.absolute()),
         "DAGSTER_DISABLE_TELEMETRY": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),  # commands that Dagster has newer ones for
     }
-    return found | {"HEADRACE_PIPELINES": str(pipelines.absolute())} if pipelines else found
+    return environment | {"HEADRACE_PIPELINES": str(pipelines.absolute())} if pipelines else environment

@@ -1,4 +1,4 @@
-"""Pipelines as this room sees them: a file that was read, the physical things it touches, names that Dagster takes."""
+"""Pipelines for Dagster: the file, the physical assets that it reads and writes, Dagster-safe names."""
 
 from __future__ import annotations
 
@@ -29,115 +29,134 @@ NOT_PIPELINES = ("defs.yaml", "component.yaml", "dagster.yaml", "workspace.yaml"
 PIPELINE_TAG = "headrace/pipeline"
 STREAM_TAG = "headrace/stream"
 ICONS = {"delta": "deltalake"}
-"""Kinds that Dagster knows, with an icon, by another name."""
+"""Storage kinds for which Dagster has an icon under another name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Physical:
-    """A thing outside: a table, a topic. Its key is its address, so that lineage joins across pipelines by itself."""
+class PhysicalAsset:
+    """A table or topic outside of Headrace.
+
+    Its key is its address, so that lineage connects across pipelines.
+    """
 
     key: dg.AssetKey
-    kind: str
+    storage_kind: str
     table_name: str | None = None
     location: str | None = None
 
     @classmethod
-    def of(cls, described: Json, fallback: tuple[str, ...]) -> Physical:
-        """From a connector's `describe()`. What lies nowhere outside (print) is the pipeline's own, and has `fallback` for a key."""
-        addressed = described.get("table_name") or described.get("location")
-        key = dg.AssetKey([str(part) for part in (addressed and described.get("asset_key")) or fallback])
-        kind = str(described.get("kind") or fallback[0])
-        return cls(key, ICONS.get(kind, kind), described.get("table_name"), described.get("location"))
+    def from_description(cls, description: Json, fallback: tuple[str, ...]) -> PhysicalAsset:
+        """Create it from a connector's `describe()`.
+
+        A sink without an address (print) gets the key `fallback`.
+        """
+        addressed = description.get("table_name") or description.get("location")
+        key = dg.AssetKey([str(part) for part in (addressed and description.get("asset_key")) or fallback])
+        kind = str(description.get("kind") or fallback[0])
+        return cls(key, ICONS.get(kind, kind), description.get("table_name"), description.get("location"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline file with everything that definitions are made of. Making one opens no connection and imports no Spark."""
+    """A pipeline file with everything that definitions need.
+
+    Creating one opens no connection and imports no Spark.
+    """
 
     file: PipelineFile
     overrides: Mapping[str, Any]
-    sinks: Mapping[str, Physical]
-    sources: Mapping[str, tuple[Physical, ...]]
-    proven: frozenset[str]
-    """Sinks that keep a record: the ones that checks can say something about."""
+    sinks: Mapping[str, PhysicalAsset]
+    sources: Mapping[str, tuple[PhysicalAsset, ...]]
+    verifiable_sinks: frozenset[str]
+    """Sinks with a commit record. Only these can be checked."""
     partitions: dg.TimeWindowPartitionsDefinition | None = field(default=None)
-    comparable: frozenset[str] = field(default=frozenset())
-    """Sinks whose rows can be computed again and read back, as far as the file shows."""
-    tables: Mapping[str, Physical] = field(default_factory=dict)
-    """Dynamic tables in Postgres, which others may write. Those in memory are the pipeline's own affair."""
+    comparable_sinks: frozenset[str] = field(default=frozenset())
+    """Sinks whose rows can be recomputed and read back, as far as the file shows."""
+    dynamic_tables: Mapping[str, PhysicalAsset] = field(default_factory=dict)
+    """Dynamic tables in Postgres, which other programs can write. Tables in memory are internal."""
 
     @property
     def name(self) -> str:
-        """The pipeline's name as Dagster takes names: letters, digits and underscores."""
+        """The pipeline's name for Dagster: letters, digits and underscores."""
         return re.sub(r"\W", "_", self.file.name)
 
     @property
-    def history_windows(self) -> list[str]:
-        """Partition keys that history fills; later ones belong to the stream."""
+    def history_partitions(self) -> list[str]:
+        """The keys of the partitions that history fills. The stream fills later ones."""
         return window_keys(self.file.model.partitions)
 
     @property
     def has_history(self) -> bool:
-        """Whether something bounded comes before the stream."""
+        """Whether a bounded source comes before the stream."""
         return any(positions.bounded_phases(node) for node in self.file.model.sources.values())
 
     @property
     def has_stream(self) -> bool:
-        """Whether something is left to do once the history is complete."""
+        """Whether work is left after the history is complete."""
         return has_stream_work(self.file)
 
     @property
-    def kinds(self) -> frozenset[str]:
-        """The types of its nodes, by which Spark's extensions are chosen."""
+    def node_types(self) -> frozenset[str]:
+        """The types of the nodes, which decide about Spark's extensions."""
         return frozenset(node.type for node in self.file.model.nodes().values())
 
     def settings(self) -> Settings:
-        """The settings of this process, with what the component overrides."""
+        """Return the settings of this process with the component's overrides."""
         return load_settings(**self.overrides)
 
-    def sink_of(self, key: dg.AssetKey) -> str:
-        """The sink behind an asset key."""
+    def sink_for_key(self, key: dg.AssetKey) -> str:
+        """Return the sink with this asset key."""
         return next(name for name, physical in self.sinks.items() if physical.key == key)
 
 
 def pipeline_files(paths: Iterable[Path]) -> list[Path]:
-    """The pipeline files at `paths`: a file is itself, a folder stands for its YAML files, without those of tests and those below it.
+    """Return the pipeline files at `paths`.
 
-    Raises UserError for a path that is not there.
+    A folder contributes its YAML files, without tests and subfolders.
+
+    Raise UserError for a path that does not exist.
     """
-    found: dict[Path, None] = {}
+    files: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            found |= dict.fromkeys(sorted(child for child in path.iterdir() if _may_be_pipeline(child)))
+            files |= dict.fromkeys(sorted(child for child in path.iterdir() if _may_be_pipeline(child)))
         elif path.is_file():
-            found[path] = None
+            files[path] = None
         else:
             msg = f"`{path}` is neither a pipeline file nor a folder of them"
             raise UserError(msg)
-    return list(found)
+    return list(files)
 
 
 def _may_be_pipeline(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and not is_test_file(path) and path.name not in NOT_PIPELINES
 
 
-def load(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
-    """Reads one pipeline file. Raises UserError (PipelineFileError with every mistake and its place) and SettingsError."""
+def read_pipeline(path: Path, overrides: Mapping[str, Any] | None = None) -> Pipeline:
+    """Read a pipeline file.
+
+    Raise SettingsError, or UserError (PipelineFileError with all mistakes and locations).
+    """
     file = load_pipeline(path)
     settings = load_settings(**(overrides or {}))
     model = file.model
     sinks = {
-        name: Physical.of(registry.describe(name, node, settings)[0], (node.type, file.name, name)) for name, node in model.sinks.items()
+        name: PhysicalAsset.from_description(registry.describe(name, node, settings)[0], (node.type, file.name, name))
+        for name, node in model.sinks.items()
     }
     sources = {
-        name: tuple(Physical.of(entry, (node.type, file.name, name)) for entry in registry.describe(name, node, settings))
+        name: tuple(
+            PhysicalAsset.from_description(entry, (node.type, file.name, name)) for entry in registry.describe(name, node, settings)
+        )
         for name, node in model.sources.items()
     }
-    proven = [name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE]
-    comparable = (name for name in proven if _has_content(model.sinks[name]) and not refusal(model, name))
-    tables = {name: Physical.of(table.describe(), ("table", file.name, name)) for name, table in value_tables(model, settings)}
+    verifiable = [name for name, node in model.sinks.items() if registry.sink_class(node).capabilities.delivery is Delivery.EXACTLY_ONCE]
+    comparable = (name for name in verifiable if _has_content(model.sinks[name]) and not refusal(model, name))
+    tables = {
+        name: PhysicalAsset.from_description(table.describe(), ("table", file.name, name)) for name, table in value_tables(model, settings)
+    }
     return Pipeline(
-        file, overrides or {}, sinks, sources, frozenset(proven), partitions_of(model.partitions), frozenset(comparable), tables
+        file, overrides or {}, sinks, sources, frozenset(verifiable), to_dagster_partitions(model.partitions), frozenset(comparable), tables
     )
 
 
@@ -145,39 +164,50 @@ def _has_content(sink: Any) -> bool:
     return registry.sink_class(sink).content is not Sink.content
 
 
-def partitions_of(partitions: PartitionsConfig | None) -> dg.TimeWindowPartitionsDefinition | None:
-    """The file's windows as Dagster's, keyed alike: the ISO date of the first day, up to `end`."""
+def to_dagster_partitions(partitions: PartitionsConfig | None) -> dg.TimeWindowPartitionsDefinition | None:
+    """Return the file's partitions as Dagster's, up to `end`.
+
+    The keys are the same: the ISO date of the first day.
+    """
     if partitions is None:
         return None
-    kind = dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
-    return kind(start_date=partitions.start.isoformat(), end_date=partitions.end.isoformat())
+    definition = dg.MonthlyPartitionsDefinition if partitions.every == "month" else dg.DailyPartitionsDefinition
+    return definition(start_date=partitions.start.isoformat(), end_date=partitions.end.isoformat())
 
 
-def checks_of(pipeline: Pipeline, sink: str) -> Sequence[str]:
-    """The checks that can ever say something about a sink: none without a record, the handoff only after a hybrid source.
+def applicable_checks(pipeline: Pipeline, sink: str) -> Sequence[str]:
+    """Return the checks that apply to a sink.
 
-    The comparison of rows only where rows can be computed again and read back.
+    A sink without a commit record has none. The handoff check needs a hybrid source. The content check needs
+    rows that can be recomputed and read back.
     """
-    if sink not in pipeline.proven:
+    if sink not in pipeline.verifiable_sinks:
         return ()
     model = pipeline.file.model
     hybrid = any(model.sources[source].type == "hybrid" for source in graph.upstream_sources(model, sink))
     always = ("exactly_once_epochs", "row_count_matches")
-    return (*always, *(["handoff_has_no_gap"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable else []))
+    return (*always, *(["handoff_has_no_gap"] if hybrid else []), *(["content_matches"] if sink in pipeline.comparable_sinks else []))
 
 
-def window_problem(pipeline: Pipeline, windows: Sequence[str] | None) -> str:
-    """Why history cannot be asked for these windows: none of a partitioned pipeline, or some that the stream fills. Empty: it can."""
+def partition_error(pipeline: Pipeline, partitions: Sequence[str] | None) -> str:
+    """Return why history cannot load these partitions, empty if it can.
+
+    A partitioned pipeline needs at least one, and the stream fills those after the history's end.
+    """
     if pipeline.partitions is None:
         return ""
-    history = pipeline.history_windows
-    if not windows:
+    history = pipeline.history_partitions
+    if not partitions:
         return f"pipeline `{pipeline.file.name}` has partitions: choose some of {history[0]} to {history[-1]}"
-    foreign = [key for key in windows if key not in set(history)]
-    if not foreign:
+    stream_partitions = [key for key in partitions if key not in set(history)]
+    if not stream_partitions:
         return ""
-    shown = f"partition {foreign[0]} lies" if len(foreign) == 1 else f"partitions {foreign[0]} to {foreign[-1]} lie"
+    subject = (
+        f"partition {stream_partitions[0]} is"
+        if len(stream_partitions) == 1
+        else f"partitions {stream_partitions[0]} to {stream_partitions[-1]} are"
+    )
     return (
-        f"{shown} behind the history's end ({pipeline.file.place('partitions', 'history_end')}): the stream fills what comes after"
-        f" {history[-1]}. Once the history is complete, launch the job `{pipeline.name}_stream`."
+        f"{subject} after the end of history ({pipeline.file.place('partitions', 'history_end')}): the stream fills the partitions after"
+        f" {history[-1]}. When the history is complete, launch the job `{pipeline.name}_stream`."
     )

@@ -1,4 +1,4 @@
-"""Resources of this room, as light as definitions have to be."""
+"""Dagster resources. Importing this module must stay cheap, because definitions import it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 if TYPE_CHECKING:
-    from headrace.orchestration.spark import LaneSpark
+    from headrace.orchestration.spark import PipelineSparkResource
 
 SPARK = "headrace_spark"
 
 
 @dg.resource(
     config_schema={
-        "spark_config": dg.Field(dg.Permissive(), default_value={}, description="Spark's own keys, over those of the settings.")
+        "spark_config": dg.Field(dg.Permissive(), default_value={}, description="Spark configuration that overrides the settings.")
     },
-    description="The run's Spark session on dagster-pyspark's PySparkResource: started when first asked for, stopped with the run.",
+    description="The run's Spark session (dagster-pyspark's PySparkResource). It starts on first use and stops with the run.",
 )
-def spark_resource(context: dg.InitResourceContext) -> Iterator[LaneSpark]:
-    """A function and not a class, because dagster-pyspark imports Spark: 0.7 s that only runs should pay."""
-    from headrace.orchestration.spark import LaneSpark
+def spark_resource(context: dg.InitResourceContext) -> Iterator[PipelineSparkResource]:
+    """Yield the Spark resource.
 
-    spark = LaneSpark(spark_config=context.resource_config["spark_config"])
+    A function, because its class imports Spark: 0.7 s that only runs should pay.
+    """
+    from headrace.orchestration.spark import PipelineSparkResource
+
+    spark = PipelineSparkResource(spark_config=context.resource_config["spark_config"])
     try:
         yield spark
     finally:

@@ -1,4 +1,4 @@
-"""The supervisor of a continuous stream: looks at the ledger, and starts the stream's job where it ought to run and does not."""
+"""The supervisor of a continuous stream: a sensor that starts the stream's job when it should run."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ import dagster as dg
 
 from headrace.jobs.run.status import history_complete
 from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline
-from headrace.orchestration.state import blocked_epoch, lane_state
-from headrace.orchestration.supervision import Act, Decision, Ended, LastRun, Memory, decide
+from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state
+from headrace.orchestration.supervision import LastRun, LastRunStatus, SupervisorAction, SupervisorDecision, SupervisorMemory, decide_action
 
 INTERVAL_SECONDS = 10
-_ENDED = {
-    dg.DagsterRunStatus.SUCCESS: Ended.WELL,
-    dg.DagsterRunStatus.FAILURE: Ended.BADLY,
-    dg.DagsterRunStatus.CANCELED: Ended.BY_HAND,
+_RUN_STATUSES = {
+    dg.DagsterRunStatus.SUCCESS: LastRunStatus.SUCCEEDED,
+    dg.DagsterRunStatus.FAILURE: LastRunStatus.FAILED,
+    dg.DagsterRunStatus.CANCELED: LastRunStatus.CANCELED,
 }
 
 
-class GaveUpError(Exception):
-    """Makes every tick of a supervisor red until somebody acts."""
+class SupervisorGaveUpError(Exception):
+    """Fails every tick of a supervisor until a person acts."""
 
 
-def supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition:
-    """The sensor `<pipeline>_supervisor`. On from the start: the file asks for a continuous stream.
+def build_supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition:
+    """Return the sensor `<pipeline>_supervisor`.
 
-    It reads the ledger and the job's newest run, and asks no outside system. At most one successor is ever requested per run.
+    It is on by default, since the file sets a continuous stream.
+
+    It reads the ledger and the job's newest run, and calls no other system. It requests at most one run after
+    each run.
     """
 
     @dg.sensor(
@@ -37,46 +40,48 @@ def supervisor(pipeline: Pipeline, job: dg.JobDefinition) -> dg.SensorDefinition
         description="Keeps the stream running once the history is complete. Turn it off, or terminate the run, to stop the stream.",
     )
     def supervise(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        state = lane_state(pipeline)
-        record = _newest(context.instance, job.name)
-        decision = decide(
+        state = read_pipeline_state(pipeline)
+        record = _find_newest_run(context.instance, job.name)
+        decision = decide_action(
             state,
             complete=not pipeline.has_history or history_complete(pipeline.file, state),
-            last=_last_run(record) if record else None,
-            memory=Memory.load(context.cursor),
+            last=_to_last_run(record) if record else None,
+            memory=SupervisorMemory.load(context.cursor),
             now=time.time(),
-            blocked=blocked_epoch(pipeline, state),
+            blocked=describe_blocked_epoch(pipeline, state),
         )
-        return _act(context, pipeline, decision, record)
+        return _apply_decision(context, pipeline, decision, record)
 
     return supervise
 
 
-def _act(context: dg.SensorEvaluationContext, pipeline: Pipeline, decision: Decision, record: dg.RunRecord | None) -> dg.SensorResult:
+def _apply_decision(
+    context: dg.SensorEvaluationContext, pipeline: Pipeline, decision: SupervisorDecision, record: dg.RunRecord | None
+) -> dg.SensorResult:
     cursor = decision.memory.dump()
     last = record.dagster_run.run_id if record else ""
-    match decision.act:
-        case Act.WAIT:
-            return dg.SensorResult(skip_reason=decision.why, cursor=cursor)
-        case Act.START:
-            context.log.info(decision.why)
+    match decision.action:
+        case SupervisorAction.WAIT:
+            return dg.SensorResult(skip_reason=decision.reason, cursor=cursor)
+        case SupervisorAction.START:
+            context.log.info(decision.reason)
             tags = {PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name}
             return dg.SensorResult([dg.RunRequest(run_key=f"after {last or 'nothing'}", tags=tags)], cursor=cursor)
-        case Act.BURY:
+        case SupervisorAction.MARK_FAILED:
             if record:
-                context.instance.report_run_failed(record.dagster_run, decision.why)
-            return dg.SensorResult(skip_reason=decision.why, cursor=cursor)
-        case Act.GIVE_UP:
-            raise GaveUpError(decision.why)
+                context.instance.report_run_failed(record.dagster_run, decision.reason)
+            return dg.SensorResult(skip_reason=decision.reason, cursor=cursor)
+        case SupervisorAction.GIVE_UP:
+            raise SupervisorGaveUpError(decision.reason)
 
 
-def _newest(instance: dg.DagsterInstance, job_name: str) -> dg.RunRecord | None:
+def _find_newest_run(instance: dg.DagsterInstance, job_name: str) -> dg.RunRecord | None:
     return next(iter(instance.get_run_records(dg.RunsFilter(job_name=job_name), limit=1)), None)
 
 
-def _last_run(record: dg.RunRecord) -> LastRun:
-    ended = _ENDED.get(record.dagster_run.status, Ended.RUNNING)
+def _to_last_run(record: dg.RunRecord) -> LastRun:
+    status = _RUN_STATUSES.get(record.dagster_run.status, LastRunStatus.RUNNING)
     since = record.start_time or record.create_timestamp.timestamp()
-    if ended is not Ended.RUNNING:
+    if status is not LastRunStatus.RUNNING:
         since = record.end_time or record.update_timestamp.timestamp()
-    return LastRun(record.dagster_run.run_id, ended, since)
+    return LastRun(record.dagster_run.run_id, status, since)

@@ -1,4 +1,7 @@
-"""The Spark session of a Dagster run. Imports dagster-pyspark, and with it Spark: only runs may import this module."""
+"""The Spark session of a Dagster run.
+
+This module imports Spark (through dagster-pyspark): only runs may import it.
+"""
 
 from __future__ import annotations
 
@@ -15,46 +18,50 @@ from headrace.jobs.spark.session import jvm_alive, start_session, stop_session
 from headrace.pipeline.config.settings import Settings, load_settings
 
 
-class LaneSpark(PySparkResource):
-    """dagster-pyspark's resource with a start that waits until somebody asks, and with a stop.
+class PipelineSparkResource(PySparkResource):
+    """dagster-pyspark's resource, started on first use and stopped with the run.
 
-    The first asker decides which extensions are loaded; one who needs more gets a new session, and so does one who comes after the
-    JVM has died. Keep none across steps.
-    Lanes, their checks and assets behind them share it: one JVM per run, and none after it.
+    The first caller decides which extensions are loaded. A caller that needs more gets a new session, and so
+    does the first caller after the JVM died. Do not keep a session across steps. Pipelines, their checks and
+    downstream assets share it: one JVM per run, and none after it.
     """
 
-    _kinds: frozenset[str] = PrivateAttr(default=frozenset())
+    _node_types: frozenset[str] = PrivateAttr(default=frozenset())
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def setup_for_execution(self, context: InitResourceContext) -> None:
-        """Starts nothing: a run that is refused, or has only pure Python steps, pays for no JVM."""
+        """Start nothing. A run that is refused, or has only pure Python steps, needs no JVM."""
 
-    def session(self, settings: Settings, kinds: Iterable[str]) -> SparkSession:
-        """The session with Headrace's jars and what the node types `kinds` need. Raises ServiceError and SettingsError.
+    def session(self, settings: Settings, node_types: Iterable[str]) -> SparkSession:
+        """Return the session with Headrace's jars and the extensions of `node_types`.
 
-        To be called in a thread of its own where Dagster's interrupts matter: Spark replaces the main thread's handlers.
+        Raise ServiceError and SettingsError. Call it in a separate thread if Dagster's interrupts matter:
+        Spark replaces the main thread's handlers.
         """
         with self._lock:
-            wanted = self._kinds | frozenset(kinds)
-            if self._spark_session is not None and (wanted != self._kinds or not jvm_alive(self._spark_session)):
+            wanted = self._node_types | frozenset(node_types)
+            if self._spark_session is not None and (wanted != self._node_types or not jvm_alive(self._spark_session)):
                 self._stop()
             if self._spark_session is None:
                 self._spark_session = start_session(self.settings(settings), wanted)
-                self._kinds = wanted
+                self._node_types = wanted
             return self._spark_session
 
     def settings(self, settings: Settings) -> Settings:
-        """The settings with this resource's `spark_config` over their own."""
+        """Return the settings with this resource's `spark_config` over their own."""
         conf = settings.spark.conf | {str(key): str(value) for key, value in self.spark_config.items()}
         return settings.model_copy(update={"spark": settings.spark.model_copy(update={"conf": conf})})
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session for an asset of one's own, by the settings of this process, able to read Delta tables."""
+        """The session for other assets of the project, with this process's settings.
+
+        It can read Delta tables.
+        """
         return self.session(load_settings(), ("delta",))
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Stops Spark and its JVM, after failures and terminations too."""
+        """Stop Spark and its JVM, after failures and terminations too."""
         del context
         with self._lock:
             self._stop()
@@ -62,4 +69,4 @@ class LaneSpark(PySparkResource):
     def _stop(self) -> None:
         if self._spark_session is not None:
             stop_session(self._spark_session)
-        self._spark_session, self._kinds = None, frozenset()
+        self._spark_session, self._node_types = None, frozenset()

@@ -1,4 +1,4 @@
-"""How a pipeline's assets look before anything has run: keys, dependencies, kinds, columns, checks."""
+"""Asset specs of a pipeline before any run: keys, dependencies, kinds, columns, checks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import dagster as dg
 
-from headrace.orchestration.columns import ColumnBook
-from headrace.orchestration.metadata import WHAT_CHECKS_SAY
-from headrace.orchestration.pipelines import PIPELINE_TAG, Physical, Pipeline, checks_of
+from headrace.orchestration.columns import ColumnCatalog
+from headrace.orchestration.metadata import CHECK_DESCRIPTIONS
+from headrace.orchestration.pipelines import PIPELINE_TAG, PhysicalAsset, Pipeline, applicable_checks
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model import graph
 
@@ -21,47 +21,53 @@ SOURCE_GROUP = "sources"
 BROKEN_GROUP = "broken"
 
 
-def sink_specs(pipeline: Pipeline, book: ColumnBook) -> list[dg.AssetSpec]:
-    """A spec per sink, at its physical key, behind the physical keys of the sources whose rows reach it."""
-    return [_sink_spec(pipeline, sink, book) for sink in pipeline.sinks]
+def sink_specs(pipeline: Pipeline, catalog: ColumnCatalog) -> list[dg.AssetSpec]:
+    """Return a spec per sink at its physical key. It depends on the sources whose rows reach the sink."""
+    return [_sink_spec(pipeline, sink, catalog) for sink in pipeline.sinks]
 
 
 def check_specs(pipeline: Pipeline) -> list[dg.AssetCheckSpec]:
-    """Blocking checks per sink. They speak for the whole sink, so they have no partitions of their own."""
+    """Return the blocking checks per sink. They cover the whole sink, so they have no partitions."""
     return [
-        dg.AssetCheckSpec(name, asset=pipeline.sinks[sink].key, blocking=True, description=WHAT_CHECKS_SAY[name])
+        dg.AssetCheckSpec(name, asset=pipeline.sinks[sink].key, blocking=True, description=CHECK_DESCRIPTIONS[name])
         for sink in pipeline.sinks
-        for name in checks_of(pipeline, sink)
+        for name in applicable_checks(pipeline, sink)
     ]
 
 
 def source_specs(pipelines: Sequence[Pipeline]) -> list[dg.AssetSpec]:
-    """External assets for what the pipelines of a whole code location read or ask, each once, without those that one of them writes.
+    """Return external assets for the inputs of all pipelines, each once, without the pipelines' targets.
 
-    They have the columns that a reader's file names. One with a single reader stands in that pipeline's group.
+    `pipelines` are all of a code location. An asset has the columns that a reader's file lists. An asset with
+    one reader is in that pipeline's group.
     """
-    readers = Counter(thing.key for pipeline in pipelines for thing in {*chain(*pipeline.sources.values()), *pipeline.tables.values()})
+    readers = Counter(
+        asset.key for pipeline in pipelines for asset in {*chain(*pipeline.sources.values()), *pipeline.dynamic_tables.values()}
+    )
     written = {physical.key for pipeline in pipelines for physical in pipeline.sinks.values()}
-    found: dict[dg.AssetKey, dg.AssetSpec] = {}
+    specs: dict[dg.AssetKey, dg.AssetSpec] = {}
     for pipeline in pipelines:
-        book = ColumnBook(pipeline)
-        for name, things in [*pipeline.sources.items(), *((name, (table,)) for name, table in pipeline.tables.items())]:
-            for physical in things:
-                if physical.key not in written and physical.key not in found:
-                    metadata = _physical_metadata(physical) | _columns(book, name)
+        catalog = ColumnCatalog(pipeline)
+        for name, assets in [*pipeline.sources.items(), *((name, (table,)) for name, table in pipeline.dynamic_tables.items())]:
+            for physical in assets:
+                if physical.key not in written and physical.key not in specs:
+                    metadata = _physical_metadata(physical) | _column_metadata(catalog, name)
                     group = pipeline.name if readers[physical.key] == 1 else SOURCE_GROUP
-                    found[physical.key] = dg.AssetSpec(physical.key, kinds={physical.kind}, group_name=group, metadata=metadata)
-    return list(found.values())
+                    specs[physical.key] = dg.AssetSpec(physical.key, kinds={physical.storage_kind}, group_name=group, metadata=metadata)
+    return list(specs.values())
 
 
 def broken_asset(path: Path, error: HeadraceError) -> dg.AssetsDefinition:
-    """Stands for a pipeline file with mistakes: seen in the graph, its description says what and where, and it never runs green."""
+    """Return an asset that represents a file with mistakes.
+
+    It describes them, and every materialization fails.
+    """
 
     @dg.asset(
         key=[BROKEN_GROUP, path.stem],
         group_name=BROKEN_GROUP,
-        description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nMend the file and reload the code location.",
-        metadata={"dagster/code_references": _code(path, _first_line(error))},
+        description=f"**{path} cannot be loaded.**\n\n```\n{error}\n```\n\nFix the file and reload the code location.",
+        metadata={"dagster/code_references": _code_references(path, _first_line(error))},
         tags={"headrace/broken": ""},
         kinds={"yaml"},
     )
@@ -71,49 +77,53 @@ def broken_asset(path: Path, error: HeadraceError) -> dg.AssetsDefinition:
     return broken
 
 
-def _sink_spec(pipeline: Pipeline, sink: str, book: ColumnBook) -> dg.AssetSpec:
+def _sink_spec(pipeline: Pipeline, sink: str, catalog: ColumnCatalog) -> dg.AssetSpec:
     physical, file = pipeline.sinks[sink], pipeline.file
-    place = file.place("sinks", sink)
+    location = file.place("sinks", sink)
     return dg.AssetSpec(
         physical.key,
-        deps=[*dict.fromkeys(_upstream(pipeline, sink))],
+        deps=[*dict.fromkeys(_upstream_keys(pipeline, sink))],
         description=f"Sink `{sink}` of pipeline `{file.name}` ({Path(file.path).name}).",
         metadata=_physical_metadata(physical)
-        | _columns(book, sink)
+        | _column_metadata(catalog, sink)
         | {
             "headrace/sink": sink,
-            "headrace/delivery": file.model.sinks[sink].delivery or ("exactly_once" if sink in pipeline.proven else "at_least_once"),
-            "dagster/code_references": _code(Path(place.file), place.line or 1),
+            "headrace/delivery": file.model.sinks[sink].delivery
+            or ("exactly_once" if sink in pipeline.verifiable_sinks else "at_least_once"),
+            "dagster/code_references": _code_references(Path(location.file), location.line or 1),
         },
-        kinds={physical.kind, "spark"},
+        kinds={physical.storage_kind, "spark"},
         tags={PIPELINE_TAG: pipeline.name},
         group_name=pipeline.name,
         partitions_def=pipeline.partitions,
     )
 
 
-def _upstream(pipeline: Pipeline, sink: str) -> Iterator[dg.AssetKey]:
-    """The physical keys of sources and of tables that were asked; a table that the pipeline writes itself is no input to it."""
+def _upstream_keys(pipeline: Pipeline, sink: str) -> Iterator[dg.AssetKey]:
+    """Yield the keys of sources and of looked-up tables.
+
+    A table that the pipeline writes itself is not an input.
+    """
     model, own = pipeline.file.model, {physical.key for physical in pipeline.sinks.values()}
     for source in graph.upstream_sources(model, sink):
-        yield from (thing.key for thing in pipeline.sources[source])
+        yield from (asset.key for asset in pipeline.sources[source])
     for name in graph.upstream_looked_up_tables(model, sink):
-        if name in pipeline.tables and pipeline.tables[name].key not in own:
-            yield pipeline.tables[name].key
+        if name in pipeline.dynamic_tables and pipeline.dynamic_tables[name].key not in own:
+            yield pipeline.dynamic_tables[name].key
 
 
-def _physical_metadata(physical: Physical) -> dict[str, Any]:
-    named = {"dagster/table_name": physical.table_name, "dagster/uri": physical.location, "dagster/storage_kind": physical.kind}
-    return {name: value for name, value in named.items() if value}
+def _physical_metadata(physical: PhysicalAsset) -> dict[str, Any]:
+    values = {"dagster/table_name": physical.table_name, "dagster/uri": physical.location, "dagster/storage_kind": physical.storage_kind}
+    return {name: value for name, value in values.items() if value}
 
 
-def _columns(book: ColumnBook, node: str) -> dict[str, Any]:
-    schema = book.schema(node)
+def _column_metadata(catalog: ColumnCatalog, node: str) -> dict[str, Any]:
+    schema = catalog.schema(node)
     return {"dagster/column_schema": schema} if schema else {}
 
 
-def _code(path: Path, line: int) -> dg.CodeReferencesMetadataValue:
-    with warnings.catch_warnings():  # two per sink on every start, about classes that only show a link
+def _code_references(path: Path, line: int) -> dg.CodeReferencesMetadataValue:
+    with warnings.catch_warnings():  # two warnings per sink on every start, for classes that only show a link
         warnings.simplefilter("ignore", dg.BetaWarning)
         return dg.CodeReferencesMetadataValue(code_references=[dg.LocalFileCodeReference(file_path=str(path.resolve()), line_number=line)])
 

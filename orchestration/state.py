@@ -1,4 +1,4 @@
-"""What the ledger says about a pipeline's lane, asked without a lease."""
+"""The ledger's state of a pipeline, read without a lease."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from headrace.pipeline.protocol.coordinator.blocking import find_block
 from headrace.pipeline.protocol.epochs import WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState
 
-WindowRows = Mapping[str, Mapping[str, int]]
-"""Rows by window and sink."""
+PartitionRows = Mapping[str, Mapping[str, int]]
+"""Rows by partition and sink."""
 
 
-def lane_state(pipeline: Pipeline) -> PipelineState | None:
-    """Where the lane stands; None, and no file made, where there is no ledger yet."""
-    with _ledger(pipeline) as ledger:
+def read_pipeline_state(pipeline: Pipeline) -> PipelineState | None:
+    """Return the pipeline's state, None if there is no ledger yet. Create no file."""
+    with _open_ledger(pipeline) as ledger:
         return ledger.state(pipeline.file.name) if ledger else None
 
 
-def blocked_epoch(pipeline: Pipeline, state: PipelineState | None) -> str:
-    """Why the open epoch is blocked, and what to do; empty where the next run may try it."""
+def describe_blocked_epoch(pipeline: Pipeline, state: PipelineState | None) -> str:
+    """Return why the open epoch is blocked, with the next command. Empty if the next run can try it."""
     if state is None or state.open_plan is None:
         return ""
     file = pipeline.file
-    with _ledger(pipeline) as ledger:
-        found = find_block(ledger, state, file.model.epoch.max_attempts, file.path) if ledger else None
-    return f"{found} To go on in Dagster, launch the stream's job by hand." if found else ""
+    with _open_ledger(pipeline) as ledger:
+        block = find_block(ledger, state, file.model.epoch.max_attempts, file.path) if ledger else None
+    return f"{block} To go on in Dagster, launch the stream's job by hand." if block else ""
 
 
-def window_rows(pipeline: Pipeline, windows: Collection[str]) -> WindowRows:
-    """Rows that history brought into each window at each sink, over all runs that had a part in it."""
-    with _ledger(pipeline) as ledger:
+def read_partition_rows(pipeline: Pipeline, partitions: Collection[str]) -> PartitionRows:
+    """Return the rows that history wrote into each partition at each sink, over all runs."""
+    with _open_ledger(pipeline) as ledger:
         counts = ledger.window_counts(pipeline.file.name) if ledger else {}
-    return {window: {sink: _net(one) for sink, one in by_sink.items()} for window, by_sink in counts.items() if window in windows}
+    return {key: {sink: _net_rows(entry) for sink, entry in by_sink.items()} for key, by_sink in counts.items() if key in partitions}
 
 
-def _net(counts: WriteCounts) -> int:
-    """Rows more than before, where the sink knows that; else rows written."""
+def _net_rows(counts: WriteCounts) -> int:
+    """Return inserted minus deleted rows if the sink knows them, else the rows written."""
     return counts.rows if counts.inserted is None or counts.deleted is None else counts.inserted - counts.deleted
 
 
 @contextmanager
-def _ledger(pipeline: Pipeline) -> Iterator[Ledger | None]:
+def _open_ledger(pipeline: Pipeline) -> Iterator[Ledger | None]:
     settings = pipeline.settings()
     backend = settings.state_backend
     if backend.backend_type == "sqlite" and not backend.sqlite.path.exists():

@@ -1,6 +1,6 @@
-"""The stream as a job: one op that runs the lane until its max_run_time ends, and reports on the sinks while it does."""
+"""The stream as a job. Its op runs the pipeline until `max_run_time` ends, and reports on the sinks."""
 
-# No postponed annotations here: Dagster compares the annotation of `context` itself, not its spelling.
+# No postponed annotations here: Dagster compares the annotation of `context` as an object, not as text.
 import time
 from collections.abc import Callable, Mapping
 from datetime import date, timedelta
@@ -11,34 +11,37 @@ from pydantic import Field
 
 from headrace.jobs.run.events import EpochCommitted, Event, PartitionCompleted, PhaseChanged, RunMessage, RunResult, Until
 from headrace.orchestration import metadata as report
-from headrace.orchestration.execution import check_results, run_lane
-from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, checks_of
+from headrace.orchestration.execution import run_checks, run_pipeline
+from headrace.orchestration.pipelines import PIPELINE_TAG, STREAM_TAG, Pipeline, applicable_checks
 from headrace.orchestration.resources import SPARK
-from headrace.orchestration.stream_progress import EVERY, Figures, StreamWindows, Tally
+from headrace.orchestration.stream_progress import REPORT_SECONDS, SinkProgress, StreamPartitions, StreamProgress
 from headrace.pipeline.errors import HeadraceError
 
 _CHECK_SHARE = 0.05
-"""Checks count whole tables: they get this share of the time at most."""
+"""The largest share of the time that checks may use, since they count whole tables."""
 
 
 class StreamConfig(dg.Config):
-    """What one launch of the stream may differ in from its file."""
+    """Options of one launch that override the pipeline file."""
 
-    until: str = Field(default="", description="`caught-up` or `forever`; by the file's `stream.mode` if not given.")
+    until: str = Field(default="", description="`caught-up` or `forever`. Default: the file's `stream.mode`.")
     max_run_seconds: float = Field(
-        default=0.0, description="After how long the run ends at an epoch's border; the file's `stream.max_run_time` if not given."
+        default=0.0, description="The run ends after the first epoch past this time. Default: the file's `stream.max_run_time`."
     )
 
 
 def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
-    """The job `<pipeline>_stream`. Its run id is the lane's run id; a termination ends it at an epoch's border."""
+    """Return the job `<pipeline>_stream`.
+
+    Its run id is the pipeline run's id. A termination stops it after the current epoch.
+    """
 
     @dg.op(name=f"{pipeline.name}_stream_op", out=dg.Out(dg.Nothing), required_resource_keys={SPARK}, tags={PIPELINE_TAG: pipeline.name})
     def stream(context: dg.OpExecutionContext, config: StreamConfig) -> None:
-        until, max_run_time = _how_long(pipeline, config)
+        until, max_run_time = _run_limits(pipeline, config)
         reporter = StreamReporter(context, pipeline)
         try:
-            result = run_lane(
+            result = run_pipeline(
                 pipeline,
                 getattr(context.resources, SPARK),
                 until=until,
@@ -48,13 +51,13 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
                 on_tick=reporter.on_tick,
             )
         except BaseException:
-            reporter.say_the_rest(caught_up=False)
+            reporter.report_remaining(caught_up=False)
             raise
         reporter.finish(result)
 
     @dg.job(
         name=f"{pipeline.name}_stream",
-        description=f"History that is left, the handoff, then the stream of pipeline `{pipeline.file.name}` ({pipeline.file.model.stream.mode}).",
+        description=f"The rest of history, the handoff, then the stream of pipeline `{pipeline.file.name}` ({pipeline.file.model.stream.mode}).",
         tags={PIPELINE_TAG: pipeline.name, STREAM_TAG: pipeline.name},
         executor_def=dg.in_process_executor,
     )
@@ -64,40 +67,41 @@ def stream_job(pipeline: Pipeline) -> dg.JobDefinition:
     return job
 
 
-def _how_long(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timedelta | None]:
+def _run_limits(pipeline: Pipeline, config: StreamConfig) -> tuple[Until, timedelta | None]:
     options = pipeline.file.model.stream
-    wished = config.until or ("forever" if options.mode == "continuous" else "caught-up")
-    if wished not in (Until.FOREVER, Until.CAUGHT_UP):
-        msg = f"until: `{wished}` is not known; allowed: {Until.CAUGHT_UP}, {Until.FOREVER}"
+    chosen = config.until or ("forever" if options.mode == "continuous" else "caught-up")
+    if chosen not in (Until.FOREVER, Until.CAUGHT_UP):
+        msg = f"until: `{chosen}` is not known; allowed: {Until.CAUGHT_UP}, {Until.FOREVER}"
         raise dg.Failure(description=msg, allow_retries=False)
-    until = Until(wished)
+    until = Until(chosen)
     max_run_time = timedelta(seconds=config.max_run_seconds) if config.max_run_seconds else options.max_run_time
     return until, max_run_time if until is Until.FOREVER or config.max_run_seconds else None
 
 
 class StreamReporter:
-    """Turns a lane's events into asset events: materializations and checks, per sink at most once a minute.
+    """Converts the events of a run into materializations and checks, at most once a minute per sink.
 
-    On a pipeline with partitions, rows count for the window that today lies in; windows that are full turn green; where the
-    stream's windows all lie in the past, what it does before it has caught up is an observation, since no window can be named.
+    With partitions, rows count for the partition of today, and completed partitions are reported as
+    materialized. If all partitions of the stream are in the past, the work before it has caught up is an
+    observation, because it belongs to no partition.
     """
 
     def __init__(
         self, context: Any, pipeline: Pipeline, clock: Callable[[], float] = time.monotonic, today: Callable[[], date] | None = None
     ) -> None:
         self._context, self._pipeline, self._clock = context, pipeline, clock
-        self._tally = Tally(pipeline.sinks, clock)
+        self._progress = StreamProgress(pipeline.sinks, clock)
         partitions = pipeline.file.model.partitions
-        known = _materialized_everywhere(context.instance, pipeline) if partitions else set()
-        self._windows = StreamWindows(partitions, known, *([today] if today else []))
+        reported = _completed_partitions(context.instance, pipeline) if partitions else set()
+        self._partitions = StreamPartitions(partitions, reported, *([today] if today else []))
         self._backlog: int | None = None
         self._unchecked = False
-        self._next_checks = clock() + EVERY
+        self._next_checks = clock() + REPORT_SECONDS
 
     def on_event(self, event: Event) -> None:
-        """Takes in what the lane did; says at once only what happens seldom."""
+        """Add an event to the progress. Report only rare events at once."""
         if isinstance(event, EpochCommitted):
-            self._tally.add(event)
+            self._progress.add(event)
             self._backlog = event.backlog
         elif isinstance(event, PhaseChanged):
             self._context.log.info("phase %s %s", event.phase, event.detail or "")
@@ -109,68 +113,68 @@ class StreamReporter:
             self._context.log.log(event.level.upper(), event.message)
 
     def on_tick(self) -> None:
-        """Reports the sinks that are due, and asks the real systems about them when that is due too."""
-        filled = self._windows.filled(caught_up=self._backlog == 0)
-        due = {figures.sink: figures for figures in self._tally.due(all_of_it=bool(filled))}
-        self._say(due, filled)
-        self._unchecked = self._unchecked or bool(due)
+        """Report the sinks that are due. Run the checks if they are due."""
+        completed = self._partitions.take_completed(caught_up=self._backlog == 0)
+        progress = {figures.sink: figures for figures in self._progress.take_due(force=bool(completed))}
+        self._report_progress(progress, completed)
+        self._unchecked = self._unchecked or bool(progress)
         if self._unchecked and self._clock() >= self._next_checks:
-            self._check()
+            self._run_checks()
 
-    def say_the_rest(self, *, caught_up: bool) -> None:
-        """Says what was not due yet: epochs that are committed do not stay unsaid, however the run ends."""
-        rest = {figures.sink: figures for figures in self._tally.due(all_of_it=True)}
-        self._say(rest, self._windows.filled(caught_up=caught_up))
+    def report_remaining(self, *, caught_up: bool) -> None:
+        """Report what was not due yet, so that every committed epoch is reported, however the run ends."""
+        progress = {figures.sink: figures for figures in self._progress.take_due(force=True)}
+        self._report_progress(progress, self._partitions.take_completed(caught_up=caught_up))
 
     def finish(self, result: RunResult) -> None:
-        """Says what is left to say, with a last look at the real systems."""
-        self.say_the_rest(caught_up=result.caught_up)
+        """Report the rest, and run the checks a last time."""
+        self.report_remaining(caught_up=result.caught_up)
         self._context.log.info("ended by %s after %d epochs, caught up: %s", result.stop_reason, result.epochs, result.caught_up)
-        self._check()
+        self._run_checks()
 
-    def _say(self, figures: Mapping[str, Figures], filled: list[str]) -> None:
+    def _report_progress(self, progress: Mapping[str, SinkProgress], completed: list[str]) -> None:
         for sink, physical in self._pipeline.sinks.items():
-            metadata = _metadata(figures[sink]) if sink in figures else {}
-            for window in filled:
-                self._context.log_event(dg.AssetMaterialization(physical.key, partition=window, metadata=metadata))
-            if not metadata or filled:
+            metadata = _progress_metadata(progress[sink]) if sink in progress else {}
+            for partition in completed:
+                self._context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata))
+            if not metadata or completed:
                 continue
-            window = self._windows.current()
-            if self._pipeline.partitions and window is None:
+            partition = self._partitions.current()
+            if self._pipeline.partitions and partition is None:
                 self._context.log_event(dg.AssetObservation(physical.key, metadata=metadata))
             else:
-                self._context.log_event(dg.AssetMaterialization(physical.key, partition=window, metadata=metadata))
+                self._context.log_event(dg.AssetMaterialization(physical.key, partition=partition, metadata=metadata))
 
-    def _check(self) -> None:
-        """One evaluation per check and sink. A system that cannot be asked just now does not end the stream."""
+    def _run_checks(self) -> None:
+        """Report one evaluation per check and sink. A system that is unreachable does not end the stream."""
         started, self._unchecked = self._clock(), False
         try:
-            found = (
-                check_results(self._pipeline, getattr(self._context.resources, SPARK), sorted(self._pipeline.proven))
-                if self._pipeline.proven
+            results = (
+                run_checks(self._pipeline, getattr(self._context.resources, SPARK), sorted(self._pipeline.verifiable_sinks))
+                if self._pipeline.verifiable_sinks
                 else []
             )
         except HeadraceError as error:
             self._context.log.warning("no checks this time: %s", error)
-            found = []
-        for check in found:
-            if check.name in checks_of(self._pipeline, check.sink):
+            results = []
+        for check in results:
+            if check.name in applicable_checks(self._pipeline, check.sink):
                 report.log_check(self._context, check, self._pipeline.sinks[check.sink].key)
-        took = self._clock() - started
-        self._next_checks = self._clock() + max(EVERY, took / _CHECK_SHARE)
+        seconds = self._clock() - started
+        self._next_checks = self._clock() + max(REPORT_SECONDS, seconds / _CHECK_SHARE)
 
 
-def _metadata(figures: Figures) -> dict[str, Any]:
-    found = report.counts_metadata(figures.counts) | {
-        "epochs": figures.epochs,
-        "first epoch": figures.first,
-        "last epoch": figures.last,
-        "phase": str(figures.phase),
-        "rows per second of work": round(figures.counts.rows / figures.seconds) if figures.seconds else 0,
+def _progress_metadata(progress: SinkProgress) -> dict[str, Any]:
+    metadata = report.counts_metadata(progress.counts) | {
+        "epochs": progress.epochs,
+        "first epoch": progress.first,
+        "last epoch": progress.last,
+        "phase": str(progress.phase),
+        "rows per second of work": round(progress.counts.rows / progress.seconds) if progress.seconds else 0,
     }
-    return found if figures.backlog is None else found | {"offsets behind": figures.backlog}
+    return metadata if progress.backlog is None else metadata | {"offsets behind": progress.backlog}
 
 
-def _materialized_everywhere(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:
-    """Partitions that every sink is known to hold."""
+def _completed_partitions(instance: dg.DagsterInstance, pipeline: Pipeline) -> set[str]:
+    """Return the partitions that are materialized for every sink."""
     return set.intersection(*(instance.get_materialized_partitions(physical.key) for physical in pipeline.sinks.values()))

@@ -1,4 +1,7 @@
-"""What a stream has done since it was last said: the event log is never pruned, so it is said once per sink and minute."""
+"""Progress of a stream since its last report.
+
+Dagster never prunes its event log, so a sink is reported once a minute.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
 from headrace.pipeline.protocol.partitions import list_partitions
 
-EVERY = 60.0
+REPORT_SECONDS = 60.0
 """Seconds between two reports of one sink."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One sink's epochs first..last. `backlog` is what the stream had still to read behind the last one, None if unknown."""
+class SinkProgress:
+    """The epochs `first` to `last` of a sink.
+
+    `backlog` is what the stream had still to read after `last`, if known.
+    """
 
     sink: str
     counts: WriteCounts = field(default_factory=WriteCounts)
@@ -27,74 +33,76 @@ class Figures:
     phase: Phase = Phase.LIVE
     backlog: int | None = None
     seconds: float = 0.0
-    """How long it took to write them, without the pauses between."""
+    """The time to write them, without the pauses between them."""
 
 
-class Tally:
-    """Adds up epochs by sink, and says which sinks are due, first after `every`. `clock` is a monotonic one, in seconds."""
+class StreamProgress:
+    """Sums up epochs by sink, and returns the sinks that are due. `clock` is monotonic, in seconds."""
 
-    def __init__(self, sinks: Iterable[str], clock: Callable[[], float], every: float = EVERY) -> None:
-        self._clock, self._every = clock, every
-        self._figures = {sink: Figures(sink) for sink in sinks}
-        self._said = dict.fromkeys(self._figures, clock())
+    def __init__(self, sinks: Iterable[str], clock: Callable[[], float], interval: float = REPORT_SECONDS) -> None:
+        self._clock, self._interval = clock, interval
+        self._progress = {sink: SinkProgress(sink) for sink in sinks}
+        self._reported_at = dict.fromkeys(self._progress, clock())
 
     def add(self, event: EpochCommitted) -> None:
-        """Takes an epoch in for every sink."""
+        """Add an epoch to every sink."""
         number, seconds = event.plan.number, event.steps.get("total", 0.0)
-        for sink, had in self._figures.items():
-            self._figures[sink] = replace(
-                had,
-                counts=had.counts + event.counts.get(sink, WriteCounts()),
-                epochs=had.epochs + 1,
-                first=had.first or number,
+        for sink, progress in self._progress.items():
+            self._progress[sink] = replace(
+                progress,
+                counts=progress.counts + event.counts.get(sink, WriteCounts()),
+                epochs=progress.epochs + 1,
+                first=progress.first or number,
                 last=number,
                 phase=event.plan.phase,
                 backlog=event.backlog,
-                seconds=had.seconds + seconds,
+                seconds=progress.seconds + seconds,
             )
 
-    def due(self, *, all_of_it: bool = False) -> list[Figures]:
-        """Sinks with something new that were not reported within `every` seconds; their tally starts anew.
+    def take_due(self, *, force: bool = False) -> list[SinkProgress]:
+        """Return the sinks with new epochs and no report for `interval` seconds, and reset them.
 
-        With `all_of_it` the time does not matter: at the end of a run nothing stays unsaid.
+        `force` ignores the time, for the end of a run.
         """
         now = self._clock()
-        ready = [
-            figures for sink, figures in self._figures.items() if figures.epochs and (all_of_it or now - self._said[sink] >= self._every)
+        due = [
+            progress
+            for sink, progress in self._progress.items()
+            if progress.epochs and (force or now - self._reported_at[sink] >= self._interval)
         ]
-        for figures in ready:
-            self._said[figures.sink] = now
-            self._figures[figures.sink] = Figures(figures.sink)
-        return ready
+        for progress in due:
+            self._reported_at[progress.sink] = now
+            self._progress[progress.sink] = SinkProgress(progress.sink)
+        return due
 
 
 def _today() -> date:
     return datetime.now(UTC).date()
 
 
-class StreamWindows:
-    """The partitions behind the history's end, which the stream fills.
+class StreamPartitions:
+    """The partitions after the end of history, which the stream fills.
 
-    One is full when its end has passed on the clock and the stream has caught up after that.
+    A partition is complete when its end has passed and the stream has caught up after that.
     """
 
-    def __init__(self, partitions: PartitionsConfig | None, known: Collection[str], today: Callable[[], date] = _today) -> None:
-        """`known` are keys that were said to be full before."""
+    def __init__(self, partitions: PartitionsConfig | None, reported: Collection[str], today: Callable[[], date] = _today) -> None:
+        """Take the partitions that are not in `reported`, the keys that were complete before."""
         first = (partitions.history_end or partitions.end) if partitions else date.max
-        every = list_partitions(partitions, history_only=False) if partitions else []
-        self._open = [window for window in every if window.start >= first and window.key not in known]
+        all_partitions = list_partitions(partitions, history_only=False) if partitions else []
+        self._open = [partition for partition in all_partitions if partition.start >= first and partition.key not in reported]
         self._today = today
 
     def current(self) -> str | None:
-        """The window that today lies in, None where the stream's windows are all past or not yet begun."""
+        """Return the partition of today, None if all are past or none has begun."""
         today = self._today()
-        return next((window.key for window in self._open if window.start <= today < window.end), None)
+        return next((partition.key for partition in self._open if partition.start <= today < partition.end), None)
 
-    def filled(self, *, caught_up: bool) -> list[str]:
-        """Windows that are full now, each answered once."""
+    def take_completed(self, *, caught_up: bool) -> list[str]:
+        """Return the partitions that are complete now, each once."""
         if not caught_up:
             return []
         today = self._today()
-        full = [window.key for window in self._open if window.end <= today]
-        self._open = [window for window in self._open if window.end > today]
-        return full
+        completed = [partition.key for partition in self._open if partition.end <= today]
+        self._open = [partition for partition in self._open if partition.end > today]
+        return completed

@@ -1,4 +1,4 @@
-"""Whether a stream is to be started now: a decision from what the ledger and the last run say, without Dagster's machinery."""
+"""Decides whether to start a stream, from the ledger and the last run, without Dagster's API."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ from enum import StrEnum
 from headrace.pipeline.protocol.ledger import PipelineState
 
 MAX_STARTS = 6
-"""Failed starts without a committed epoch between them, before the supervisor gives up."""
+"""Failed starts without a committed epoch between them, after which the supervisor gives up."""
 BLOCKED_STARTS = 3
-"""Failed starts after which the supervisor leaves a blocked epoch alone: what blocked it may have passed since."""
+"""Failed starts after which the supervisor gives up a blocked epoch.
+
+Before that, the cause may pass by itself.
+"""
 FIRST_WAIT, LONGEST_WAIT = 15.0, 600.0
 LOST_AFTER = 300.0
-"""Seconds that a run may count as running without holding the lane: enough for any start, so it is dead after that."""
+"""Seconds that a run can be active without the lease.
+
+Any start takes less, so after that its process is dead.
+"""
 
 
-class Ended(StrEnum):
-    """How a stream's last run stands."""
+class LastRunStatus(StrEnum):
+    """The status of a stream's last run."""
 
     RUNNING = "running"
-    WELL = "well"
-    BADLY = "badly"
-    BY_HAND = "by hand"
+    SUCCEEDED = "well"
+    FAILED = "badly"
+    CANCELED = "by hand"
 
 
 @dataclass(frozen=True, slots=True)
 class LastRun:
-    """The newest run of the stream's job. `since` is when it came to stand as it does, in epoch seconds."""
+    """The newest run of the stream's job. `since` is when it got its status, in epoch seconds."""
 
     run_id: str
-    ended: Ended
+    status: LastRunStatus
     since: float
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """What the supervisor remembers between ticks, in the sensor's cursor.
+class SupervisorMemory:
+    """State of the supervisor between ticks, stored in the sensor's cursor.
 
-    `failures` counts runs that failed one after the other at `committed` epochs; `counted` is the last one of them.
+    `failures` counts consecutive failed runs since epoch `committed`. `counted` is the last of them.
     """
 
     committed: int = 0
@@ -48,102 +54,109 @@ class Memory:
     unheld_since: float = 0.0
 
     def dump(self) -> str:
-        """As the cursor keeps it."""
+        """Return the state as a cursor."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def load(cls, cursor: str | None) -> Memory:
-        """The inverse of `dump`; a fresh memory for a cursor that was reset."""
-        found = json.loads(cursor) if cursor else {}
-        return cls(**{each.name: found[each.name] for each in fields(cls) if each.name in found})
+    def load(cls, cursor: str | None) -> SupervisorMemory:
+        """Return the state in a cursor. A cursor that was reset gives an empty state."""
+        values = json.loads(cursor) if cursor else {}
+        return cls(**{entry.name: values[entry.name] for entry in fields(cls) if entry.name in values})
 
 
-class Act(StrEnum):
-    """What the sensor does with a tick."""
+class SupervisorAction(StrEnum):
+    """The action of the sensor in a tick."""
 
     WAIT = "wait"
     START = "start"
-    BURY = "bury"
-    """Mark the last run as failed: nothing holds the lane any more, so its process is gone."""
+    MARK_FAILED = "bury"
+    """Mark the last run as failed: it lost its lease, so its process has ended."""
     GIVE_UP = "give up"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do, and why, in a sentence for people."""
+class SupervisorDecision:
+    """The action, and its reason as a sentence for people."""
 
-    act: Act
-    why: str
-    memory: Memory
+    action: SupervisorAction
+    reason: str
+    memory: SupervisorMemory
 
 
-def decide(state: PipelineState | None, *, complete: bool, last: LastRun | None, memory: Memory, now: float, blocked: str = "") -> Decision:
-    """Start the stream where history is complete and nobody holds the lane; after failures more and more seldom.
+def decide_action(
+    state: PipelineState | None, *, complete: bool, last: LastRun | None, memory: SupervisorMemory, now: float, blocked: str = ""
+) -> SupervisorDecision:
+    """Start the stream if history is complete and no run has the lease. Wait longer after each failure.
 
-    `complete` is the ledger's word that all history is in every sink. A run that a person ended stays ended. `blocked` is why the
-    open epoch is blocked, with the next command; a stream that has failed `BLOCKED_STARTS` times then waits for a person.
+    `complete` means that all history is in every sink, by the ledger. A run that a person ended is not
+    restarted. `blocked` is why the open epoch is blocked, with the next command. A stream that has failed
+    `BLOCKED_STARTS` times then waits for a person.
     """
     committed = state.committed if state else 0
     if committed > memory.committed:
-        memory = Memory(committed=committed)
+        memory = SupervisorMemory(committed=committed)
     if not complete:
-        return Decision(Act.WAIT, "the history is not complete", memory)
+        return SupervisorDecision(SupervisorAction.WAIT, "the history is not complete", memory)
     if state and state.holder:
-        held = replace(memory, unheld_since=0.0)
-        return Decision(Act.WAIT, f"running: {_in_words(state)}", held)
+        updated = replace(memory, unheld_since=0.0)
+        return SupervisorDecision(SupervisorAction.WAIT, f"running: {_describe_state(state)}", updated)
     if last is None:
-        return Decision(Act.START, "the history is complete, and the stream has not run yet", memory)
-    return _after(last, memory, now, blocked)
+        return SupervisorDecision(SupervisorAction.START, "the history is complete, and the stream has not run yet", memory)
+    return _decide_after_run(last, memory, now, blocked)
 
 
-def _after(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision:
-    """What follows on a run that does not hold the lane."""
-    match last.ended:
-        case Ended.RUNNING:
-            return _running(last, memory, now)
-        case Ended.BY_HAND:
-            why = f"run {last.run_id[:8]} was terminated by hand: launch the job by hand when the stream is to go on"
-            return Decision(Act.WAIT, why, replace(memory, unheld_since=0.0))
-        case Ended.WELL:
+def _decide_after_run(last: LastRun, memory: SupervisorMemory, now: float, blocked: str) -> SupervisorDecision:
+    """Decide after a run that does not have the lease."""
+    match last.status:
+        case LastRunStatus.RUNNING:
+            return _decide_while_running(last, memory, now)
+        case LastRunStatus.CANCELED:
+            reason = f"run {last.run_id[:8]} was terminated by hand: launch the job by hand to continue the stream"
+            return SupervisorDecision(SupervisorAction.WAIT, reason, replace(memory, unheld_since=0.0))
+        case LastRunStatus.SUCCEEDED:
             memory = replace(memory, failures=0, counted="", unheld_since=0.0)
-            return Decision(Act.START, f"run {last.run_id[:8]} ended well, the stream goes on", memory)
-        case Ended.BADLY:
-            return _failed(last, memory, now, blocked)
+            return SupervisorDecision(SupervisorAction.START, f"run {last.run_id[:8]} succeeded, the stream goes on", memory)
+        case LastRunStatus.FAILED:
+            return _decide_after_failure(last, memory, now, blocked)
 
 
-def _running(last: LastRun, memory: Memory, now: float) -> Decision:
-    """A run without the lane is starting, or dead."""
+def _decide_while_running(last: LastRun, memory: SupervisorMemory, now: float) -> SupervisorDecision:
+    """Decide about a running run without the lease. It is starting, or dead."""
     memory = replace(memory, unheld_since=memory.unheld_since or now)
     unheld = now - max(memory.unheld_since, last.since)
     if unheld < LOST_AFTER:
-        return Decision(Act.WAIT, f"run {last.run_id[:8]} has not opened the lane yet", memory)
-    why = f"run {last.run_id[:8]} counts as running, but has not held the lane for {unheld:.0f} s: its process is gone"
-    return Decision(Act.BURY, why, replace(memory, unheld_since=0.0))
+        return SupervisorDecision(SupervisorAction.WAIT, f"run {last.run_id[:8]} has not acquired the lease yet", memory)
+    reason = f"run {last.run_id[:8]} counts as running, but has not had the lease for {unheld:.0f} s: its process is gone"
+    return SupervisorDecision(SupervisorAction.MARK_FAILED, reason, replace(memory, unheld_since=0.0))
 
 
-def _failed(last: LastRun, memory: Memory, now: float, blocked: str) -> Decision:
+def _decide_after_failure(last: LastRun, memory: SupervisorMemory, now: float, blocked: str) -> SupervisorDecision:
     if memory.counted != last.run_id:
         memory = replace(memory, failures=memory.failures + 1, counted=last.run_id, unheld_since=0.0)
     if blocked and memory.failures >= BLOCKED_STARTS:
-        why = f"gave up: {memory.failures} runs failed, the last one is {last.run_id[:8]}. {blocked}"
-        return Decision(Act.GIVE_UP, why, memory)
+        reason = f"gave up: {memory.failures} runs failed, the last one is {last.run_id[:8]}. {blocked}"
+        return SupervisorDecision(SupervisorAction.GIVE_UP, reason, memory)
     if memory.failures >= MAX_STARTS:
-        why = (
+        reason = (
             f"gave up: {memory.failures} runs failed without an epoch between them, the last one is {last.run_id[:8]}."
             " See its error, correct the cause, then launch the job by hand or reset this sensor's cursor"
         )
-        return Decision(Act.GIVE_UP, why, memory)
+        return SupervisorDecision(SupervisorAction.GIVE_UP, reason, memory)
     wait = min(FIRST_WAIT * 2 ** (memory.failures - 1), LONGEST_WAIT)
-    left = last.since + wait - now
-    if left > 0:
-        return Decision(
-            Act.WAIT, f"run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS}); next start in {left:.0f} s", memory
+    remaining = last.since + wait - now
+    if remaining > 0:
+        return SupervisorDecision(
+            SupervisorAction.WAIT,
+            f"run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS}); next start in {remaining:.0f} s",
+            memory,
         )
-    return Decision(Act.START, f"again after run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS})", memory)
+    return SupervisorDecision(
+        SupervisorAction.START, f"again after run {last.run_id[:8]} failed (failure {memory.failures} of {MAX_STARTS})", memory
+    )
 
 
-def _in_words(state: PipelineState) -> str:
-    holder = state.holder or {}
-    shown = ", ".join(f"{key} {holder[key]}" for key in ("launched_by", "host", "pid") if holder.get(key))
+def _describe_state(state: PipelineState) -> str:
+    owner = state.holder or {}
+    details = ", ".join(f"{key} {owner[key]}" for key in ("launched_by", "host", "pid") if owner.get(key))
     phase = state.progress.get("phase")
-    return f"epoch {state.committed}" + (f", {phase}" if phase else "") + (f" ({shown})" if shown else "")
+    return f"epoch {state.committed}" + (f", {phase}" if phase else "") + (f" ({details})" if details else "")

@@ -1,4 +1,4 @@
-"""Dagster's pages and daemon as one child of this process, which leaves nothing behind."""
+"""The Dagster webserver and daemon as a child process, which ends with all its descendants."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from headrace.pipeline.errors import ServiceError
 
 log = logging.getLogger(__name__)
 
-RUNS_WITHIN = 35.0
-"""Seconds that runs get to finish their epoch: a lane ends within 30 of a signal."""
-SERVICES_WITHIN = 15.0
+RUN_STOP_SECONDS = 35.0
+"""Seconds that runs have to finish their epoch. A run ends within 30 s of a signal."""
+SERVICE_STOP_SECONDS = 15.0
 
 
 def serve(home: Path, host: str = "127.0.0.1", port: int = 3000) -> None:
-    """Serves Dagster until SIGINT or SIGTERM, or until it ends by itself. `home` is Headrace's own folder (HEADRACE_HOME).
+    """Serve Dagster until SIGINT or SIGTERM, or until it ends. `home` is Headrace's folder (HEADRACE_HOME).
 
-    Runs that are under way get the signal first and finish the epoch in flight; then the services end. Raises ServiceError
-    where the port is taken, and where Dagster does not stay up.
+    Active runs get the signal first and finish their epoch; then the services end. Raise ServiceError if the
+    port is taken, and if Dagster does not stay up.
     """
-    _refuse_taken(host, port)
+    _check_port(host, port)
     command = [
         sys.executable,
         "-m",
@@ -45,42 +45,42 @@ def serve(home: Path, host: str = "127.0.0.1", port: int = 3000) -> None:
         str(port),
     ]
     with _stop_signal() as stop:
-        # A session of its own: what the terminal sends to this process's group must not reach half of the services.
+        # In a new session: signals of the terminal to this process group must not reach half of the services.
         child = subprocess.Popen(command, env=child_environment(home), start_new_session=True)
         log.info("ui url=http://%s:%d pid=%d", host, port, child.pid)
         try:
             while child.poll() is None and not stop.wait(0.2):
                 pass
-            ended = child.poll()
+            exit_code = child.poll()
         finally:
             shut_down(child)
-    if ended:
-        msg = f"Dagster ended with exit code {ended}"
-        raise ServiceError(msg, hint="Its reason stands above.")
+    if exit_code:
+        msg = f"Dagster ended with exit code {exit_code}"
+        raise ServiceError(msg, hint="The reason is printed above.")
 
 
 def shut_down(child: subprocess.Popen[bytes]) -> None:
-    """Ends runs, then services, then whatever is left of the child's descendants."""
-    family = _family(child.pid)
-    runs = [process for process in family if _is_run(process)]
+    """End runs, then services, then all remaining descendants of the child."""
+    processes = _process_tree(child.pid)
+    runs = [process for process in processes if _is_run(process)]
     for process in runs:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
-    psutil.wait_procs(runs, timeout=RUNS_WITHIN)
+    psutil.wait_procs(runs, timeout=RUN_STOP_SECONDS)
     if child.poll() is None:
         child.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=SERVICES_WITHIN)
-    left = [process for process in {*family, *_family(child.pid)} if process.is_running()]
-    _, left = psutil.wait_procs(left, timeout=2.0)
-    for process in left:
+            child.wait(timeout=SERVICE_STOP_SECONDS)
+    remaining = [process for process in {*processes, *_process_tree(child.pid)} if process.is_running()]
+    _, remaining = psutil.wait_procs(remaining, timeout=2.0)
+    for process in remaining:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(left, timeout=5.0)
+    psutil.wait_procs(remaining, timeout=5.0)
     child.poll()
 
 
-def _family(pid: int) -> list[psutil.Process]:
+def _process_tree(pid: int) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         parent = psutil.Process(pid)
         return [*parent.children(recursive=True), parent]
@@ -88,29 +88,32 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _is_run(process: psutil.Process) -> bool:
-    """A run is a process that the code server made by multiprocessing, and that has a JVM or could have one."""
+    """Return whether a process is a run.
+
+    A run is started by the code server through multiprocessing, and can have a JVM.
+    """
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         return any("multiprocessing.spawn" in part or "execute_run" in part for part in process.cmdline())
     return False
 
 
-def _refuse_taken(host: str, port: int) -> None:
+def _check_port(host: str, port: int) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             msg = f"cannot listen on {host}:{port}: {error.strerror}"
-            raise ServiceError(msg, hint="Choose another one with --port.") from None
+            raise ServiceError(msg, hint="Choose another port with --port.") from None
 
 
 @contextmanager
 def _stop_signal() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set, instead of what they did before."""
+    """Yield an event that SIGINT and SIGTERM set. Restore the former handlers afterwards."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,39 +1,39 @@
-"""`python -m headrace.commands.fetch jars` (or `archive`): what the first run would wait for, ahead of it."""
+"""`python -m headrace.commands.fetch jars` (or `archive`): prepare in advance what the first run needs."""
 
 from __future__ import annotations
 
 import sys
 
-from headrace.console import err, show_error, size
+from headrace.console import format_size, show_error, stderr_console
 from headrace.jobs.spark.cds_archive import ensure_archive, has_archive
 from headrace.jobs.spark.jars import cached_jars, ensure_jars
 from headrace.pipeline.errors import HeadraceError
 
 
-def jars() -> None:
-    """Downloads Spark's libraries, if they are not in the user's cache. Raises ServiceError where they cannot be had."""
+def fetch_jars() -> None:
+    """Download Spark's libraries if the user's cache does not have them. Raise ServiceError if that fails."""
     if cached_jars() is not None:
         return
-    console = err()
+    console = stderr_console()
     console.print("==> JVM libraries (120 MB the first time)")
     with console.status("starting") as status:
-        ensure_jars((lambda come, what: status.update(f"{size(come)} {what}")) if console.is_terminal else None)
+        ensure_jars((lambda size, name: status.update(f"{format_size(size)} {name}")) if console.is_terminal else None)
 
 
-def archive() -> None:
-    """Archives the classes that Spark loads, if that was not done yet."""
+def build_archive() -> None:
+    """Build the archive of the classes that Spark loads, if it does not exist yet."""
     if has_archive():
         return
-    console = err()
+    console = stderr_console()
     console.print("==> An archive of Java classes, so that Spark starts faster (half a minute, once)")
     with console.status("training"):
         ensure_archive()
 
 
 def main() -> int:
-    """0, or 1 with the reason on standard error."""
+    """Run the script. Return 0, or 1 after printing the reason to standard error."""
     try:
-        {"jars": jars, "archive": archive}[sys.argv[1]]()
+        {"jars": fetch_jars, "archive": build_archive}[sys.argv[1]]()
     except HeadraceError as error:
         show_error(error)
         return 1

@@ -1,4 +1,4 @@
-"""`headrace status`, `audit` and `explain`: they look and change nothing."""
+"""`headrace status`, `audit` and `explain`: commands that only read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.console import count, out, print_json
+from headrace.console import format_count, print_json, stdout_console
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.config.settings import load_settings
@@ -21,7 +21,7 @@ _FAILURES_SHOWN = 20
 
 
 def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
-    """Where lanes stand, by the ledger: all of them, or the one of a pipeline file."""
+    """Print the state of all pipelines, or of the pipeline in a file, from the ledger."""
     ledger = open_ledger(load_settings())
     try:
         name = load_pipeline(path).name if path else None
@@ -30,16 +30,16 @@ def status(path: Path | None, *, as_json: bool, epochs: int) -> None:
     finally:
         ledger.close()
     if as_json:
-        print_json([_lane_json(lane, last[lane.name]) for lane in lanes])
+        print_json([_pipeline_json(lane, last[lane.name]) for lane in lanes])
         return
-    console = out()
+    console = stdout_console()
     if not lanes:
         console.print(f"{name} has not been started yet." if name else "Nothing has been started yet: the ledger is empty.")
     for lane in lanes:
-        _show_lane(console, lane, last[lane.name])
+        _show_pipeline(console, lane, last[lane.name])
 
 
-def _lane_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
+def _pipeline_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
     return {
         "name": lane.name,
         "pipeline": lane.pipeline,
@@ -67,14 +67,14 @@ def _lane_json(lane: PipelineState, epochs: list[EpochRow]) -> Json:
     }
 
 
-def _show_lane(console: Console, lane: PipelineState, epochs: list[EpochRow]) -> None:
-    holder = f"held by {_holder(lane.holder)}" if lane.holder else "nobody holds it"
-    console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {holder}")
+def _show_pipeline(console: Console, lane: PipelineState, epochs: list[EpochRow]) -> None:
+    owner = f"run by {_format_owner(lane.holder)}" if lane.holder else "not running"
+    console.print(f"{lane.name} ({lane.pipeline}): epoch {lane.committed} committed, {owner}")
     if lane.open_plan:
         console.print(f"  epoch {lane.open_plan.number} is open: the next run finishes it as planned")
-    said = ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, []))
-    if lane.holder and said:  # what a run that has ended said last is out of date
-        console.print(f"  {said}")
+    progress = ", ".join(f"{key} {value}" for key, value in lane.progress.items() if value not in (None, "", {}, []))
+    if lane.holder and progress:  # the last progress of a run that ended is out of date
+        console.print(f"  {progress}")
     for name, sink in lane.sinks.items():
         console.print(f"  sink {name}: {sink.state} since epoch {sink.epoch}")
     if epochs:
@@ -84,7 +84,7 @@ def _show_lane(console: Console, lane: PipelineState, epochs: list[EpochRow]) ->
             console.print(f"  epoch {row.plan.number}, attempt {row.attempts}: {row.error}", style="yellow")
 
 
-def _holder(holder: Json) -> str:
+def _format_owner(holder: Json) -> str:
     return f"{holder.get('launched_by', 'a run')} on {holder.get('host', '?')}, pid {holder.get('pid', '?')}"
 
 
@@ -92,12 +92,12 @@ def _epoch_table(epochs: list[EpochRow]) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for name in ("epoch", "rows"):
         table.add_column(name, justify="right")
-    for name in ("phase", "window", "committed"):
+    for name in ("phase", "partition", "committed"):
         table.add_column(name)
     for row in epochs:
         rows = max((counts.rows for counts in row.counts.values()), default=0)
         at = row.committed_at.isoformat(sep=" ", timespec="seconds") if row.committed_at else "open"
-        table.add_row(str(row.plan.number), count(rows), str(row.plan.phase).replace("_", " "), row.plan.window or "", at)
+        table.add_row(str(row.plan.number), format_count(rows), str(row.plan.phase).replace("_", " "), row.plan.window or "", at)
     return table
 
 
@@ -111,28 +111,31 @@ def audit(
     seconds: float | None = None,
     full: bool = False,
 ) -> None:
-    """Holds the sinks against the ledger, with `content` also against the sources. Ends with exit code 1 if a check fails."""
+    """Compare the sinks with the ledger, with `content` also with the sources.
+
+    Exit with code 1 if a check fails.
+    """
     file = load_pipeline(path)
     settings = load_settings()
     from headrace.jobs.checks.audit import ContentAuditOptions
-    from headrace.jobs.checks.audit import audit as run_audit  # Spark, which takes a second to import
+    from headrace.jobs.checks.audit import audit as run_audit  # imports Spark, which takes a second
 
-    how = ContentAuditOptions(rows, full, seconds=seconds) if content else None
-    results = run_audit(file, settings, all_epochs=all_epochs, content=how)
+    options = ContentAuditOptions(rows, full, seconds=seconds) if content else None
+    results = run_audit(file, settings, all_epochs=all_epochs, content=options)
     if as_json:
         print_json([{"name": r.name, "sink": r.sink, "passed": r.passed, "message": r.message, "numbers": r.numbers} for r in results])
     else:
-        show_checks(out(), results)
+        show_checks(stdout_console(), results)
     if any(result.passed is False for result in results):
         raise typer.Exit(1)
 
 
 def show_checks(console: Console, results: list[CheckResult]) -> None:
-    """One paragraph per check: verdict, sink, what was found, and the numbers where it failed."""
-    words = {True: ("ok  ", "green"), False: ("FAIL", "bold red"), None: ("n/a ", "dim")}
+    """Print one paragraph per check: result, sink, message, and the numbers of a failed check."""
+    labels = {True: ("ok  ", "green"), False: ("FAIL", "bold red"), None: ("n/a ", "dim")}
     for result in results:
-        word, style = words[result.passed]
-        console.print(f"  [{style}]{word}[/] {result.name} of {result.sink}")
+        label, style = labels[result.passed]
+        console.print(f"  [{style}]{label}[/] {result.name} of {result.sink}")
         console.print(f"       {result.message}", markup=False)
         if result.passed is False:
             for key, value in list(result.numbers.items())[:_FAILURES_SHOWN]:
@@ -140,10 +143,10 @@ def show_checks(console: Console, results: list[CheckResult]) -> None:
 
 
 def explain(path: Path, form: Format, *, lineage: bool, splits: bool, spark_plan: bool, offline: bool) -> None:
-    """What a run of the file would do, and which guarantees it would keep; nothing but the document on standard output."""
+    """Print what a run of the file would do, and its guarantees. Standard output has only the document."""
     file = load_pipeline(path)
     settings = load_settings()
-    from headrace.jobs.explain.build import explain as run_explain  # pyarrow and sqlglot, which take a moment to import
+    from headrace.jobs.explain.build import explain as run_explain  # imports pyarrow and sqlglot, which takes a moment
 
     document = render(run_explain(file, settings, offline=offline, splits=splits, spark_plan=spark_plan), form, lineage=lineage)
-    out().print(document, markup=False, emoji=False, soft_wrap=True)
+    stdout_console().print(document, markup=False, emoji=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`headrace plugin`: a new package with a plugin, and what is installed."""
+"""`headrace plugin`: create a package with a plugin, and list installed plugins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from headrace.commands.init import write_new
-from headrace.console import out, print_json
+from headrace.commands.init import write_new_files
+from headrace.console import print_json, stdout_console
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.plugins.api import sql_name
 from headrace.pipeline.plugins.discovery import InstalledPlugin, installed, is_allowed, load
@@ -28,8 +28,8 @@ app = typer.Typer(
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
-class NewKind(StrEnum):
-    """The kinds of plugins, as the command line has them."""
+class NewPluginType(StrEnum):
+    """The plugin types that `headrace plugin new --kind` accepts."""
 
     SINK = "sink"
     SOURCE = "source"
@@ -41,40 +41,41 @@ class NewKind(StrEnum):
 
 @app.callback()
 def _plugin() -> None:
-    """Write plugins, and see which are installed."""
+    """Create plugins and list the installed ones."""
 
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(help="Its id: `word`, or `namespace.word`.", metavar="NAME", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Plugin id: `word` or `namespace.word`.", metavar="NAME", show_default=False)],
     folder: Annotated[
-        Path | None, typer.Argument(help="The package's folder; named after it if not given.", metavar="DIR", show_default=False)
+        Path | None, typer.Argument(help="Folder of the package. Default: named after the plugin.", metavar="DIR", show_default=False)
     ] = None,
     *,
-    kind: Annotated[NewKind, typer.Option(help="What it is.")] = NewKind.SINK,
+    kind: Annotated[NewPluginType, typer.Option(help="Type of the plugin.")] = NewPluginType.SINK,
 ) -> None:
-    """Write a package with a plugin that works, and its tests."""
-    place = folder or Path(name.replace(".", "-").replace("_", "-"))
+    """Create a package with a working plugin and its tests."""
+    target = folder or Path(name.replace(".", "-").replace("_", "-"))
     texts = render(name, kind)
-    write_new(place, texts, "Choose another folder: headrace plugin new NAME DIR.")
-    console = out()
-    console.print(f"{place}: a {kind} plugin, `{name}`", markup=False)
+    write_new_files(target, texts, "Choose another folder: headrace plugin new NAME DIR.")
+    console = stdout_console()
+    console.print(f"{target}: a {kind} plugin, `{name}`", markup=False)
     for path in texts:
         console.print(f"  {path}", markup=False)
-    console.print(f"Next, in {place}:\n  pip install -e .\n  pytest\n  headrace plugin list", markup=False)
+    console.print(f"Next, in {target}:\n  pip install -e .\n  pytest\n  headrace plugin list", markup=False)
 
 
-def render(plugin_id: str, kind: NewKind) -> dict[str, str]:
-    """The files of a new package by their paths. Raises UserError for a name that cannot be."""
+def render(plugin_id: str, kind: NewPluginType) -> dict[str, str]:
+    """Return the files of a new package by path. Raise UserError for an invalid name."""
     if not _NAME.fullmatch(plugin_id):
         msg = f"`{plugin_id}` cannot be the name of a plugin"
         raise UserError(
-            msg, hint="Lower-case letters, digits and `_`, beginning with a letter; one dot behind a namespace, such as acme.orders."
+            msg,
+            hint="Lower-case letters, digits and `_`, beginning with a letter; an optional namespace and a dot before it. Example: acme.orders.",
         )
     module = plugin_id.replace(".", "_")
-    if taken := _taken(plugin_id, module):
-        msg = f"`{plugin_id}` cannot be the name of a plugin: {taken}"
-        raise UserError(msg, hint=f"Put a namespace before it, such as acme.{plugin_id}.")
+    if conflict := _name_conflict(plugin_id, module):
+        msg = f"`{plugin_id}` cannot be the name of a plugin: {conflict}"
+        raise UserError(msg, hint=f"Add a namespace. Example: acme.{plugin_id}.")
     values: dict[str, str] = {
         "id": plugin_id,
         "package": module.replace("_", "-"),
@@ -88,47 +89,54 @@ def render(plugin_id: str, kind: NewKind) -> dict[str, str]:
             if file.is_file():
                 texts[file.name] = file.read_text(encoding="utf-8")
     values["use"] = Template(texts.pop("use.md")).substitute(values).rstrip()
-    places = {"gitignore": ".gitignore", "plugin.py": f"src/{module}/__init__.py", "test_plugin.txt": f"tests/test_{module}.py"}
-    made = {places.get(name, name): Template(text).substitute(values) for name, text in texts.items()}
-    return dict(sorted(made.items()))
+    paths = {"gitignore": ".gitignore", "plugin.py": f"src/{module}/__init__.py", "test_plugin.txt": f"tests/test_{module}.py"}
+    rendered = {paths.get(name, name): Template(text).substitute(values) for name, text in texts.items()}
+    return dict(sorted(rendered.items()))
 
 
-def _taken(plugin_id: str, module: str) -> str:
-    """Why pipeline files or Python would take the name for another thing; nothing if they would not."""
+def _name_conflict(plugin_id: str, module: str) -> str:
+    """Return why the name is taken in pipeline files or Python, empty if it is free."""
     if plugin_id in {kind for part in PARTS for kind in types_of(part)}:
         return "it is a built-in type"
     if keyword.iskeyword(module):
-        return "it is a word of Python's own"
-    return "it is a module that is there already" if module in {"headrace", *sys.stdlib_module_names} else ""
+        return "it is a Python keyword"
+    return "it is a Python module" if module in {"headrace", *sys.stdlib_module_names} else ""
 
 
 @app.command(name="list")
 def list_(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the plugins of this environment, and whether they load. Exit code 1 if one does not."""
-    found = [_about(plugin) for plugin in installed()]
+    """List the plugins of this environment. Exit code 1 if one of them does not load."""
+    plugins = [_plugin_json(plugin) for plugin in installed()]
     if as_json:
-        print_json(found)
+        print_json(plugins)
     else:
-        _show(found)
-    if any(plugin["error"] for plugin in found):
+        _show_plugins(plugins)
+    if any(plugin["error"] for plugin in plugins):
         raise typer.Exit(1)
 
 
-def _about(found: InstalledPlugin) -> Json:
-    told = {"id": found.id, "kind": None, "package": found.package, "version": found.version, "entry": found.entry, "error": None}
-    if not is_allowed(found.id):
-        return told | {"kind": "not allowed"}
+def _plugin_json(plugin: InstalledPlugin) -> Json:
+    description = {
+        "id": plugin.id,
+        "kind": None,
+        "package": plugin.package,
+        "version": plugin.version,
+        "entry": plugin.entry,
+        "error": None,
+    }
+    if not is_allowed(plugin.id):
+        return description | {"kind": "not allowed"}
     try:
-        return told | {"kind": str(load(found).kind)}
+        return description | {"kind": str(load(plugin).kind)}
     except PluginError as error:
-        return told | {"error": error.message}
+        return description | {"error": error.message}
 
 
-def _show(found: list[Json]) -> None:
-    console = out()
+def _show_plugins(found: list[Json]) -> None:
+    console = stdout_console()
     if not found:
         console.print("No plugins are installed. `headrace plugin new NAME` writes one.", markup=False)
         return

@@ -1,4 +1,4 @@
-"""`headrace replay`, `accept-target`, `rewind` and `reset`: what a user decides when a pipeline cannot go on by itself."""
+"""`headrace replay`, `accept-target`, `recover`, `rewind` and `reset`: repairs that need a user's decision."""
 
 from __future__ import annotations
 
@@ -10,74 +10,76 @@ import typer
 
 from headrace import logging_setup
 from headrace.commands.progress import progress_screen
-from headrace.console import count, err, out
+from headrace.console import format_count, stderr_console, stdout_console
 from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.shutdown import Stopper
+from headrace.shutdown import GracefulShutdown
 
 
 def replay(path: Path, sink: str, from_epoch: int | None, *, recompute: bool = False) -> None:
-    """Writes the epochs from `from_epoch` on to one sink again, as they were planned. The other sinks are not touched."""
+    """Write the epochs from `from_epoch` on to one sink again, as planned. Other sinks do not change."""
     file, settings = _load(path)
-    from headrace.jobs.run.repair import replay as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import replay as work  # imports Spark, which takes a second
 
-    with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
-        result = stopper.call(
+    with progress_screen(stderr_console(), file.name) as listener, GracefulShutdown(listener.on_stop_signal) as stopper:
+        result = stopper.run(
             lambda: work(file, settings, sink=sink, from_epoch=from_epoch, recompute=recompute, listener=listener, stop=stopper.event),
         )
     if not result.epochs:
-        out().print(f"{file.name}: nothing to write again, {sink} holds epoch {result.last_epoch} already")
+        stdout_console().print(f"{file.name}: nothing to replay, {sink} already contains epoch {result.last_epoch}")
         return
     counts = result.counts[sink]
-    out().print(f"{file.name}: epochs {result.first_epoch} to {result.last_epoch} written to {sink} again, {count(counts.rows)} rows")
+    stdout_console().print(
+        f"{file.name}: epochs {result.first_epoch} to {result.last_epoch} written to {sink} again, {format_count(counts.rows)} rows"
+    )
 
 
 def accept_target(path: Path, sink: str) -> None:
     """Accept the current rows of a sink's target as the ledger's state. Write no rows."""
     file, settings = _load(path)
-    from headrace.jobs.run.repair import accept_target as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import accept_target as work  # imports Spark, which takes a second
 
-    with Stopper() as stopper:
-        stopper.call(lambda: work(file, settings, sink=sink))
-    out().print(f"{file.name}: the target of {sink} is accepted; the next epoch continues from here")
+    with GracefulShutdown() as stopper:
+        stopper.run(lambda: work(file, settings, sink=sink))
+    stdout_console().print(f"{file.name}: the target of {sink} is accepted; the next epoch continues from here")
 
 
 def take_over(path: Path, sink: str, *, ask: bool) -> None:
-    """Ends the claims of other pipelines to a sink's target, and accept the target. Ask for confirmation if `ask`."""
+    """End the claims of other pipelines on a sink's target, and accept it. Ask for confirmation if `ask`."""
     file, settings = _load(path)
     if ask:
-        err().print(
+        stderr_console().print(
             f"Other pipelines that write the target of sink {sink} are refused there from now on. Their rows stay in the target.",
             soft_wrap=True,
         )
         typer.confirm("Take it over?", abort=True, err=True)
-    from headrace.jobs.run.repair import accept_target as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import accept_target as work  # imports Spark, which takes a second
 
-    with Stopper() as stopper:
-        stopper.call(lambda: work(file, settings, sink=sink, take_over=True))
-    out().print(f"{file.name}: {sink} is the only claim to its target; the next epoch continues from here")
+    with GracefulShutdown() as stopper:
+        stopper.run(lambda: work(file, settings, sink=sink, take_over=True))
+    stdout_console().print(f"{file.name}: {sink} is the only claim to its target; the next epoch continues from here")
 
 
 def recover(path: Path) -> None:
-    """Rebuild a lost ledger from the records that the sinks hold."""
+    """Rebuild a lost ledger from the sinks' commit records."""
     file, settings = _load(path)
-    from headrace.jobs.run.repair import rebuild as work  # Spark, which takes a second to import
+    from headrace.jobs.run.repair import rebuild as work  # imports Spark, which takes a second
 
-    with Stopper() as stopper:
-        uuid = stopper.call(lambda: work(file, settings))
-    out().print(f"{file.name}: ledger rebuilt from the commit records of the sinks, pipeline {uuid}")
+    with GracefulShutdown() as stopper:
+        uuid = stopper.run(lambda: work(file, settings))
+    stdout_console().print(f"{file.name}: ledger rebuilt from the commit records of the sinks, pipeline {uuid}")
 
 
 def rewind(path: Path, to: str, *, dry_run: bool, yes: bool) -> None:
-    """Set the lane back to where an earlier epoch ended."""
+    """Set the pipeline back to the end of an earlier epoch."""
     from headrace.jobs.run import interventions
 
     file, settings = _load(path)
     _decide(interventions.rewind(file, settings, to=to, dry_run=True).changes, dry_run=dry_run, yes=yes)
     if not dry_run:
         interventions.rewind(file, settings, to=to)
-        out().print(f"{file.name}: rewound; continue with `headrace run {path}`", soft_wrap=True)
+        stdout_console().print(f"{file.name}: rewound; continue with `headrace run {path}`", soft_wrap=True)
 
 
 def skip_open(path: Path, *, dry_run: bool) -> None:
@@ -85,14 +87,14 @@ def skip_open(path: Path, *, dry_run: bool) -> None:
     from headrace.jobs.run import interventions
 
     file, settings = _load(path)
-    with Stopper() as stopper:
-        done = stopper.call(lambda: interventions.skip_open(file, settings, dry_run=dry_run))
-    for line in done.changes:
-        out().print(line, soft_wrap=True, markup=False)
+    with GracefulShutdown() as stopper:
+        result = stopper.run(lambda: interventions.skip_open(file, settings, dry_run=dry_run))
+    for line in result.changes:
+        stdout_console().print(line, soft_wrap=True, markup=False)
 
 
 def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> None:
-    """Start a pipeline over; asks what becomes of the targets where no option says it."""
+    """Start a pipeline over. Ask about existing target rows if no option decides it."""
     from headrace.jobs.run import interventions
 
     file, settings = _load(path)
@@ -103,24 +105,24 @@ def reset(path: Path, *, keep: bool, empty: bool, dry_run: bool, yes: bool) -> N
         empty = typer.confirm("Delete all target rows first? (No keeps them.)", default=True)
     _decide(interventions.reset(file, settings, empty=empty, dry_run=True).changes, dry_run=dry_run, yes=yes)
     if not dry_run:
-        with Stopper() as stopper:
-            stopper.call(lambda: interventions.reset(file, settings, empty=empty))
-        out().print(f"{file.name}: reset; `headrace run {path}` starts with a new snapshot", soft_wrap=True)
+        with GracefulShutdown() as stopper:
+            stopper.run(lambda: interventions.reset(file, settings, empty=empty))
+        stdout_console().print(f"{file.name}: reset; `headrace run {path}` starts with a new snapshot", soft_wrap=True)
 
 
 def _load(path: Path) -> tuple[PipelineFile, Settings]:
     """Load the file and the settings, and log in the format that they set."""
     file, settings = load_pipeline(path), load_settings()
-    logging_setup.use_format(settings.log_format)
+    logging_setup.set_log_format(settings.log_format)
     return file, settings
 
 
 def _decide(changes: Sequence[str], *, dry_run: bool, yes: bool) -> None:
-    """Print what would change, and ask whether to do it."""
+    """Print the changes, and ask for confirmation."""
     for line in changes:
-        out().print(line, soft_wrap=True, markup=False)
+        stdout_console().print(line, soft_wrap=True, markup=False)
     if dry_run:
-        out().print("Nothing was changed (--dry-run).")
+        stdout_console().print("Nothing was changed (--dry-run).")
     elif not yes:
         if not sys.stdin.isatty():
             msg = "this command needs confirmation, and no terminal is attached"

@@ -1,4 +1,4 @@
-"""`headrace run`: one run in the foreground, with progress, that a signal ends cleanly."""
+"""`headrace run`: one run in the foreground, with progress. A signal stops it cleanly."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 from headrace import logging_setup
 from headrace.commands.progress import progress_screen
-from headrace.console import count, err, out, rate, show_warning, span
+from headrace.console import format_count, format_duration, format_rate, show_warning, stderr_console, stdout_console
 from headrace.jobs.run.events import RunResult, Until
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.protocol.partitions import window_keys
-from headrace.shutdown import Stopper
+from headrace.shutdown import GracefulShutdown
 
 log = logging.getLogger(__name__)
 
@@ -24,22 +24,23 @@ _STOP_REASONS = {"completed": "", "signal": "stopped by a signal, ", "max_run_ti
 
 
 def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> None:
-    """Runs a pipeline until `until` holds or a signal comes.
+    """Run a pipeline until `until` is reached or a signal arrives.
 
-    A run that fails because it was stopped (its JVM may have been sent the same signal) has given up an epoch, which is safe, and
-    is no error. Raises HeadraceError for what the run raises, and typer.BadParameter for options that do not go together.
+    A run that fails because it was stopped (its JVM can receive the same signal) has abandoned an epoch. That
+    is safe and not an error. Raise HeadraceError from the run, and typer.BadParameter for options that
+    exclude each other.
     """
     file = load_pipeline(path)
-    chosen = _until(file, until, job_mode=job_mode, partitions=partitions)
+    chosen = _choose_until(file, until, job_mode=job_mode, partitions=partitions)
     settings = load_settings()
     for warning in file.warnings:
         show_warning(warning)
-    logging_setup.use_format(settings.log_format)
-    from headrace.jobs.run.runner import run  # Spark, which takes a second to import
+    logging_setup.set_log_format(settings.log_format)
+    from headrace.jobs.run.runner import run  # imports Spark, which takes a second
 
-    with progress_screen(err(), file.name) as listener, Stopper(listener.asked_to_stop) as stopper:
+    with progress_screen(stderr_console(), file.name) as listener, GracefulShutdown(listener.on_stop_signal) as stopper:
         try:
-            result = stopper.call(
+            result = stopper.run(
                 lambda: run(
                     file, settings, until=chosen, partitions=partitions or None, listener=listener, stop=stopper.event, launched_by="cli"
                 )
@@ -48,12 +49,12 @@ def run_file(path: Path, until: Until | None, *, job_mode: bool, partitions: Seq
             if not stopper.event.is_set():
                 raise
             log.warning("stop=asked epoch=given-up error=%s", type(error).__name__)
-            listener.gave_up()
+            listener.on_epoch_abandoned()
             return
     show_result(result)
 
 
-def _until(file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> Until:
+def _choose_until(file: PipelineFile, until: Until | None, *, job_mode: bool, partitions: Sequence[str]) -> Until:
     if job_mode and until not in (None, Until.HISTORY):
         msg = f"--job-mode stops after history; --until {until} does not"
         raise typer.BadParameter(msg)
@@ -79,28 +80,30 @@ def _check_partitions(file: PipelineFile, partitions: Sequence[str]) -> None:
 
 
 def show_result(result: RunResult) -> None:
-    """What the run did, in a few lines on standard output."""
-    console = out()
+    """Print what the run did in a few lines."""
+    console = stdout_console()
+    reason, state = _STOP_REASONS[result.stop_reason], _describe_state(result)
     if not result.epochs:
-        console.print(f"{result.name}: {_STOP_REASONS[result.stop_reason]}nothing to do. {_stand(result)}")
+        console.print(f"{result.name}: {reason}nothing to do. {state}")
         return
     rows = sum(figures.rows for figures in result.phases.values())
     seconds = sum(figures.seconds for figures in result.phases.values())
     epochs = f"epochs {result.first_epoch} to {result.last_epoch}" if result.epochs > 1 else f"epoch {result.last_epoch}"
-    console.print(f"{result.name}: {_STOP_REASONS[result.stop_reason]}{epochs}, {count(rows)} rows in {span(seconds)}. {_stand(result)}")
+    console.print(f"{result.name}: {reason}{epochs}, {format_count(rows)} rows in {format_duration(seconds)}. {state}")
     for phase, figures in result.phases.items():
         name = str(phase).replace("_", " ")
-        console.print(f"  {name:<12} {count(figures.rows):>12} rows  {rate(figures.rows, figures.seconds):>15}  {figures.epochs:>5} epochs")
+        rate = format_rate(figures.rows, figures.seconds)
+        console.print(f"  {name:<12} {format_count(figures.rows):>12} rows  {rate:>15}  {figures.epochs:>5} epochs")
     for sink, counts in result.counts.items():
         changes = ", ".join(
-            f"{count(number)} {what}"
+            f"{format_count(number)} {what}"
             for what, number in (("inserted", counts.inserted), ("updated", counts.updated), ("deleted", counts.deleted))
             if number is not None
         )
-        console.print(f"  {sink}: {count(counts.rows)} rows written{f' ({changes})' if changes else ''}")
+        console.print(f"  {sink}: {format_count(counts.rows)} rows written{f' ({changes})' if changes else ''}")
 
 
-def _stand(result: RunResult) -> str:
+def _describe_state(result: RunResult) -> str:
     if not result.history_complete:
         return "History is not complete."
     return "History complete, stream caught up." if result.caught_up else "History complete."

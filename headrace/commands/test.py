@@ -1,4 +1,4 @@
-"""`headrace test`: find the tests of pipelines, and run them with pytest and its plugin `headrace.pytest_plugin`."""
+"""`headrace test`: find the tests of pipelines, and run them with the plugin `headrace.pytest_plugin`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from headrace.console import out
+from headrace.console import stdout_console
 from headrace.pipeline.testcases.loader import case_files
 
 NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
@@ -24,8 +24,8 @@ _OPTIONS = (
 def run_tests(paths: Sequence[Path], expression: str | None, *, update: bool, report: Path | None, verbose: bool, fail_fast: bool) -> None:
     """Run the tests at `paths` that `expression` selects.
 
-    Exit with pytest's code: 1 if a test failed or a file is wrong, 4 for a wrong expression, 5 if there are no tests.
-    Raise typer.BadParameter for a path that does not exist.
+    Exit with pytest's code: 1 if a test failed or a file is wrong, 4 for a wrong expression, 5 if there are
+    no tests. Raise typer.BadParameter for a path that does not exist.
     """
     files: dict[Path, None] = {}
     for path in paths:
@@ -34,7 +34,7 @@ def run_tests(paths: Sequence[Path], expression: str | None, *, update: bool, re
             raise typer.BadParameter(msg)
         files |= dict.fromkeys(case_files(path))
     if not files:
-        out().print("no tests found", markup=False)
+        stdout_console().print("no tests found", markup=False)
         raise typer.Exit(NO_TESTS)
     arguments = [*map(str, files), f"--rootdir={Path.cwd()}", *_OPTIONS]
     for option, value in (("-k", expression), ("--junitxml", report)):

@@ -1,4 +1,4 @@
-"""`headrace validate`, and the dry run of `headrace run`: everything that can be said of a file before it runs."""
+"""`headrace validate`, and the dry run of `headrace run`: all checks of a file before it runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headrace import logging_setup
-from headrace.console import err, out, print_json, show_error, show_warning
+from headrace.console import print_json, show_error, show_warning, stderr_console, stdout_console
 from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileError, UserError, error_code
 from headrace.pipeline.file.json_schema import file_schema
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Report:
-    """What is said of one file."""
+class _FileReport:
+    """The result of checking one file."""
 
     path: Path
     file: PipelineFile | None = None
@@ -37,101 +37,102 @@ class _Report:
     unchecked: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> Json:
-        """The reference's answer, and beside it the same in parts, and what was left unchecked."""
+        """Return Streamling's format, and in addition the problems as objects and the unchecked nodes."""
         return {
             "success": all(isinstance(error, UserError) for error in self.errors),
             "is_valid": not self.errors,
             "errors": [str(error) for error in self.errors],
             "warnings": [str(warning) for warning in self.warnings],
-            "problems": [_parts(problem, "error") for problem in self.errors] + [_parts(problem, "warning") for problem in self.warnings],
+            "problems": [_problem_json(problem, "error") for problem in self.errors]
+            + [_problem_json(problem, "warning") for problem in self.warnings],
             "unchecked": [{"node": node, "reason": reason} for node, reason in self.unchecked.items()],
         }
 
 
 def validate(paths: Sequence[Path], *, as_json: bool, quick: bool, fix: bool = False) -> None:
-    """Checks files, and ends with exit code 1 if one of them is wrong.
+    """Check files. Exit with code 1 if one of them is invalid.
 
-    `quick`: only what the files themselves show, without a connection and without Spark. `fix`: sound files are rewritten
-    in today's spelling before.
+    `quick` checks only the files, without a connection and without Spark. `fix` first rewrites valid files
+    with current spellings.
     """
     if fix:
         for path in paths:
-            _fix(path)
-    reports = [_read(path) for path in paths]
+            _fix_file(path)
+    reports = [_read_file(path) for path in paths]
     if not quick:
-        _look(reports)
+        _run_preflight(reports)
     if as_json:
-        print_json(reports[0].as_json() if len(reports) == 1 else [{"file": str(one.path), **one.as_json()} for one in reports])
+        print_json(reports[0].as_json() if len(reports) == 1 else [{"file": str(report.path), **report.as_json()} for report in reports])
     else:
         for report in reports:
-            _show(report, quick=quick)
+            _show_report(report, quick=quick)
     if any(report.errors for report in reports):
         raise typer.Exit(1)
 
 
-def _fix(path: Path) -> None:
+def _fix_file(path: Path) -> None:
     from headrace.pipeline.file.autofix import fix_file_text
 
     try:
         text = path.read_text(encoding="utf-8")
-        after, said = fix_file_text(text, str(path))
+        fixed, changes = fix_file_text(text, str(path))
     except (OSError, UnicodeDecodeError, PipelineFileError):
-        return  # told by the check that follows
-    if said:
-        beside = path.with_name(f".{path.name}.fixed")
-        beside.write_text(after, encoding="utf-8")
-        shutil.copymode(path, beside)
-        beside.replace(path)
-    for line in said:
-        err().print(f"fixed: {path}: {line}", markup=False, soft_wrap=True)
+        return  # the check that follows reports it
+    if changes:
+        new_path = path.with_name(f".{path.name}.fixed")
+        new_path.write_text(fixed, encoding="utf-8")
+        shutil.copymode(path, new_path)
+        new_path.replace(path)
+    for change in changes:
+        stderr_console().print(f"fixed: {path}: {change}", markup=False, soft_wrap=True)
 
 
 def print_schema() -> None:
-    """The JSON Schema of a pipeline file, on standard output."""
+    """Print the JSON Schema of pipeline files to standard output."""
     print_json(file_schema())
 
 
-def _read(path: Path) -> _Report:
+def _read_file(path: Path) -> _FileReport:
     try:
         file = load_pipeline(path)
     except PipelineFileError as error:
-        return _Report(path, errors=list(error.problems))
-    return _Report(path, file, warnings=list(file.warnings))
+        return _FileReport(path, errors=list(error.problems))
+    return _FileReport(path, file, warnings=list(file.warnings))
 
 
-def _look(reports: Iterable[_Report]) -> None:
-    """Adds what systems and Spark say of the files that are sound by themselves."""
-    sound = [(report, report.file) for report in reports if report.file is not None]
-    if not sound:
+def _run_preflight(reports: Iterable[_FileReport]) -> None:
+    """Add the results of systems and Spark for the files without mistakes."""
+    valid = [(report, report.file) for report in reports if report.file is not None]
+    if not valid:
         return
     from headrace.jobs.checks import preflight
     from headrace.pipeline.config.settings import load_settings
 
     settings = load_settings()
 
-    kinds = preflight.all_node_types(file for _, file in sound)
-    with _one_session(settings, kinds) as session:
-        for report, file in sound:
+    node_types = preflight.all_node_types(file for _, file in valid)
+    with _shared_session(settings, node_types) as session:
+        for report, file in valid:
             try:
-                found = preflight.check_pipeline(file, settings, session)
+                result = preflight.check_pipeline(file, settings, session)
             except HeadraceError as error:
                 report.errors.append(error)
                 continue
-            except Exception as error:  # noqa: BLE001  a fault of Headrace over one file must not keep the answers about the others
-                report.errors.append(_fault(error, settings))
+            except Exception as error:  # noqa: BLE001  an internal error in one file must not hide the results of the others
+                report.errors.append(_internal_error(error, settings))
                 continue
-            report.errors += found.errors
-            report.warnings, report.unchecked = found.warnings, found.unchecked
-            _look_at_schedule(report, file)
+            report.errors += result.errors
+            report.warnings, report.unchecked = result.warnings, result.unchecked
+            _check_schedule(report, file)
 
 
-def _fault(error: Exception, settings: Settings) -> InternalError:
-    path = logging_setup.report(error, settings.home)
-    said = f"{type(error).__name__}: {error}".splitlines()[0]
-    return InternalError(said, hint=f"Internal error. Details were written to {path}. Please report it.")
+def _internal_error(error: Exception, settings: Settings) -> InternalError:
+    path = logging_setup.write_error_report(error, settings.home)
+    message = f"{type(error).__name__}: {error}".splitlines()[0]
+    return InternalError(message, hint=f"Internal error. Details were written to {path}. Please report it.")
 
 
-def _look_at_schedule(report: _Report, file: PipelineFile) -> None:
+def _check_schedule(report: _FileReport, file: PipelineFile) -> None:
     if file.model.schedule is None:
         return
     try:
@@ -146,14 +147,14 @@ def _look_at_schedule(report: _Report, file: PipelineFile) -> None:
 
 
 @contextmanager
-def _one_session(settings: Settings, kinds: frozenset[str]) -> Iterator[Any]:
-    """A function that starts Spark when it is first called: files without SQL need none."""
+def _shared_session(settings: Settings, node_types: frozenset[str]) -> Iterator[Any]:
+    """Yield a function that starts Spark on its first call. Files without SQL need no Spark."""
 
     @cache
     def session() -> SparkSession:
         from headrace.jobs.spark.session import start_session
 
-        return start_session(settings, kinds)
+        return start_session(settings, node_types)
 
     try:
         yield session
@@ -164,37 +165,39 @@ def _one_session(settings: Settings, kinds: frozenset[str]) -> Iterator[Any]:
             stop_session(session())
 
 
-def _show(report: _Report, *, quick: bool) -> None:
+def _show_report(report: _FileReport, *, quick: bool) -> None:
     if report.errors:
         show_error(*report.errors)
     for warning in report.warnings:
         show_warning(warning)
     for node, reason in report.unchecked.items():
-        err().print(f"unchecked: node '{node}': {reason}", markup=False, soft_wrap=True)
+        stderr_console().print(f"unchecked: node '{node}': {reason}", markup=False, soft_wrap=True)
     if report.errors or report.file is None:
         return
-    model, console = report.file.model, out()
-    console.print(f"{report.path}: good{' by itself' if quick else ''}", markup=False, soft_wrap=True)
-    console.print(f"  pipeline {model.name}: {_named('source', model.sources)}; {_named('transform', model.transforms)}", soft_wrap=True)
+    model, console = report.file.model, stdout_console()
+    console.print(f"{report.path}: valid{' (file only)' if quick else ''}", markup=False, soft_wrap=True)
+    console.print(
+        f"  pipeline {model.name}: {_count_nodes('source', model.sources)}; {_count_nodes('transform', model.transforms)}", soft_wrap=True
+    )
     for name, sink in model.sinks.items():
         key = ", ".join(key_of(model, name))
         console.print(f"  sink {name} ({sink.type}): {f'upsert by {key}' if key else 'append'}", soft_wrap=True)
 
 
-def _parts(problem: HeadraceError, severity: str) -> Json:
-    place = problem.place
+def _problem_json(problem: HeadraceError, severity: str) -> Json:
+    location = problem.place
     return {
         "severity": severity,
         "code": error_code(problem),
         "message": problem.message,
         "hint": problem.hint,
         "node": problem.node,
-        "file": place.file if place else None,
-        "line": place.line if place else None,
-        "column": place.column if place else None,
+        "file": location.file if location else None,
+        "line": location.line if location else None,
+        "column": location.column if location else None,
     }
 
 
-def _named(what: str, nodes: dict[str, Any]) -> str:
+def _count_nodes(noun: str, nodes: dict[str, Any]) -> str:
     names = f" ({', '.join(nodes)})" if nodes else ""
-    return f"{len(nodes)} {what}{'' if len(nodes) == 1 else 's'}{names}"
+    return f"{len(nodes)} {noun}{'' if len(nodes) == 1 else 's'}{names}"

@@ -1,1 +1,4 @@
-"""The demo: real flights from history to live, killed in the middle, compared row by row at the end."""
+"""The demo: real flights from history to live, with a kill in the middle.
+
+At the end all rows are compared.
+"""

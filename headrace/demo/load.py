@@ -1,10 +1,10 @@
-"""Fills the demo's source systems: the history table in ClickHouse and what is on the topic when the story begins."""
+"""Fills the demo's source systems: the history table in ClickHouse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.demo.flights import history
+from headrace.demo.flights import history_table
 from headrace.services import Services
 
 _COLUMNS = """
@@ -22,10 +22,10 @@ _COLUMNS = """
     _kafka_offset Nullable(Int64)"""
 
 
-def load_history(services: Services, said: Callable[[str], None]) -> int:
-    """January to November into `flights.history`; nothing if the table is there. Returns its rows.
+def load_history(services: Services, report: Callable[[str], None]) -> int:
+    """Load January to November into `flights.history`, unless the table exists. Return its number of rows.
 
-    The table is filled under another name and renamed when it is complete, so a half of it is never taken for the whole.
+    The table is filled under another name and renamed when it is complete, so a partial table is never used.
     """
     import clickhouse_connect
 
@@ -33,8 +33,8 @@ def load_history(services: Services, said: Callable[[str], None]) -> int:
     try:
         client.command("CREATE DATABASE IF NOT EXISTS flights")
         if not client.command("EXISTS TABLE flights.history"):
-            rows = history()
-            said(f"loading {rows.num_rows:,} flights of January to November into ClickHouse")
+            rows = history_table()
+            report(f"loading {rows.num_rows:,} flights of January to November into ClickHouse")
             client.command("DROP TABLE IF EXISTS flights.history_loading SYNC")
             client.command(f"CREATE TABLE flights.history_loading ({_COLUMNS}) ENGINE = MergeTree ORDER BY (time_hour, carrier, flight)")
             client.insert_arrow("history_loading", rows, database="flights")

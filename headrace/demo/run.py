@@ -1,4 +1,4 @@
-"""`headrace demo`: the acts in order, and the verdict."""
+"""`headrace demo`: all steps in order, and the result."""
 
 from __future__ import annotations
 
@@ -9,74 +9,79 @@ from rich.console import Console
 
 from headrace import services
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.console import out
+from headrace.console import stdout_console
 from headrace.demo import report
-from headrace.demo.act import run_to_the_end
+from headrace.demo.environment import DemoEnvironment, prepare_environment, set_delta_path
 from headrace.demo.flights import messages
-from headrace.demo.setting import Setting, set_up, use_delta_beside
+from headrace.demo.scenario import run_until_complete
 from headrace.demo.tamper import tamper_and_repair
 from headrace.jobs.checks.audit import audit
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
-from headrace.shutdown import Stopper
+from headrace.shutdown import GracefulShutdown
 
-_OWN = {"flights"}
+_DEMO_PIPELINES = {"flights"}
 
 
 def demo(*, tamper: bool, clean: bool) -> int:
-    """Runs it; the exit code is 0 only if every check passed (with `tamper`: failed, and passed after the repair)."""
-    console = out()
+    """Run the demo.
+
+    Return 0 only if every check passed (with `tamper`: failed, then passed after the repair).
+    """
+    console = stdout_console()
     if clean:
-        _clean(console)
+        _remove_demo(console)
         return 0
-    report.title(console)
-    with Stopper(lambda _: console.print("Stopping. `make demo` goes on from here.")) as stopper:
-        return stopper.call(lambda: _acts(console, stopper.event, tamper=tamper))
+    report.print_title(console)
+    with GracefulShutdown(lambda _: console.print("Stopping. `make demo` continues from here.")) as stopper:
+        return stopper.run(lambda: _run_demo(console, stopper.event, tamper=tamper))
 
 
-def _acts(console: Console, stop: threading.Event, *, tamper: bool) -> int:
-    setting = set_up(console)
+def _run_demo(console: Console, stop: threading.Event, *, tamper: bool) -> int:
+    environment = prepare_environment(console)
     try:
-        if _nothing_to_do(setting):
+        if _is_complete(environment):
             console.print("Nothing to do: history is complete, and the stream is at the topic's end.")
-        elif not run_to_the_end(setting, stop):
+        elif not run_until_complete(environment, stop):
             return 1
-        good = _verdict(setting)
+        good = _check_targets(environment)
         if good and tamper:
-            good = tamper_and_repair(setting)
+            good = tamper_and_repair(environment)
         return 0 if good else 1
     finally:
-        setting.lane.close()
+        environment.progress.close()
 
 
-def _nothing_to_do(setting: Setting) -> bool:
-    """By the ledger and the broker, without starting anything."""
-    return setting.lane.has_history() and setting.lane.consumed() == setting.feed.sent() == len(messages())
+def _is_complete(environment: DemoEnvironment) -> bool:
+    """Return whether everything is replicated, from ledger and broker, without starting anything."""
+    return environment.progress.is_history_complete() and environment.progress.count_consumed() == environment.producer.count_sent() == len(
+        messages()
+    )
 
 
-def _verdict(setting: Setting) -> bool:
-    """Asks the real systems, compares every row, prints the end."""
-    with setting.console.status("asking the sinks, comparing every row"):
-        checks = audit(setting.file, setting.settings)
-        compared = report.compared(setting)
-    report.show(setting, checks, compared)
-    return all(check.passed for check in checks) and all(comparison.equal for comparison in compared.values())
+def _check_targets(environment: DemoEnvironment) -> bool:
+    """Check the real systems, compare every row, and print the report."""
+    with environment.console.status("checking the sinks, comparing every row"):
+        checks = audit(environment.file, environment.settings)
+        comparisons = report.compare_targets(environment)
+    report.print_report(environment, checks, comparisons)
+    return all(check.passed for check in checks) and all(comparison.is_equal for comparison in comparisons.values())
 
 
-def _clean(console: Console) -> None:
-    """Stops the servers and removes the home. Raises UserError where the home holds other pipelines' ledger."""
+def _remove_demo(console: Console) -> None:
+    """Stop the servers and remove the home. Raise UserError if the ledger has other pipelines."""
     settings = load_settings()
     home = settings.home
-    use_delta_beside(home)
+    set_delta_path(home)
     if not home.is_dir():
         console.print(f"There is no {home}: nothing to remove.")
         return
     if settings.state_backend.sqlite.path.is_file():
         ledger = open_ledger(settings)
-        foreign = sorted({lane.name for lane in ledger.lanes()} - _OWN)
+        others = sorted({lane.name for lane in ledger.lanes()} - _DEMO_PIPELINES)
         ledger.close()
-        if foreign:
-            msg = f"{home} also holds the ledger of {', '.join(foreign)}, which `demo --clean` would lose"
+        if others:
+            msg = f"{home} also contains the ledger of {', '.join(others)}, which `demo --clean` would lose"
             raise UserError(msg, hint="Remove what you no longer need by hand; `headrace services down` stops the servers.")
     services.down(home)
     shutil.rmtree(home)

@@ -1,4 +1,4 @@
-"""Real Postgres, Kafka and ClickHouse on this machine, from packages, without containers.
+"""Real Postgres, Kafka and ClickHouse on this machine, from Python packages, without containers.
 
 from headrace import services
 
@@ -8,6 +8,6 @@ local.postgres.kill(); local.postgres.start()  # a crash and its recovery
 services.down()
 """
 
-from headrace.services.manager import NAMES, Services, Status, down, status, up
+from headrace.services.manager import NAMES, Services, ServiceStatus, down, status, up
 
-__all__ = ["NAMES", "Services", "Status", "down", "status", "up"]
+__all__ = ["NAMES", "ServiceStatus", "Services", "down", "status", "up"]

@@ -1,4 +1,4 @@
-"""What the local servers have in common: prepared, started, asked, signalled, stopped."""
+"""Base class of the local servers: prepare, start, ping, signal and stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.jobs.spark.cache import locked
 from headrace.jobs.spark.jars import Progress
 from headrace.pipeline.errors import ServiceError
 from headrace.services import process
-from headrace.services.state import HOST, State, choose_port, port_free
+from headrace.services.state import HOST, ServiceState, choose_port, is_port_free
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,10 @@ _STOP_SECONDS = 20.0
 
 
 class LocalService(ABC):
-    """One server of one home. Knows nothing that is not in `services.json`, so any process may hold one of these.
+    """A server of one home. All its state is in `services.json`, so any process can create an object for it.
 
-    A subclass says how its data is made (`prepare`), what is run (`command`) and how it is asked (`answers`).
+    A subclass creates the data (`prepare`), returns the command line (`command`) and sends a request
+    (`ping`).
     """
 
     name: ClassVar[str]
@@ -38,88 +39,99 @@ class LocalService(ABC):
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.state = State(home)
+        self.state = ServiceState(home)
         self.data = home / "data" / self.name
         self.log_file = home / "logs" / f"{self.name}.log"
 
     @abstractmethod
     def prepare(self, progress: Progress | None) -> None:
-        """Make what the first start needs: passwords, data. Must leave nothing that looks complete if it dies halfway."""
+        """Create what the first start needs: passwords, data.
+
+        An interrupted call must leave nothing that looks complete.
+        """
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The command line, with today's ports. One argument is a path in `self.data`: see `process.owners`."""
+        """Return the command line with the current ports.
+
+        One argument is a path in `self.data`: see `process.find_servers`.
+        """
 
     @abstractmethod
-    def answers(self) -> None:
-        """Put a real request to the server; raises whatever its driver raises while it is not there."""
+    def ping(self) -> None:
+        """Send a real request to the server. Raise the driver's error while it is unreachable."""
 
     def environment(self) -> dict[str, str]:
-        """The environment of the server."""
+        """Return the environment of the server."""
         return dict(os.environ)
 
     def run_as(self) -> dict[str, Any]:
-        """Popen's arguments to become another user; {} to stay."""
+        """Return Popen's arguments for another user, {} for the current user."""
         return {}
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What services.json holds about this service."""
+        """The entry of this service in services.json."""
         return self.state.entry(self.name)
 
     @property
     def host(self) -> str:
-        """Always the loopback address."""
+        """The loopback address."""
         return HOST
 
     @property
     def port(self) -> int:
-        """Where it listens, or last did."""
-        return self._kept("port")
+        """The current or last port."""
+        return self._read_entry("port")
 
     @property
     def pid(self) -> int | None:
         """The pid of the running server, None if it does not run."""
-        running = self.running()
+        running = self.find_process()
         return running.pid if running else None
 
-    def running(self) -> psutil.Process | None:
-        """The server's process if it is alive, whether or not it answers."""
+    def find_process(self) -> psutil.Process | None:
+        """Return the server's process if it is alive, even if it does not answer."""
         entry = self.entry
-        return process.alive(entry.get("pid"), entry.get("create_time"))
+        return process.find_process(entry.get("pid"), entry.get("create_time"))
 
     def start(self, progress: Progress | None = None) -> None:
-        """Start the server unless it runs, and wait until it answers. Keeps ports, passwords and data of the time before.
+        """Start the server unless it runs, and wait until it answers.
+
+        Keep ports, passwords and data of earlier starts.
 
         Raises:
-            ServiceError: it cannot be started; holds the end of its log.
+            ServiceError: the server cannot be started. The message contains the end of its log.
         """
-        with self._alone():
-            if not self.running():
-                self._end_owners()
+        with self._lock():
+            if not self.find_process():
+                self._stop_orphans()
                 self.data.mkdir(parents=True, exist_ok=True)
                 self.prepare(progress)
                 self._launch(attempts=3)
-            self._wait()
+            self._wait_until_ready()
 
     def stop(self) -> None:
-        """Stop the server in its own orderly way, with force if that takes too long. Fine if it does not run."""
-        with self._alone():
-            if found := self.running():
-                process.end(found, self.stop_signal, _STOP_SECONDS)
-            self._end_owners()
+        """Stop the server regularly, and kill it if that takes too long. Do nothing if it does not run."""
+        with self._lock():
+            if server := self.find_process():
+                process.stop_process(server, self.stop_signal, _STOP_SECONDS)
+            self._stop_orphans()
             if self.entry:
                 self.state.update(self.name, pid=None, create_time=None)
         log.info("service=%s stopped=yes", self.name)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to every process of the server, for fault tests; after SIGKILL, returns when all of them are gone."""
-        if found := self.running():
-            members = process.send(found, number)
+        """Send a signal to every process of the server, for fault tests.
+
+        After SIGKILL wait until all have ended.
+        """
+        if server := self.find_process():
+            members = process.send_signal(server, number)
             if number == signal.SIGKILL:
                 psutil.wait_procs(members, timeout=_STOP_SECONDS)
 
-    def _kept(self, key: str) -> Any:
+    def _read_entry(self, key: str) -> Any:
         entry = self.entry
         if key not in entry:
             msg = f"service '{self.name}' has never been started in {self.home}"
@@ -127,47 +139,50 @@ class LocalService(ABC):
         return entry[key]
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Nobody else starts or stops this service meanwhile."""
+    def _lock(self) -> Iterator[None]:
+        """Keep other processes from starting or stopping this service."""
         with locked(self.home / "locks" / self.name):
             yield
 
-    def _end_owners(self) -> None:
-        for owner in process.owners(self.data):
+    def _stop_orphans(self) -> None:
+        for owner in process.find_servers(self.data):
             log.warning("service=%s pid=%d recorded=no ending=yes", self.name, owner.pid)
-            process.end(owner, self.stop_signal, _STOP_SECONDS)
+            process.stop_process(owner, self.stop_signal, _STOP_SECONDS)
 
     def _launch(self, attempts: int) -> None:
-        """Choose ports, start, and take notes at once. A port that somebody took in between costs one attempt."""
-        kept = self.entry
+        """Choose ports, start, and store pid and ports at once.
+
+        Retry if another program took a port meanwhile.
+        """
+        entry = self.entry
         others = {
             self.state.entry(name).get(key) for name in self.state.names() if name != self.name for key in ("port", "controller_port")
         }
         taken = {port for port in others if port}
         chosen: dict[str, int] = {}
         for key in self.ports:
-            chosen[key] = choose_port(kept.get(key), taken | set(chosen.values()))
-            if kept.get(key) not in {None, chosen[key]}:
-                log.warning("service=%s %s=%s taken=yes new=%d", self.name, key, kept[key], chosen[key])
+            chosen[key] = choose_port(entry.get(key), taken | set(chosen.values()))
+            if entry.get(key) not in {None, chosen[key]}:
+                log.warning("service=%s %s=%s taken=yes new=%d", self.name, key, entry[key], chosen[key])
         self.state.update(self.name, host=HOST, log=str(self.log_file), data=str(self.data), **chosen)
-        started = process.spawn(self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as())
-        self.state.update(self.name, pid=started.pid, create_time=started.create_time())
-        log.info("service=%s pid=%d port=%d", self.name, started.pid, chosen["port"])
+        server = process.spawn(self.command(), log_file=self.log_file, cwd=self.data, env=self.environment(), user=self.run_as())
+        self.state.update(self.name, pid=server.pid, create_time=server.create_time())
+        log.info("service=%s pid=%d port=%d", self.name, server.pid, chosen["port"])
         with contextlib.suppress(psutil.TimeoutExpired):
-            started.wait(timeout=0.2)
-            if attempts > 1 and not all(port_free(port) for port in chosen.values()):
+            server.wait(timeout=0.2)
+            if attempts > 1 and not all(is_port_free(port) for port in chosen.values()):
                 self._launch(attempts - 1)
 
-    def _wait(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_SECONDS
         while True:
             try:
-                self.answers()
+                self.ping()
             except Exception as error:
                 if isinstance(error, ImportError):
-                    msg = f"service '{self.name}' cannot be asked: {error}"
+                    msg = f"service '{self.name}' cannot be contacted: {error}"
                     raise ServiceError(msg, hint="pip install 'headrace[demo]'") from error
-                if not self.running():
+                if not self.find_process():
                     msg = f"service '{self.name}' stopped while starting. The end of its log:\n{self._log_end()}"
                     raise ServiceError(msg, hint=f"The whole log: {self.log_file}") from error
                 if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The HTTP side of ClickHouse's interface: what a request asks for, and how answers and errors are dressed."""
+"""The HTTP protocol of ClickHouse: parses requests, and formats responses and errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from urllib.parse import parse_qsl
 import pyarrow as pa
 from starlette.datastructures import Headers
 
-from headrace.services.clickhouse_engine import EngineError, Request
+from headrace.services.clickhouse_engine import ClickHouseEngineError, StatementContext
 
-# Parameters of the request itself; every other one is a setting or, with `param_`, a bound value.
-_OWN = {
+# Parameters of the request. Every other one is a setting or, with `param_`, a bound value.
+_REQUEST_PARAMETERS = {
     *("query", "database", "user", "password", "quota_key", "query_id", "role", "default_format", "compress", "decompress"),
     *("session_id", "session_timeout", "session_check", "wait_end_of_query", "buffer_size", "client_protocol_version"),
-    # Settings of the server's HTTP front that say nothing to the engine.
+    # Settings of the server's HTTP interface, which the engine does not know.
     *("enable_http_compression", "send_progress_in_http_headers", "http_headers_progress_interval_ms"),
 }
 _ENCODINGS = {"lz4": "lz4", "zstd": "zstd", "gzip": "gzip", "br": "brotli"}
-_TYPES = {
+_CONTENT_TYPES = {
     "TabSeparated": "text/tab-separated-values; charset=UTF-8",
     "TSV": "text/tab-separated-values; charset=UTF-8",
     "CSV": "text/csv; charset=UTF-8; header=absent",
@@ -35,7 +35,7 @@ _TYPES = {
     "JSONCompact": "application/json; charset=UTF-8",
     "JSONEachRow": "application/x-ndjson; charset=UTF-8",
 }
-# As the server maps its exception codes; all others are 500.
+# The server's mapping of exception codes. All others are 500.
 _STATUS = {
     400: {6, 15, 25, 26, 27, 36, 38, 41, 42, 43, 44, 53, 62, 69, 70, 72, 117, 321, 376, 427},
     401: {194},
@@ -48,11 +48,11 @@ _STATUS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One request, apart from its body. `query` is what stands before the body."""
+class GatewayRequest:
+    """A request without its body. `query` is the part of the query in the URL or form."""
 
     query: str
-    request: Request
+    context: StatementContext
     query_id: str
     session_id: str | None
     session_timeout: float
@@ -62,53 +62,56 @@ class Call:
     password: str = field(repr=False)
 
 
-def read_call(headers: Headers, query_string: bytes, form: Mapping[str, str], *, reading_only: bool) -> Call:
-    """Take a request apart. `form` fields come after URL parameters. Raises EngineError for what this gateway does not do."""
-    given = dict(parse_qsl(query_string.decode(), keep_blank_values=True)) | dict(form)
+def read_request(headers: Headers, query_string: bytes, form: Mapping[str, str], *, read_only: bool) -> GatewayRequest:
+    """Parse a request. `form` fields override URL parameters.
+
+    Raise ClickHouseEngineError for unsupported features.
+    """
+    fields = dict(parse_qsl(query_string.decode(), keep_blank_values=True)) | dict(form)
     for name in ("compress", "decompress"):
-        if given.get(name, "0") not in {"0", ""}:
-            raise not_done(f"the URL parameter '{name}' (ClickHouse's own block compression)")  # noqa: EM102 - a phrase of a message
-    parameters = {key.removeprefix("param_"): value for key, value in given.items() if key.startswith("param_")}
-    settings = {key: value for key, value in given.items() if key not in _OWN and not key.startswith("param_")}
-    if reading_only:
+        if fields.get(name, "0") not in {"0", ""}:
+            raise not_supported(f"the URL parameter '{name}' (ClickHouse's own block compression)")  # noqa: EM102 - a phrase of a message
+    parameters = {key.removeprefix("param_"): value for key, value in fields.items() if key.startswith("param_")}
+    settings = {key: value for key, value in fields.items() if key not in _REQUEST_PARAMETERS and not key.startswith("param_")}
+    if read_only:
         settings["readonly"] = "2"
-    user, password = _credentials(headers, given)
-    return Call(
-        query=given.get("query", ""),
-        request=Request(given.get("database") or headers.get("x-clickhouse-database"), settings, parameters),
-        query_id=given.get("query_id") or _random_id(),
-        session_id=given.get("session_id") or None,
-        session_timeout=float(given.get("session_timeout") or 60),
-        default_format=given.get("default_format") or headers.get("x-clickhouse-format") or "TabSeparated",
-        buffered=given.get("wait_end_of_query", "0") == "1",
+    user, password = _credentials(headers, fields)
+    return GatewayRequest(
+        query=fields.get("query", ""),
+        context=StatementContext(fields.get("database") or headers.get("x-clickhouse-database"), settings, parameters),
+        query_id=fields.get("query_id") or _random_id(),
+        session_id=fields.get("session_id") or None,
+        session_timeout=float(fields.get("session_timeout") or 60),
+        default_format=fields.get("default_format") or headers.get("x-clickhouse-format") or "TabSeparated",
+        buffered=fields.get("wait_end_of_query", "0") == "1",
         user=user,
         password=password,
     )
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, str]:
-    """The fields of a multipart form: queries and bound values that are too long for a URL."""
+    """Return the fields of a multipart form: queries and bound values that are too long for a URL."""
     head = f"Content-Type: {content_type}\r\n\r\n".encode()
     message = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
     fields: dict[str, str] = {}
     for part in message.iter_parts():
         name = part.get_param("name", header="content-disposition")
         if part.get_filename():
-            raise not_done("external tables")  # noqa: EM101 - a phrase of a message
+            raise not_supported("external tables")  # noqa: EM101 - a phrase of a message
         payload = part.get_payload(decode=True)
         fields[str(name)] = payload.decode() if isinstance(payload, bytes) else ""
     return fields
 
 
-def decoded(body: io.RawIOBase, encoding: str | None) -> BinaryIO:
-    """The body without its Content-Encoding, as a stream."""
+def decode_body(body: io.RawIOBase, encoding: str | None) -> BinaryIO:
+    """Return the body as a stream, decoded from its Content-Encoding."""
     buffered = cast("BinaryIO", io.BufferedReader(body, 1 << 20))
     if not encoding or encoding == "identity":
         return buffered
     if encoding not in _ENCODINGS:
-        raise not_done(f"Content-Encoding '{encoding}'; there are {', '.join(_ENCODINGS)}")  # noqa: EM102 - a phrase of a message
-    unpacked = pa.CompressedInputStream(pa.PythonFile(buffered), _ENCODINGS[encoding])
-    return cast("BinaryIO", io.BufferedReader(_Decompressed(unpacked.read), 1 << 20))
+        raise not_supported(f"Content-Encoding '{encoding}'; there are {', '.join(_ENCODINGS)}")  # noqa: EM102 - a phrase of a message
+    decompressed = pa.CompressedInputStream(pa.PythonFile(buffered), _ENCODINGS[encoding])
+    return cast("BinaryIO", io.BufferedReader(_Decompressed(decompressed.read), 1 << 20))
 
 
 class _Decompressed(io.RawIOBase):
@@ -127,43 +130,43 @@ class _Decompressed(io.RawIOBase):
 
 
 def content_type(fmt: str) -> str:
-    """What the server says about a format."""
-    return _TYPES.get(fmt, "text/plain; charset=UTF-8" if fmt.startswith("Pretty") else "application/octet-stream")
+    """Return the server's content type of a format."""
+    return _CONTENT_TYPES.get(fmt, "text/plain; charset=UTF-8" if fmt.startswith("Pretty") else "application/octet-stream")
 
 
-def status_of(code: int) -> int:
-    """The HTTP status of an exception code."""
+def http_status(code: int) -> int:
+    """Return the HTTP status of an exception code."""
     return next((status for status, codes in _STATUS.items() if code in codes), 500)
 
 
 def exception_block(text: str, tag: str) -> bytes:
-    """How an error is told to a client that already has a status 200 and half of its rows (servers since 25.11)."""
+    """Return an error for a client that already got status 200 and some rows (servers since 25.11)."""
     message = f"{text}\n"
     return f"\r\n__exception__\r\n{tag}\r\n{message}{len(message.encode())} {tag}\r\n__exception__\r\n".encode()
 
 
-def authentication_failed(user: str) -> EngineError:
-    """For a wrong name or password; says as little as the server does."""
-    return EngineError(
+def authentication_failed(user: str) -> ClickHouseEngineError:
+    """Return the error for a wrong user or password. Its text is the server's."""
+    return ClickHouseEngineError(
         f"Code: 516. DB::Exception: {user}: Authentication failed: password is incorrect, or there is no user with such name. (AUTHENTICATION_FAILED)"
     )
 
 
-def not_done(what: str) -> EngineError:
-    """For what the real server can and this gateway cannot."""
-    return EngineError(f"Code: 48. DB::Exception: This local gateway does not do {what}. (NOT_IMPLEMENTED)")
+def not_supported(what: str) -> ClickHouseEngineError:
+    """Return the error for a feature of the real server that this gateway does not have."""
+    return ClickHouseEngineError(f"Code: 48. DB::Exception: This local gateway does not support {what}. (NOT_IMPLEMENTED)")
 
 
-def _credentials(headers: Headers, given: Mapping[str, str]) -> tuple[str, str]:
-    kind, _, value = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "basic":
+def _credentials(headers: Headers, parameters: Mapping[str, str]) -> tuple[str, str]:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
         try:
             user, _, password = b64decode(value, validate=True).decode().partition(":")
         except (Base64Error, UnicodeDecodeError):
             return "", ""
         return user, password
-    user = headers.get("x-clickhouse-user") or given.get("user") or "default"
-    return user, headers.get("x-clickhouse-key") or given.get("password") or ""
+    user = headers.get("x-clickhouse-user") or parameters.get("user") or "default"
+    return user, headers.get("x-clickhouse-key") or parameters.get("password") or ""
 
 
 def _random_id() -> str:

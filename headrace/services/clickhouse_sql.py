@@ -1,4 +1,4 @@
-"""As much of ClickHouse's grammar as an HTTP front has to know: what kind of statement it is, and where FORMAT and data stand."""
+"""The part of ClickHouse's grammar that the HTTP gateway needs: the type of a statement, FORMAT and data."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Strings, quoted names and comments are taken whole, so that a word in them is never mistaken for a keyword.
+# Strings, quoted names and comments are one token, so that words in them are not mistaken for keywords.
 _TOKEN = re.compile(
     r"""'(?:\\.|''|[^'\\])*'|`(?:\\.|``|[^`\\])*`|"(?:\\.|""|[^"\\])*"|--[^\n]*|/\*.*?\*/|(?P<word>[A-Za-z_]\w*)|(?P<sign>[();])""",
     re.DOTALL,
 )
-_ANSWERING = {"SELECT", "WITH", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "FROM", "TABLE"}
+_QUERY_KEYWORDS = {"SELECT", "WITH", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "EXISTS", "CHECK", "FROM", "TABLE"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A statement that returns rows: `head` [INTO OUTFILE …] FORMAT `format` `tail`. `format` is None where it names none."""
+class QueryStatement:
+    """A statement with result rows: `head` [INTO OUTFILE …] FORMAT `format` `tail`.
+
+    `format` is None if not named.
+    """
 
     head: str
     format: str | None
@@ -25,8 +28,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Insert:
-    """INSERT … FORMAT `format`, whose data starts at character `data` of the text that was parsed."""
+class InsertStatement:
+    """INSERT … FORMAT `format`. Its data starts at character `data` of the parsed text."""
 
     head: str
     format: str
@@ -34,38 +37,38 @@ class Insert:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """Anything else: run as it stands. `remembered` if it changes a session (SET, USE)."""
+class CommandStatement:
+    """Any other statement, run unchanged. `changes_session` is set for SET and USE."""
 
     text: str
-    remembered: bool
+    changes_session: bool
     temporary: bool
 
 
-def parse(sql: str) -> Answer | Insert | Command:
-    """The kind of one statement. Never fails: what is no SQL is a Command, and the engine says what is wrong with it."""
-    first = _first(sql)
+def parse_statement(sql: str) -> QueryStatement | InsertStatement | CommandStatement:
+    """Parse a statement. Never raise: invalid SQL is a CommandStatement, and the engine reports the error."""
+    first = _first_word(sql)
     if first == "INSERT":
-        return _insert(sql) or Command(sql, remembered=False, temporary=False)
-    if first in _ANSWERING:
-        return _answer(sql)
-    words = [word for word, _, _, _ in _words(sql[:200])]
+        return _parse_insert(sql) or CommandStatement(sql, changes_session=False, temporary=False)
+    if first in _QUERY_KEYWORDS:
+        return _parse_query(sql)
+    words = [word for word, _, _, _ in _find_words(sql[:200])]
     temporary = words[:2] == ["CREATE", "TEMPORARY"]
-    return Command(sql, remembered=first in {"SET", "USE"}, temporary=temporary)
+    return CommandStatement(sql, changes_session=first in {"SET", "USE"}, temporary=temporary)
 
 
 def is_insert(sql: str) -> bool:
-    """Whether the text, which may be cut off anywhere, begins an INSERT."""
-    return _first(sql) == "INSERT"
+    """Return whether a text, which can be cut off anywhere, begins an INSERT."""
+    return _first_word(sql) == "INSERT"
 
 
-def _first(sql: str) -> str:
-    """The first keyword, behind comments and opening parentheses."""
-    return next((word for word, _, _, _ in _words(sql)), "")
+def _first_word(sql: str) -> str:
+    """Return the first keyword after comments and opening parentheses."""
+    return next((word for word, _, _, _ in _find_words(sql)), "")
 
 
-def _words(sql: str) -> Iterator[tuple[str, int, int, int]]:
-    """(word in capitals, start, end, depth of parentheses)."""
+def _find_words(sql: str) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (word in capitals, start, end, depth of parentheses)."""
     depth = 0
     for token in _TOKEN.finditer(sql):
         if word := token["word"]:
@@ -76,9 +79,9 @@ def _words(sql: str) -> Iterator[tuple[str, int, int, int]]:
             depth -= 1
 
 
-def _insert(sql: str) -> Insert | None:
-    """None if the rows come from the statement itself (VALUES, SELECT, FROM INFILE)."""
-    words = _words(sql)
+def _parse_insert(sql: str) -> InsertStatement | None:
+    """Return None if the statement itself contains the rows (VALUES, SELECT, FROM INFILE)."""
+    words = _find_words(sql)
     for word, start, _, depth in words:
         if depth:
             continue
@@ -88,26 +91,26 @@ def _insert(sql: str) -> Insert | None:
             name = next(words, None)
             if name is None:
                 return None
-            # As ClickHouse has it: data starts after the first line break, if there is one, else after all the blanks.
+            # As in ClickHouse: data starts after the first line break, if there is one, else after all blanks.
             rest = re.compile(r"[ \t\f]*(?:\r?\n)?").match(sql, name[2])
-            return Insert(sql[:start].rstrip(), sql[name[1] : name[2]], rest.end() if rest else name[2])
+            return InsertStatement(sql[:start].rstrip(), sql[name[1] : name[2]], rest.end() if rest else name[2])
     return None
 
 
-def _answer(sql: str) -> Answer:
-    """The last FORMAT outside parentheses, if only SETTINGS and their values follow the format's name."""
-    found: tuple[int, int, int] | None = None
-    words = list(_words(sql))
+def _parse_query(sql: str) -> QueryStatement:
+    """Find the last FORMAT outside parentheses that only SETTINGS and their values follow."""
+    position: tuple[int, int, int] | None = None
+    words = list(_find_words(sql))
     for (word, start, _, depth), name in pairwise(words):
         if word == "FORMAT" and depth == 0:
-            behind = sql[name[2] :].strip().rstrip(";").strip()
-            if not behind or behind.upper().startswith("SETTINGS") or behind.startswith(("--", "/*")):
-                found = (start, name[1], name[2])
-    if found is None:
-        return Answer(_bare(sql), None, "")
-    start, name_start, name_end = found
-    return Answer(_bare(sql[:start]), sql[name_start:name_end], _bare(sql[name_end:]))
+            rest = sql[name[2] :].strip().rstrip(";").strip()
+            if not rest or rest.upper().startswith("SETTINGS") or rest.startswith(("--", "/*")):
+                position = (start, name[1], name[2])
+    if position is None:
+        return QueryStatement(_strip_statement(sql), None, "")
+    start, name_start, name_end = position
+    return QueryStatement(_strip_statement(sql[:start]), sql[name_start:name_end], _strip_statement(sql[name_end:]))
 
 
-def _bare(sql: str) -> str:
+def _strip_statement(sql: str) -> str:
     return sql.strip().rstrip(";").rstrip()

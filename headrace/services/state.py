@@ -1,8 +1,8 @@
-"""`<home>/services.json`: where each local server listens, with which password, as which process.
+"""`<home>/services.json`: address, password and process of each local server.
 
-The file is kept while servers are down, so that ports and passwords stay the same from one `up` to the next. It holds passwords and
-has mode 0600. Every change is read-modify-write under a lock and lands by rename: readers (`headrace.pipeline.config.settings` among them)
-take no lock.
+The file stays while servers are down, so that ports and passwords stay the same. It contains passwords and
+has mode 0600. Every change is a read-modify-write under a lock and ends with a rename, so readers (for
+example `headrace.pipeline.config.settings`) need no lock.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from headrace.pipeline.errors import ServiceError
 
 VERSION = 1
 HOST = "127.0.0.1"
-# Below what Linux and macOS hand out for outgoing connections: a port stays free while its server is down.
+# Below the range for outgoing connections of Linux and macOS, so a port stays free while its server is down.
 _PORTS = range(20_000, 32_000)
 
 
 def home_folder(home: Path | str | None = None) -> Path:
-    """`home`, else `$HEADRACE_HOME` or `$HEADRACE__HOME`, else `.headrace` in the working directory; absolute."""
+    """Return `home`, `$HEADRACE_HOME`, `$HEADRACE__HOME`, or `.headrace` in the working directory; absolute."""
     chosen = home or os.environ.get("HEADRACE_HOME") or os.environ.get("HEADRACE__HOME") or ".headrace"
     return Path(chosen).expanduser().resolve()
 
 
-class State:
-    """The file of one home. Cheap: reads the file at every call, so that two processes see each other's changes."""
+class ServiceState:
+    """The services.json of a home. Every call reads the file, so that processes see each other's changes."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.path = home / "services.json"
 
     def entry(self, name: str) -> dict[str, Any]:
-        """What is kept about one service, {} if nothing."""
+        """Return the entry of a service, {} if there is none."""
         return self._read().get(name, {})
 
     def names(self) -> list[str]:
-        """The services that this home has had."""
+        """Return the services that this home has had."""
         return sorted(self._read())
 
     def update(self, name: str, **values: Any) -> dict[str, Any]:
@@ -72,10 +72,10 @@ class State:
         return content["services"]
 
 
-def port_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+def is_port_free(port: int) -> bool:
+    """Return whether a server can listen on this loopback port now."""
     with socket.socket() as probe:
-        # What servers do as well: a connection lingering in TIME_WAIT does not make a port taken.
+        # As servers do: a connection in TIME_WAIT does not block a port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -84,12 +84,12 @@ def port_free(port: int) -> bool:
     return True
 
 
-def choose_port(kept: int | None, taken: set[int]) -> int:
-    """The kept port if it is free, else another one that is free and not in `taken`."""
-    if kept and port_free(kept):
-        return kept
+def choose_port(previous: int | None, taken: set[int]) -> int:
+    """Return `previous` if it is free, else another free port that is not in `taken`."""
+    if previous and is_port_free(previous):
+        return previous
     for port in random.sample(_PORTS, len(_PORTS)):
-        if port not in taken and port_free(port):
+        if port not in taken and is_port_free(port):
             return port
     msg = f"no free port between {_PORTS.start} and {_PORTS.stop} on {HOST}"
     raise ServiceError(msg, hint="Stop something that listens there.")

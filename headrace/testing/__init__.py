@@ -1,6 +1,6 @@
-"""Checks of contracts for a plugin's own tests, on a real Spark session: `from headrace import testing`.
+"""Contract checks for a plugin's own tests, on a real Spark session: `from headrace import testing`.
 
-Each takes the headrace.Plugin, which need not be installed, and raises AssertionError that says which promise was broken.
+Each takes the headrace.Plugin, which need not be installed, and raises AssertionError with the broken rule.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import tomllib
 from pathlib import Path
 
 from headrace.pipeline.plugins.api import Plugin
-from headrace.testing.bench import session
+from headrace.testing.harness import session
 from headrace.testing.rows import check_function, check_preprocessor, check_side_output, check_transform
-from headrace.testing.sinks import Target, check_sink
+from headrace.testing.sinks import SinkTarget, check_sink
 from headrace.testing.sources import check_source
 
 __all__ = [
-    "Target",
+    "SinkTarget",
     "check_function",
     "check_package",
     "check_preprocessor",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def check_package(plugin: Plugin, test_file: str) -> None:
-    """The pyproject.toml above a test names the plugin: without that it is not found once it is installed."""
+    """Check that the pyproject.toml above a test has the plugin's entry point, which discovery needs."""
     path = next(folder / "pyproject.toml" for folder in Path(test_file).resolve().parents if (folder / "pyproject.toml").exists())
     points = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]["headrace.plugins"]
     assert plugin.id in points, f"{path} has no entry point `{plugin.id}`, which is the plugin's id"

@@ -15,9 +15,9 @@ from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
-from headrace.orchestration.pipelines import load
+from headrace.orchestration.pipelines import read_pipeline
 
 KILLED = "Spark's JVM was ended by signal 9; the system may have run out of memory"
 
@@ -65,8 +65,8 @@ class Dagster:
     def __init__(self, world: World, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
         self._world = world
         self.instance = instance
-        self._defs = build([world.file])
-        self._sensor = self._defs.resolve_sensor_def(f"{load(world.file).name}_supervisor")
+        self._defs = build_definitions([world.file])
+        self._sensor = self._defs.resolve_sensor_def(f"{read_pipeline(world.file).name}_supervisor")
         self._cursor: str | None = None
         self.later = 0.0
         monkeypatch.setattr("headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + self.later)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import dagster as dg
 
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
-from headrace.orchestration.pipelines import load
+from headrace.orchestration.pipelines import read_pipeline
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests start this file by its path
 from helpers.fault_driver import install
@@ -22,8 +22,8 @@ def main() -> int:
     """Return 0 if the run succeeded, else 1."""
     path, point, nth, action = Path(sys.argv[1]), *sys.argv[2:5]
     install(point, int(nth), action)
-    name = load(path).name
-    job = build([path]).resolve_job_def(f"{name}_stream")
+    name = read_pipeline(path).name
+    job = build_definitions([path]).resolve_job_def(f"{name}_stream")
     config = {"ops": {f"{name}_stream_op": {"config": {"until": "caught-up"}}}}
     with dg.DagsterInstance.from_config(str(dagster_home())) as instance:
         return 0 if job.execute_in_process(instance=instance, run_config=config, raise_on_error=False).success else 1

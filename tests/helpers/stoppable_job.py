@@ -12,7 +12,7 @@ import headrace.jobs.checks.audit
 import headrace.jobs.run.runner
 import headrace.orchestration.spark
 from headrace.jobs.run.events import RunResult
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 
 pipeline, folder, job_name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 
@@ -29,7 +29,7 @@ headrace.jobs.run.runner.run = lane
 headrace.jobs.checks.audit.audit = lambda *_, **__: []
 headrace.orchestration.spark.start_session = lambda *_: None
 with capture_interrupts(), dg.DagsterInstance.ephemeral() as instance:
-    job = build([pipeline]).resolve_job_def(job_name)
+    job = build_definitions([pipeline]).resolve_job_def(job_name)
     try:
         job.execute_in_process(instance=instance, raise_on_error=False)
     finally:

@@ -1,4 +1,4 @@
-"""Writes the pages that follow from the code: `python tools/docs/build.py`, or `make docs`.
+"""Write the pages that are generated from the code: `python tools/docs/build.py`, or `make docs`.
 
 | page | made of |
 |---|---|
@@ -9,7 +9,7 @@
 | `docs/reference/errors.md` | the classes of errors |
 | `docs/reference/cli.md` | the command line |
 
-A test compares what is committed with what this writes.
+A test compares the committed pages with the output of this script.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ PARTS = Path(__file__).resolve().parent / "parts"
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page by its path."""
-    made = {NODES / name: text for name, text in node_pages.pages(PARTS).items()}
-    return made | {
+    """Return every generated page by path."""
+    node_texts = {NODES / name: text for name, text in node_pages.pages(PARTS).items()}
+    return node_texts | {
         REFERENCE / "types.md": type_pages.page(PARTS),
         REFERENCE / "metrics.md": metric_pages.page(PARTS),
         REFERENCE / "errors.md": error_pages.page(PARTS),
@@ -42,11 +42,11 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Writes what is new or different, and removes pages of types that are gone."""
-    made = pages()
-    for path in set((NODES).rglob("*.md")) - made.keys():
+    """Write all pages, and remove those of types that no longer exist."""
+    texts = pages()
+    for path in set((NODES).rglob("*.md")) - texts.keys():
         path.unlink()
-    for path, text in made.items():
+    for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""docs/reference/cli.md: every command of the command line with its arguments and options, as typer knows them."""
+"""docs/reference/cli.md: every command with its arguments and options, from typer."""
 
 from __future__ import annotations
 
@@ -34,41 +34,46 @@ def _click(app: typer.Typer) -> Any:
     return typer.main.get_command(app)
 
 
-def _names() -> Iterator[tuple[str, Any]]:
+def _list_commands() -> Iterator[tuple[str, Any]]:
     for name, command in sorted(_click(cli.app).commands.items()):
         if name in _GROUPS:
-            yield from ((f"{name} {inner}", one) for inner, one in sorted(_click(_GROUPS[name]).commands.items()))
+            yield from ((f"{name} {inner}", subcommand) for inner, subcommand in sorted(_click(_GROUPS[name]).commands.items()))
         else:
             yield name, command
 
 
 def _index() -> Iterator[str]:
     yield from ("| command | purpose |", "|---|---|")
-    for name, command in _names():
+    for name, command in _list_commands():
         yield f"| [`headrace {name}`](#headrace-{name.replace(' ', '-')}) | {_cell(_help(command).split(chr(10) * 2)[0])} |"
     yield ""
 
 
 def _commands() -> Iterator[str]:
-    for name, command in _names():
+    for name, command in _list_commands():
         yield from _command(f"headrace {name}", command)
 
 
 def _command(name: str, command: Any, heading: str = "") -> Iterator[str]:
     yield from (f"## {heading or name}", "")
-    parameters = [one for one in command.params if not one.hidden] if not heading else list(command.params)
-    arguments = [one for one in parameters if one.param_type_name == "argument"]
-    options = [one for one in parameters if one.param_type_name == "option"]
+    parameters = [parameter for parameter in command.params if not parameter.hidden] if not heading else list(command.params)
+    arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in parameters if parameter.param_type_name == "option"]
     if not heading:
-        usage = [name, *(["[OPTIONS]"] if options else []), *(_metavar(one) for one in arguments)]
+        usage = [name, *(["[OPTIONS]"] if options else []), *(_metavar(parameter) for parameter in arguments)]
         yield from (_help(command), "", "```text", " ".join(usage), "```", "")
     if arguments:
         yield from ("| argument | default | description |", "|---|---|---|")
-        yield from (f"| `{_cell(_metavar(one))}` | {_default(one)} | {_cell(one.help or '')} |" for one in arguments)
+        yield from (
+            f"| `{_cell(_metavar(parameter))}` | {_default(parameter)} | {_cell(parameter.help or '')} |" for parameter in arguments
+        )
         yield ""
     if options:
         yield from ("| option | type | default | description |", "|---|---|---|---|")
-        yield from (f"| {_spelling(one)} | {_type(one)} | {_default(one)} | {_cell(one.help or '')} |" for one in options)
+        yield from (
+            f"| {_spelling(parameter)} | {_type(parameter)} | {_default(parameter)} | {_cell(parameter.help or '')} |"
+            for parameter in options
+        )
         yield ""
 
 
@@ -84,7 +89,7 @@ def _metavar(argument: Any) -> str:
 
 
 def _spelling(option: Any) -> str:
-    return ", ".join(f"`{one}`" for one in sorted(option.opts, key=len, reverse=True))
+    return ", ".join(f"`{name}`" for name in sorted(option.opts, key=len, reverse=True))
 
 
 def _type(option: Any) -> str:
@@ -93,7 +98,7 @@ def _type(option: Any) -> str:
     annotation = option.type_descriptor.annotation
     annotation = get_args(annotation)[0] if get_origin(annotation) is list else annotation
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        text = " or ".join(f"`{one.value}`" for one in annotation)
+        text = " or ".join(f"`{choice.value}`" for choice in annotation)
     else:
         text = f"`{option.metavar}`" if option.metavar else _TYPES.get(annotation, "text")
     return _cell(f"{text}, repeatable" if option.multiple else text)

@@ -1,4 +1,4 @@
-"""docs/reference/functions.md: every function of the registry with its examples, which tests run as they stand there."""
+"""docs/reference/functions.md: every registered function with its examples, which tests run."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ _WRITTEN = "<!-- Written by `make docs` from pipeline/functions and tools/docs/p
 
 
 def page(parts: Path) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title, _, rest = (parts / "functions.md").read_text(encoding="utf-8").partition("\n")
     return "\n".join([title, "", _WRITTEN + rest, *_index(), *(line for group in _groups() for line in _section(group))]) + "\n"
 
 
 def _groups() -> list[Group]:
-    return [group for group in Group if _of(group)]
+    return [group for group in Group if _functions_of(group)]
 
 
-def _of(group: Group) -> list[Function]:
-    return sorted((one for one in distinct() if one.group is group), key=lambda one: one.name)
+def _functions_of(group: Group) -> list[Function]:
+    return sorted((function for function in distinct() if function.group is group), key=lambda function: function.name)
 
 
 def _index() -> Iterator[str]:
     yield from ("| | |", "|---|---|")
     for group in _groups():
-        names = ", ".join(f"[`{one.name}`](#{one.name})" for one in _of(group))
+        names = ", ".join(f"[`{function.name}`](#{function.name})" for function in _functions_of(group))
         yield f"| [{group}](#{group.lower().replace(' ', '-')}) | {names} |"
     yield ""
 
 
 def _section(group: Group) -> Iterator[str]:
     yield from (f"## {group[0].upper()}{group[1:]}", "")
-    for function in _of(group):
-        yield from (f"### {function.name}", "", f"`{function.signature}` returns {_kind(function)}", "")
+    for function in _functions_of(group):
+        yield from (f"### {function.name}", "", f"`{function.signature}` returns {_result_type(function)}", "")
         also = f" Also called {', '.join(f'`{alias}`' for alias in function.aliases)}." if function.aliases else ""
-        yield from (function.meaning + also, "", f"In {function.where}. {_runs(function)}", "", "| call | result |", "|---|---|")
+        yield from (function.meaning + also, "", f"In {function.where}. {_execution(function)}", "", "| call | result |", "|---|---|")
         for call, result in function.examples:
             yield f"| {_code(call)} | {_code(result) if result else 'empty string'} |"
-        for call, said in function.errors:
-            yield f"| {_code(call)} | error: {_plain(said)} |"
+        for call, message in function.errors:
+            yield f"| {_code(call)} | error: {_escape_text(message)} |"
         yield ""
 
 
-def _kind(function: Function) -> str:
+def _result_type(function: Function) -> str:
     return f"`{function.result}`" if function.result in ("uint256", "int256") else function.result
 
 
-def _runs(function: Function) -> str:
+def _execution(function: Function) -> str:
     return "Python workers run it over Arrow arrays." if function.arrow else "Spark compiles it."
 
 
@@ -59,5 +59,5 @@ def _code(text: str) -> str:
     return f"{fence}{shown.replace('|', chr(92) + '|')}{fence}"
 
 
-def _plain(text: str) -> str:
+def _escape_text(text: str) -> str:
     return (text if len(text) <= 120 else f"{text[:117]}...").replace("|", "\\|").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md: prose from tools/docs/parts/metrics.md, and the table of all metrics from their catalog."""
+"""docs/reference/metrics.md: prose from tools/docs/parts/metrics.md, and a table of the metric catalog."""
 
 from __future__ import annotations
 

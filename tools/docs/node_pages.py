@@ -1,4 +1,4 @@
-"""The pages of docs/reference/pipeline-file: one for the top level of the file, one per type of node, and an index."""
+"""The pages of docs/reference/pipeline-file: the top level of the file, one per type of node, an index."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ _READERS = {
 }
 
 
-def types(part: str) -> dict[str, type[BaseModel]]:
-    """The models of a part of the file by their `type`."""
+def node_types(part: str) -> dict[str, type[BaseModel]]:
+    """Return the models of a part of the file by `type`."""
     union = get_args(UNIONS[part])[0]
     models = get_args(union) or (union,)
     return {get_args(model.model_fields["type"].annotation)[0]: model for model in models}
 
 
 def pages(parts: Path) -> dict[str, str]:
-    """All pages by their path below docs/reference/pipeline-file. `parts` holds the prose and examples."""
-    made = {"index.md": _index(), "pipeline.md": _page("The pipeline file", nodes.PipelineModel, parts, "pipeline", {})}
+    """Return all pages by path below docs/reference/pipeline-file. `parts` contains prose and examples."""
+    texts = {"index.md": _index(), "pipeline.md": _page("The pipeline file", nodes.PipelineModel, parts, "pipeline", {})}
     for part in PARTS:
-        for kind, model in types(part).items():
-            made[f"{part}/{kind}.md"] = _page(
-                f"`{kind}` {part[:-1]}", model, parts, f"{part}/{kind}", {"Guarantee": _guarantee(part, kind)}
+        for node_type, model in node_types(part).items():
+            texts[f"{part}/{node_type}.md"] = _page(
+                f"`{node_type}` {part[:-1]}", model, parts, f"{part}/{node_type}", {"Guarantee": _guarantee(part, node_type)}
             )
-    return made
+    return texts
 
 
-def _page(title: str, model: type[BaseModel], parts: Path, name: str, made: Mapping[str, str]) -> str:
-    """One page: what is generated of a section comes before what its part says there."""
-    intro, said = _sections(parts / f"{name}.md")
+def _page(title: str, model: type[BaseModel], parts: Path, name: str, generated: Mapping[str, str]) -> str:
+    """Return one page. In each section generated text comes before the text of its part."""
+    intro, written = _read_sections(parts / f"{name}.md")
     example = parts / f"{name}.yaml"
-    shown = f"```yaml\n{example.read_text(encoding='utf-8')}```\n" if example.exists() else ""
+    example_block = f"```yaml\n{example.read_text(encoding='utf-8')}```\n" if example.exists() else ""
     options = "\n".join(option_tables.tables(model, 3, nodes.without_effect(*name.split("/"))))
-    sections = dict.fromkeys(_FIRST, "") | {"Example": shown, "Options": options, **made}
-    for heading, text in said.items():
+    sections = dict.fromkeys(_FIRST, "") | {"Example": example_block, "Options": options, **generated}
+    for heading, text in written.items():
         sections[heading] = "\n".join(filter(None, (sections.get(heading, ""), text)))
     body = "\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items() if text)
     whole = f"# {title}\n\n{_WRITTEN.format(part=name + '.md')}\n{option_tables.summary(model)}\n\n{intro}\n{body}"
     return re.sub(r"\n{3,}(?!def )", "\n\n", whole)
 
 
-def _sections(path: Path) -> tuple[str, dict[str, str]]:
-    """What stands before the first heading of a part, and the text below each heading."""
+def _read_sections(path: Path) -> tuple[str, dict[str, str]]:
+    """Return the text before the first heading of a part, and the text below each heading."""
     if not path.exists():
         return "", {}
     intro, *rest = re.split(r"^## (.+)\n+", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -71,44 +71,46 @@ def _sections(path: Path) -> tuple[str, dict[str, str]]:
 def _guarantee(part: str, kind: str) -> str:
     if part == "sinks":
         rows = _sink_rows(registry.sink_class_of(kind).capabilities)
-    elif part == "sources" and (found := registry.source_class_of(kind)):
-        rows = _source_rows(found)
+    elif part == "sources" and (source := registry.source_class_of(kind)):
+        rows = _source_rows(source)
     else:
         return ""
-    return "| | |\n|---|---|\n" + "".join(f"| {what} | {said} |\n" for what, said in rows)
+    return "| | |\n|---|---|\n" + "".join(f"| {what} | {text} |\n" for what, text in rows)
 
 
-def _sink_rows(able: SinkCapabilities) -> Iterator[tuple[str, str]]:
-    exact = able.delivery is Delivery.EXACTLY_ONCE
+def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
+    exact = capabilities.delivery is Delivery.EXACTLY_ONCE
     yield (
         "A row arrives",
         "exactly once: rows and commit record are one atomic act" if exact else "at least once: the sink has no commit record",
     )
-    direct = "; splits during a bulk copy of history" if able.direct else ""
-    yield "Readers see", _READERS[able.visibility] + direct
-    operations = "inserts, updates and deletes" if able.delete else "inserts and updates" if able.upsert else "inserts"
+    direct = "; splits during a bulk copy of history" if capabilities.direct else ""
+    yield "Readers see", _READERS[capabilities.visibility] + direct
+    operations = "inserts, updates and deletes" if capabilities.delete else "inserts and updates" if capabilities.upsert else "inserts"
     yield "Operations", operations
     fences = "refused: the target compares generations in the same act"
     waits = "not detected: the next run waits for the end of the lease and for `commit_timeout_seconds` (5 s)"
-    yield "Writes of an older run", fences if able.fences else waits
+    yield "Writes of an older run", fences if capabilities.fences else waits
     if not exact:
         return
-    yield "A missing target", "is created" if able.creates_target else "stops the run"
+    yield "A missing target", "is created" if capabilities.creates_target else "stops the run"
     counts = "by operation; the check `row_count_matches` applies"
-    yield "Changes are counted", counts if able.counts_changes else "as rows only; the check `row_count_matches` does not apply"
+    yield "Changes are counted", counts if capabilities.counts_changes else "as rows only; the check `row_count_matches` does not apply"
 
 
-def _source_rows(found: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
-    able: SourceCapabilities = found.capabilities
-    yield "Kind", "bounded: history" if able.bounded else "unbounded: a stream"
-    if able.bounded:
+def _source_rows(source: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
+    capabilities: SourceCapabilities = source.capabilities
+    yield "Kind", "bounded: history" if capabilities.bounded else "unbounded: a stream"
+    if capabilities.bounded:
         yield (
             "Snapshot",
-            "yes: a split gives the same rows at every read" if able.stable_snapshot else "no: no other program may write during the read",
+            "yes: a split gives the same rows at every read"
+            if capabilities.stable_snapshot
+            else "no: no other program may write during the read",
         )
-    yield "`job_mode`", "supported" if able.job_mode else "refused"
-    if able.bounded:
-        yield "Load path", "bulk copy if the transform allows it, otherwise Spark" if able.direct else "Spark"
+    yield "`job_mode`", "supported" if capabilities.job_mode else "refused"
+    if capabilities.bounded:
+        yield "Load path", "bulk copy if the transform allows it, otherwise Spark" if capabilities.direct else "Spark"
 
 
 def _index() -> str:
@@ -129,7 +131,7 @@ _TELEMETRY = "`telemetry` of any node configures [its metrics](../../guides/moni
 
 def _available(part: str) -> str:
     rows = "".join(
-        f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n" for kind, model in types(part).items()
+        f"| [{kind}]({part}/{kind}.md) | {_first_line(model)} | {_promise(part, kind)} |\n" for kind, model in node_types(part).items()
     )
     return f"## {part.capitalize()}\n\n| type | description | guarantee |\n|---|---|---|\n{rows}"
 
@@ -151,12 +153,12 @@ def _promise(part: str, kind: str) -> str:
 
 
 def _not_yet() -> str:
-    """What Streamling's files may say and these may not."""
+    """Return the types, keys and values of Streamling's files that Headrace does not support."""
     kinds = "".join(
         f"| `{kind}` | {part} | {instead} |\n"
         for part in PARTS
         for kind, instead in streamling.TYPES[part].items()
-        if kind not in types(part)
+        if kind not in node_types(part)
     )
     values = "".join(f"| `{key}: {value}` | {instead} |\n" for (key, value), instead in streamling.VALUES.items())
     keys = "".join(f"| `{key}` | {instead} |\n" for key, instead in streamling.KEYS.items())

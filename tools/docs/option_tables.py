@@ -1,4 +1,4 @@
-"""Tables of options from pydantic models, in the words of the file."""
+"""Tables of options from pydantic models, with the types and defaults of the YAML file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.pipeline.types.durations import spell_duration
 HEAD = "| key | type | default | description |\n|---|---|---|---|\n"
 _IDLE = "Streamling's files can have these keys. `headrace validate` warns if one of them is set."
 _ELSEWHERE: Mapping[str, str] = {"telemetry": "../index.md#telemetry"}
-"""Maps that all nodes share, with the page that describes them."""
+"""Maps that all nodes share, with their page."""
 _PLAIN: Mapping[Any, str] = {
     str: "string",
     int: "integer",
@@ -32,28 +32,28 @@ _PLAIN: Mapping[Any, str] = {
 
 
 def summary(model: type[BaseModel]) -> str:
-    """What a model's docstring says."""
+    """Return the docstring of a model."""
     return inspect.cleandoc(model.__doc__ or "")
 
 
 def tables(model: type[BaseModel], level: int, idle: Collection[str] = ()) -> Iterator[str]:
-    """The table of a model's options, then one of each map inside of it under a heading of `level`.
+    """Yield the table of a model's options, then one for each nested map under a heading of `level`.
 
-    What the model itself says comes before what it inherits. `idle` names keys that are taken and do nothing: they come last, and
-    maps among them are on the index page.
+    Own options come before inherited ones. `idle` are keys without effect. They come last, and maps among
+    them are on the index page.
     """
-    fields = {field.alias or name: field for name, field in _own_first(model) if name != "type"}
-    at_work = {key: field for key, field in fields.items() if key not in idle}
-    yield _table(at_work)
-    yield from _inner(at_work, level)
-    if resting := {key: field for key, field in fields.items() if key in idle}:
-        yield f"{'#' * level} Accepted, without effect\n\n{_IDLE}\n\n{_table(resting)}"
+    fields = {field.alias or name: field for name, field in _sort_fields(model) if name != "type"}
+    active = {key: field for key, field in fields.items() if key not in idle}
+    yield _table(active)
+    yield from _nested_tables(active, level)
+    if inactive := {key: field for key, field in fields.items() if key in idle}:
+        yield f"{'#' * level} Accepted, without effect\n\n{_IDLE}\n\n{_table(inactive)}"
 
 
-def _own_first(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
-    """Within both groups what must be given comes first."""
-    inherited = {name for base in model.__mro__[1:] if _model(base) for name in base.model_fields}
-    return sorted(model.model_fields.items(), key=lambda entry: (entry[0] in inherited, not _required(entry[1])))
+def _sort_fields(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """Return own fields before inherited ones, and required fields first in both groups."""
+    inherited = {name for base in model.__mro__[1:] if _is_model(base) for name in base.model_fields}
+    return sorted(model.model_fields.items(), key=lambda entry: (entry[0] in inherited, not _is_required(entry[1])))
 
 
 def _table(fields: Mapping[str, FieldInfo]) -> str:
@@ -62,68 +62,68 @@ def _table(fields: Mapping[str, FieldInfo]) -> str:
 
 
 def _type(key: str, field: FieldInfo) -> str:
-    found = _cell(_words(field.annotation, field.metadata))
-    return found.replace("(below)", f"([keys]({_ELSEWHERE[key]}))") if key in _ELSEWHERE else found
+    text = _cell(_describe_type(field.annotation, field.metadata))
+    return text.replace("(below)", f"([keys]({_ELSEWHERE[key]}))") if key in _ELSEWHERE else text
 
 
-def _inner(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
+def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
     for key, field in fields.items():
-        for found in _models(field.annotation) if key not in _ELSEWHERE else ():
-            yield f"{'#' * level} `{key}`\n\n{summary(found)}\n"
-            yield from tables(found, level + 1)
+        for model in _nested_models(field.annotation) if key not in _ELSEWHERE else ():
+            yield f"{'#' * level} `{key}`\n\n{summary(model)}\n"
+            yield from tables(model, level + 1)
 
 
 def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _words(kind: Any, metadata: list[Any]) -> str:
-    """Return a type as users write it in the file."""
+def _describe_type(kind: Any, metadata: list[Any]) -> str:
+    """Return a type in the terms of the YAML file."""
     if get_origin(kind) is Annotated:
         inner, *more = get_args(kind)
-        return _words(inner, [*more, *metadata])
+        return _describe_type(inner, [*more, *metadata])
     options = [option for option in get_args(kind) if option is not type(None)] if get_origin(kind) in (Union, types.UnionType) else [kind]
     if len(options) == 1 and options[0] is not kind:
-        return _words(options[0], metadata)
-    options = [get_args(option)[0] if get_origin(option) is Annotated and _model(get_args(option)[0]) else option for option in options]
-    if all(_model(option) for option in options):
+        return _describe_type(options[0], metadata)
+    options = [get_args(option)[0] if get_origin(option) is Annotated and _is_model(get_args(option)[0]) else option for option in options]
+    if all(_is_model(option) for option in options):
         return "node" if all(_is_node(option) for option in options) else "map (below)"
-    return " or ".join(_one(option, metadata) for option in options)
+    return " or ".join(_describe_single_type(option, metadata) for option in options)
 
 
-def _one(kind: Any, metadata: list[Any]) -> str:
+def _describe_single_type(kind: Any, metadata: list[Any]) -> str:
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _words(kind, metadata)
+        return _describe_type(kind, metadata)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if kind == tuple[str, ...]:
         return "list of columns, or string with commas"
     if origin in (tuple, list, set, frozenset):
-        return f"list of {_words(args[0], []).replace('map', 'maps', 1)}"
+        return f"list of {_describe_type(args[0], []).replace('map', 'maps', 1)}"
     if origin is dict:
-        held = _words(args[1], [])
-        return "map of names to nodes" if held == "node" else f"map of {_words(args[0], [])} to {held}"
+        value = _describe_type(args[1], [])
+        return "map of names to nodes" if value == "node" else f"map of {_describe_type(args[0], [])} to {value}"
     return _PLAIN.get(kind, getattr(kind, "__name__", str(kind))) + _bounds(metadata)
 
 
 def _bounds(metadata: list[Any]) -> str:
-    said = []
+    texts = []
     for bound in metadata:
         for kind, name, word in ((Gt, "gt", "above"), (Ge, "ge", "from"), (Lt, "lt", "below"), (Le, "le", "up to")):
             if isinstance(bound, kind):
-                said.append(f" {word} {getattr(bound, name)}")
-    return "".join(said)
+                texts.append(f" {word} {getattr(bound, name)}")
+    return "".join(texts)
 
 
-def _required(field: FieldInfo) -> bool:
-    """Whether the file must say it; a description tells where something else stands in."""
+def _is_required(field: FieldInfo) -> bool:
+    """Return whether the file must set it. A description can name what applies otherwise."""
     needed = field.is_required() or any(isinstance(bound, MinLen) for bound in field.metadata)
     return needed and "if not given" not in (field.description or "")
 
 
 def _default(field: FieldInfo) -> str:
-    if _required(field):
+    if _is_required(field):
         return "**required**"
     value = None if field.is_required() else field.get_default(call_default_factory=True)
     if value is None or value in ((), {}, "") or isinstance(value, BaseModel):
@@ -133,7 +133,7 @@ def _default(field: FieldInfo) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _model(kind: Any) -> bool:
+def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
@@ -142,8 +142,8 @@ def _is_node(model: Any) -> bool:
     return field is not None and (get_origin(field.annotation) is Literal or issubclass(model, PluginNodeConfig))
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The models of maps inside a type, without those of nodes: they have pages of their own."""
-    if _model(annotation):
+def _nested_models(annotation: Any) -> list[type[BaseModel]]:
+    """Return the models of maps inside a type, without those of nodes, which have their own pages."""
+    if _is_model(annotation):
         return [] if _is_node(annotation) else [annotation]
-    return [found for part in get_args(annotation) for found in _models(part)]
+    return [model for part in get_args(annotation) for model in _nested_models(part)]

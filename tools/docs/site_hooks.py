@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the site shows code blocks without the marks that tests read."""
+"""Hooks of mkdocs: the site shows code blocks without the attributes that tests read."""
 
 from __future__ import annotations
 

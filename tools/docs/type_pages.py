@@ -1,4 +1,7 @@
-"""docs/reference/types.md: prose from tools/docs/parts/types.md, and in place of its `<!-- table: NAME -->` lines the tables that the code uses."""
+"""docs/reference/types.md: prose from tools/docs/parts/types.md, with the tables that the code uses.
+
+A line `<!-- table: NAME -->` is replaced by the table.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ _JSON: Mapping[str, str] = {
     "time": "string, unchanged",
     "binary": "hexadecimal string",
 }
-"""What a message may hold, by what a type's name begins with."""
+"""Allowed values in a message, by the beginning of the type's name."""
 _SAME: Mapping[str, str] = {"utf8": "string", "i256": "int256", "u256": "int256"}
 
 ICEBERG: Mapping[str, str] = {
@@ -50,11 +53,11 @@ ICEBERG: Mapping[str, str] = {
     "fixed[16]": "BINARY",
     "binary": "BINARY",
 }
-"""Iceberg's own mapping to Spark, which a test asks of the library."""
+"""Iceberg's mapping to Spark. A test compares it with the library."""
 
 
 def page(parts: Path) -> str:
-    """The whole page."""
+    """Return the whole page."""
     text = (parts / "types.md").read_text(encoding="utf-8")
     title, _, rest = text.partition("\n")
     return f"{title}\n\n{_WRITTEN}{_MARK.sub(lambda found: TABLES[found[1]](), rest)}"
@@ -72,11 +75,11 @@ def _code(names: Iterable[str]) -> str:
 def _file_types() -> str:
     rows: dict[str, list[str]] = {}
     for name in [*FILE_TYPES, *DECIMALS]:
-        rows.setdefault(_arrow(parse_type(name)), []).append(name)
+        rows.setdefault(_arrow_name(parse_type(name)), []).append(name)
     return _table(["in the file", "Arrow"], [[_code(names), f"`{kind}`"] for kind, names in rows.items()])
 
 
-def _arrow(kind: pa.DataType) -> str:
+def _arrow_name(kind: pa.DataType) -> str:
     return str(kind).replace("month_day_nano_interval", "interval")
 
 
@@ -85,14 +88,14 @@ def _kafka() -> str:
     for name in [*FILE_TYPES, *DECIMALS, "decimal256(60, 4)"]:
         kind = arrives_as(parse_type(name))
         refused = ("refused: declare it as string, and convert it in a transform", "", "")
-        said = refused if kind is None else (_spoken(name), f"`{spark_type(kind)}`", f"`{postgres_type(kind)}`")
-        rows.setdefault(said, []).append(name)
+        forms = refused if kind is None else (_json_form(name), f"`{spark_type(kind)}`", f"`{postgres_type(kind)}`")
+        rows.setdefault(forms, []).append(name)
     return _table(
         ["in `schema`", "in the message", "in Spark and Delta", "in Postgres"], [[_code(names), *row] for row, names in rows.items()]
     )
 
 
-def _spoken(name: str) -> str:
+def _json_form(name: str) -> str:
     plain = _SAME.get(name, name.removeprefix("u") if name.startswith("uint") else name)
     begin = max((key for key in _JSON if plain.startswith(key)), key=len)
     return _JSON[begin]
@@ -115,13 +118,13 @@ def _iceberg() -> str:
 
 
 def _iceberg_made() -> str:
-    """What tables are made with: the Iceberg type whose Spark type the column has."""
-    back = {kind.split("(")[0]: name.split("(")[0] for name, kind in ICEBERG.items() if name not in ("uuid", "fixed[16]")}
+    """Return the Iceberg type of created columns, whose Spark type the column has."""
+    iceberg_types = {kind.split("(")[0]: name.split("(")[0] for name, kind in ICEBERG.items() if name not in ("uuid", "fixed[16]")}
     rows: dict[str, list[str]] = {}
     for what, _, kind in SPARK:
         small = kind in ("TINYINT", "SMALLINT")
         plain = iceberg_type(pa.int16()) if small else kind.split("(")[0]
-        rows.setdefault(back.get(plain, ""), []).append(what)
+        rows.setdefault(iceberg_types.get(plain, ""), []).append(what)
     return _table(["Arrow", "created column"], [[", ".join(kinds), f"`{name}`" if name else "refused"] for name, kinds in rows.items()])
 
 
@@ -130,7 +133,7 @@ def _rows_of(table: Iterable[tuple[str, Callable[[pa.DataType], bool], str]]) ->
         yield [what, f"`{name.format(**_PLACE)}`"]
 
 
-def _taken() -> str:
+def _accepted_types() -> str:
     rows = [[f"`{ours}`", _code(theirs)] for ours, theirs in TAKES.items()]
     return _table(["type of the rows", "accepted column types"], rows)
 
@@ -143,6 +146,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "iceberg_made": _iceberg_made,
     "spark": lambda: _table(["Arrow", "Spark"], _rows_of(SPARK)),
     "postgres": lambda: _table(["Arrow", "created column"], _rows_of(POSTGRES)),
-    "takes": _taken,
+    "takes": _accepted_types,
     "parses_text": lambda: _table(["type of the rows", "columns that parse it"], [["`text`", f"{_code(PARSES_TEXT)}, enumerations"]]),
 }

@@ -40,7 +40,10 @@ def fill_table() -> None:
 
 
 def fill_topic() -> None:
-    """One JSON object per message; the header says what happened to the order. A delete needs only the key."""
+    """One JSON object per message; the header says what happened to the order.
+
+    A delete needs only the key.
+    """
     brokers = {"bootstrap.servers": settings.kafka_source.brokers}
     admin = AdminClient(brokers)  # kept by a name: when it goes, so does what it was asked for
     admin.create_topics([NewTopic("$name", num_partitions=1)])["$name"].result()

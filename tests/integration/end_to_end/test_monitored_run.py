@@ -162,7 +162,7 @@ def look(world: World, address: str, capsys: pytest.CaptureFixture[str]) -> None
     assert max(map(len, text.splitlines())) <= 80
 
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
-    watch_command.watch(world.file, 0.2, looks=1, console=console)
+    watch_command.watch(world.file, 0.2, refreshes=1, console=console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert world.name in shown
     assert "live" in shown

@@ -22,13 +22,13 @@ def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedPro
     )
 
 
-def found(name: str) -> doctor.Check:
-    return next(check for check in doctor.checks() if check.name == name)
+def found(name: str) -> doctor.DoctorCheck:
+    return next(check for check in doctor.run_checks() if check.name == name)
 
 
 def test_it_looks_at_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "none" / "yet"))
-    names = [check.name for check in doctor.checks()]
+    names = [check.name for check in doctor.run_checks()]
     wanted = ["settings", "python", "java", "jars", "disk", "memory", "ledger", "[clickhouse]", "[dagster]", "[delta]", "[kafka]"]
     assert names == [*wanted, "[postgres]", "[services]", "services"]
     assert not (tmp_path / "none").exists()  # looking changes nothing
@@ -39,15 +39,15 @@ def test_a_ledger_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(doctor.psutil, "disk_partitions", lambda all: [mount("/", "ext4"), mount(str(tmp_path), "nfs4")])  # noqa: A006, ARG005
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
     check = found("ledger")
-    assert (check.ok, check.needed) == (False, True)
-    assert "nfs4" in check.found
+    assert (check.ok, check.required) == (False, True)
+    assert "nfs4" in check.details
     assert doctor.file_system(Path("/somewhere")) == "ext4"
 
 
 def test_a_missing_package_is_a_part_and_not_a_fault(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(doctor._EXTRAS, "delta", ("no_such_module",))
     check = found("[delta]")
-    assert (check.ok, check.needed, check.hint) == (False, False, "pip install 'headrace[delta]'")
+    assert (check.ok, check.required, check.hint) == (False, False, "pip install 'headrace[delta]'")
 
 
 def test_little_memory_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient
 from headrace import services as local
 from headrace.pipeline.errors import ServiceError
 from headrace.services import NAMES, Services
-from headrace.services.state import State
+from headrace.services.state import ServiceState
 
 
 def processes_of(home: Path) -> list[int]:
@@ -56,7 +56,7 @@ def test_the_file_is_for_its_owner_alone_and_holds_what_settings_read(services: 
 def test_no_password_on_a_command_line_or_in_a_log(services: Services):
     secrets = {services.postgres.password, services.clickhouse.password}
     for name in NAMES:
-        process = services[name].running()
+        process = services[name].find_process()
         assert process is not None
         written = " ".join(process.cmdline()) + services[name].log_file.read_text()
         assert not [secret for secret in secrets if secret in written]
@@ -129,7 +129,7 @@ def test_a_stopped_server_is_silent_and_goes_on_when_told(services: Services):
         assert next(found.state for found in local.status(services.home) if found.name == "clickhouse") == "silent"
     finally:
         services.clickhouse.kill(signal.SIGCONT)
-    services.clickhouse.answers()
+    services.clickhouse.ping()
 
 
 def test_a_taken_port_is_given_up_and_the_data_kept(fresh_home: Path):
@@ -156,7 +156,7 @@ def test_down_leaves_no_process_and_up_finds_ports_and_data_again(fresh_home: Pa
     local.down(fresh_home)
     assert processes_of(fresh_home) == []
     assert {found.state for found in local.status(fresh_home)} == {"down"}
-    cluster = State(fresh_home).entry("kafka")["cluster_id"]
+    cluster = ServiceState(fresh_home).entry("kafka")["cluster_id"]
     second = local.up(home=fresh_home)
     assert {name: second[name].port for name in NAMES} == ports
     assert AdminClient({"bootstrap.servers": second.kafka.brokers}).list_topics(timeout=30).cluster_id == cluster
@@ -181,13 +181,13 @@ def test_servers_outlive_the_process_that_started_them(fresh_home: Path):
     code = "import sys; from headrace import services as s; print(s.up(['clickhouse'], sys.argv[1]).clickhouse.pid)"
     done = subprocess.run([sys.executable, "-c", code, str(fresh_home)], capture_output=True, text=True, timeout=200, check=True)
     assert Services(fresh_home).clickhouse.pid == int(done.stdout)
-    Services(fresh_home).clickhouse.answers()
+    Services(fresh_home).clickhouse.ping()
 
 
 def test_a_server_whose_starter_died_before_taking_notes_is_replaced(fresh_home: Path):
     first = local.up(["clickhouse"], home=fresh_home).clickhouse
     lost = first.pid
-    State(fresh_home).update("clickhouse", pid=None, create_time=None)
+    ServiceState(fresh_home).update("clickhouse", pid=None, create_time=None)
     second = local.up(["clickhouse"], home=fresh_home).clickhouse  # could not open the data while the first one holds it
     assert second.pid != lost
     assert [pid for pid in processes_of(fresh_home) if pid == lost] == []
@@ -195,7 +195,9 @@ def test_a_server_whose_starter_died_before_taking_notes_is_replaced(fresh_home:
 
 def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(fresh_home: Path):
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
-        State(fresh_home).update("clickhouse", pid=stranger.pid, create_time=time.time() - 1000, port=20_000, user="default", password="x")
+        ServiceState(fresh_home).update(
+            "clickhouse", pid=stranger.pid, create_time=time.time() - 1000, port=20_000, user="default", password="x"
+        )
         assert Services(fresh_home).clickhouse.pid is None
         local.down(fresh_home)
         assert stranger.poll() is None

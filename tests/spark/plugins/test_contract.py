@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from headrace import Plugin, testing
-from headrace.commands.plugin import NewKind, app, render
+from headrace.commands.plugin import NewPluginType, app, render
 from headrace.jobs.spark.java import find_java
 from headrace.pipeline.errors import PluginError, UserError
 
@@ -31,10 +31,10 @@ def session(spark: SparkSession) -> None:
     """The kit takes the session that is there."""
 
 
-def fresh_folders(tmp_path: Path) -> Callable[[], testing.Target]:
+def fresh_folders(tmp_path: Path) -> Callable[[], testing.SinkTarget]:
     numbers = count()
 
-    def fresh() -> testing.Target:
+    def fresh() -> testing.SinkTarget:
         folder = tmp_path / f"target{next(numbers)}"
         folder.mkdir()
 
@@ -42,7 +42,7 @@ def fresh_folders(tmp_path: Path) -> Callable[[], testing.Target]:
             file = folder / "target.json"
             return json.loads(file.read_text())["rows"] if file.exists() else []
 
-        return testing.Target({"path": str(folder), "token": "open sesame"}, rows)
+        return testing.SinkTarget({"path": str(folder), "token": "open sesame"}, rows)
 
     return fresh
 
@@ -56,9 +56,9 @@ def test_a_sink_on_the_exactly_once_base_keeps_the_contract(tmp_path: Path) -> N
 
 
 def test_a_sink_that_sends_is_checked_for_what_it_promises(tmp_path: Path) -> None:
-    def fresh() -> testing.Target:
+    def fresh() -> testing.SinkTarget:
         path = tmp_path / "lines"
-        return testing.Target({"path": str(path)}, lambda: [json.loads(line) for line in path.read_text().splitlines()])
+        return testing.SinkTarget({"path": str(path)}, lambda: [json.loads(line) for line in path.read_text().splitlines()])
 
     testing.check_sink(acme_plugin("lines"), fresh)
 
@@ -148,8 +148,8 @@ def test_a_transform_that_looks_at_its_batch_is_caught() -> None:
     assert len(testing.check_transform(plugin, {"times": 3}, pa.schema([("id", pa.int64())]), rows)) == 18
 
 
-@pytest.mark.parametrize("kind", NewKind)
-def test_a_new_package_passes_its_own_tests(kind: NewKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", NewPluginType)
+def test_a_new_package_passes_its_own_tests(kind: NewPluginType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"fresh.{kind.replace('-', '_')}_one"
     for path, text in render(name, kind).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -166,8 +166,8 @@ def test_a_new_package_passes_its_own_tests(kind: NewKind, tmp_path: Path, monke
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("kind", NewKind if FULL else [NewKind.PREPROCESSOR])
-def test_a_new_package_passes_them_by_itself(kind: NewKind, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", NewPluginType if FULL else [NewPluginType.PREPROCESSOR])
+def test_a_new_package_passes_them_by_itself(kind: NewPluginType, tmp_path: Path) -> None:
     """As its author runs them: a process of its own, nothing installed, a Spark session that the kit starts."""
     made = CliRunner().invoke(app, ["new", "acme.fresh", str(tmp_path / "it"), "--kind", kind])
     assert made.exit_code == 0, made.output
@@ -185,17 +185,18 @@ def test_a_new_package_overwrites_nothing(tmp_path: Path) -> None:
     assert isinstance(made.exception, UserError)
     assert [path.name for path in (tmp_path / "it").iterdir()] == ["README.md"]
     with pytest.raises(UserError, match="cannot be the name of a plugin"):
-        render("Acme.x", NewKind.SINK)
+        render("Acme.x", NewPluginType.SINK)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("kafka", "a built-in type"), ("class", "a word of Python's own"), ("json", "a module"), ("headrace", "a module")]
+    ("name", "said"),
+    [("kafka", "a built-in type"), ("class", "a Python keyword"), ("json", "a Python module"), ("headrace", "a Python module")],
 )
 def test_a_name_that_means_something_else_already_is_refused(name: str, said: str) -> None:
     with pytest.raises(UserError, match=f"cannot be the name of a plugin: it is {said}") as told:
-        render(name, NewKind.SINK)
-    assert told.value.hint == f"Put a namespace before it, such as acme.{name}."
-    assert render(f"acme.{name}", NewKind.SINK)
+        render(name, NewPluginType.SINK)
+    assert told.value.hint == f"Add a namespace. Example: acme.{name}."
+    assert render(f"acme.{name}", NewPluginType.SINK)
 
 
 def test_the_list_says_what_loads() -> None:

@@ -178,10 +178,10 @@ def test_a_test_of_a_pipeline_runs_its_plugins(spark: SparkSession, tmp_path: Pa
 
 
 def test_dagster_has_assets_of_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.orchestration.pipelines import load
+    from headrace.orchestration.pipelines import read_pipeline
 
     monkeypatch.setenv("HEADRACE__PLUGIN__ACME_FOLDER__TOKEN", "open sesame")
     Path("words.yaml").write_text(PIPELINE.replace("@UPTO@", "11"))
-    pipeline = load(Path("words.yaml"))
-    assert (pipeline.has_history, pipeline.has_stream, pipeline.proven) == (True, False, {"kept"})
-    assert {name: sink.kind for name, sink in pipeline.sinks.items()} == {"kept": "acme.folder", "told": "acme.lines"}
+    pipeline = read_pipeline(Path("words.yaml"))
+    assert (pipeline.has_history, pipeline.has_stream, pipeline.verifiable_sinks) == (True, False, {"kept"})
+    assert {name: sink.storage_kind for name, sink in pipeline.sinks.items()} == {"kept": "acme.folder", "told": "acme.lines"}

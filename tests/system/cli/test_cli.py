@@ -189,7 +189,7 @@ def test_several_files_are_checked_in_one_go(good: Path) -> None:
     bad.write_text(BAD)
     found = headrace("validate", str(good), str(bad), "--quick", cwd=good.parent)
     assert found.returncode == 1
-    assert f"{good}: good by itself" in found.stdout
+    assert f"{good}: valid (file only)" in found.stdout
     assert found.stderr.count("error[HR101]: ") == 3
     answers = json.loads(headrace("validate", str(good), str(bad), "--quick", "--json", cwd=good.parent).stdout)
     assert [(answer["file"], answer["is_valid"]) for answer in answers] == [(str(good), True), (str(bad), False)]
@@ -236,7 +236,7 @@ def test_a_fault_over_one_file_does_not_hide_what_is_said_of_the_others(
     with pytest.raises(typer.Exit):
         validate.validate([other, good], as_json=False, quick=False)
     told = capsys.readouterr()
-    assert told.out.startswith(f"{good}: good")
+    assert told.out.startswith(f"{good}: valid")
     assert "error[HR500]: ZeroDivisionError" in told.err
     assert list((good.parent / "home" / "logs").glob("error-*.log"))
 

@@ -24,18 +24,18 @@ pid_file.write_text(str(child.pid))
 ready_file = pid_file.with_suffix(".ready")
 """
 WILLING = """
-with processes.Stopper(lambda name: print("heard", name, flush=True)) as stopper:
+with processes.GracefulShutdown(lambda name: print("heard", name, flush=True)) as stopper:
     ready_file.touch()
-    print(stopper.call(lambda: stopper.event.wait(60) and "ended"))
+    print(stopper.run(lambda: stopper.event.wait(60) and "ended"))
 """
 STUCK = """
-with processes.Stopper() as stopper:
+with processes.GracefulShutdown() as stopper:
     ready_file.touch()
-    stopper.call(lambda: time.sleep(600))
+    stopper.run(lambda: time.sleep(600))
 """
 FAILING = """
-with processes.Stopper() as stopper:
-    stopper.call(lambda: 1 / 0)
+with processes.GracefulShutdown() as stopper:
+    stopper.run(lambda: 1 / 0)
 """
 
 
@@ -77,7 +77,7 @@ def test_an_error_in_the_work_is_raised_and_no_child_left(tmp_path: Path) -> Non
 
 
 def _wait_for_handlers(process: subprocess.Popen[str], tmp_path: Path) -> None:
-    """Wait until the script is inside its `Stopper`. The kernel cannot tell: Python itself catches SIGINT from its start."""
+    """Wait until the script is inside its `GracefulShutdown`. The kernel cannot tell: Python itself catches SIGINT from its start."""
     deadline = time.monotonic() + 60
     while not (tmp_path / "child.ready").exists():
         assert process.poll() is None

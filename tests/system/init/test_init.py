@@ -18,8 +18,8 @@ import pytest
 from helpers.checkout import ROOT
 from ruamel.yaml import YAML
 
-from headrace.commands.init import KINDS, Servers, TemplateName, render
-from headrace.commands.plugin import NewKind
+from headrace.commands.init import TEMPLATES, Servers, TemplateName, render
+from headrace.commands.plugin import NewPluginType
 from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import UserError
@@ -28,7 +28,7 @@ from headrace.services import Services
 
 HEADRACE = (sys.executable, "-m", "headrace")
 BOTH = pytest.mark.parametrize("servers", list(Servers))
-SERVED = pytest.mark.parametrize("template", [template for template, kind in KINDS.items() if kind.services])
+SERVED = pytest.mark.parametrize("template", [template for template, kind in TEMPLATES.items() if kind.start_command])
 EACH = pytest.mark.parametrize("template", list(TemplateName))
 
 
@@ -81,9 +81,9 @@ def test_a_key_cannot_be_called_as_a_column(template: TemplateName) -> None:
     texts = render(template, "carts", "zz", Servers.LOCAL)
     (source,) = parse_pipeline(texts["pipelines/carts.yaml"], "x").model.sources.values()
     for text in re.findall(r"schema:\n((?: +\w+: \w+\n)+)", texts["pipelines/carts.yaml"]):
-        assert {name for name in re.findall(r"(\w+):", text) if name != "zz"} <= KINDS[template].columns
+        assert {name for name in re.findall(r"(\w+):", text) if name != "zz"} <= TEMPLATES[template].columns
     assert source.primary_key == ("zz",)
-    for column in KINDS[template].columns:
+    for column in TEMPLATES[template].columns:
         with pytest.raises(UserError, match="has a column of that name"):
             render(template, "carts", column, Servers.LOCAL)
 
@@ -135,9 +135,9 @@ def test_compose_agrees_with_the_settings(template: TemplateName, tmp_path: Path
 
 def test_images_are_those_of_the_project() -> None:
     own = YAML(typ="safe").load((ROOT / "docker/compose.yaml").read_text())["services"]
-    for template, kind in KINDS.items():
+    for template, kind in TEMPLATES.items():
         texts = render(template, "a", "b", Servers.LOCAL)
-        assert ("compose.yaml" in texts) == bool(kind.services)
+        assert ("compose.yaml" in texts) == bool(kind.start_command)
         for name, service in YAML(typ="safe").load(texts.get("compose.yaml", "services: {}"))["services"].items():
             assert service["image"] == own[name]["image"]
 
@@ -147,7 +147,7 @@ def test_it_writes_what_can_be_validated_at_once(template: TemplateName, tmp_pat
     found = headrace("init", "new/place", "--template", template, "--name", "carts", "--yes", cwd=tmp_path)
     assert (found.returncode, found.stderr) == (0, "")
     folder = tmp_path / "new/place"
-    assert tree(folder) == render(template, "carts", KINDS[template].key, Servers.LOCAL)
+    assert tree(folder) == render(template, "carts", TEMPLATES[template].key, Servers.LOCAL)
     assert max(len(line) for line in found.stdout.splitlines()) <= 80
     command, _ = re.findall(r"headrace (validate .+)", found.stdout)
     done = headrace(*command.split(), cwd=folder)
@@ -274,7 +274,7 @@ def test_templates_are_part_of_the_package() -> None:
     packaged = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["headrace"]
     held = {path for pattern in packaged for path in (ROOT / "headrace").glob(pattern) if path.is_file()}
     files = {path for path in (ROOT / "headrace/templates").rglob("*") if path.is_file()}
-    assert {path.parent.name for path in files} == {"common", *TemplateName, "plugin-common", *(f"plugin-{kind}" for kind in NewKind)}
+    assert {path.parent.name for path in files} == {"common", *TemplateName, "plugin-common", *(f"plugin-{kind}" for kind in NewPluginType)}
     assert held == files
 
 

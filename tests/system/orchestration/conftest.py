@@ -11,7 +11,7 @@ import pytest
 from helpers.dagster_runs import FLIGHTS, PARTITIONS
 
 from headrace.jobs.run.events import CheckResult, PartitionCompleted, RunResult
-from headrace.orchestration.pipelines import Pipeline, load
+from headrace.orchestration.pipelines import Pipeline, read_pipeline
 from headrace.pipeline.protocol.epochs import WriteCounts
 
 
@@ -40,7 +40,7 @@ def written(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def pipeline(written: Callable[..., Path]) -> Pipeline:
     """History in months up to December 2013, then a stream."""
-    return load(written(FLIGHTS + PARTITIONS))
+    return read_pipeline(written(FLIGHTS + PARTITIONS))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
 
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.run.events import PartitionCompleted, Until
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
@@ -40,7 +40,7 @@ def materialize(written, stand_in, instance):
     """Runs a selection over a range of partitions, as the daemon's single-run backfill and the command line do."""
 
     def go(first=None, last=None, *, selection=None, text=FLIGHTS + PARTITIONS, retries=False):
-        defs = dg.Definitions.merge(build([written(text)]), dg.Definitions(assets=[report] if "partitions" in text else []))
+        defs = dg.Definitions.merge(build_definitions([written(text)]), dg.Definitions(assets=[report] if "partitions" in text else []))
         job = defs.resolve_implicit_global_asset_job_def()
         tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first} if first else {}
         return job.execute_in_process(instance=instance, tags=tags, raise_on_error=False, asset_selection=selection or [PG, LAKE])
@@ -107,7 +107,7 @@ class TestWindows:
         result = materialize(first, last)
         assert not result.success
         said = reason(result)
-        assert "2013-12-01 lies behind the history's end" in said
+        assert "2013-12-01 is after the end of history" in said
         assert f"flights.yaml:{len(FLIGHTS.splitlines()) + 1}" in said
         assert "flights_stream" in said
         assert stand_in.calls == []
@@ -150,7 +150,7 @@ class TestSubsets:
         assert partitions(instance, LAKE) == partitions(instance, PG) == MONTHS[:3]
 
     def test_checks_alone_ask_the_systems_and_write_nothing(self, written, stand_in, instance):
-        job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
+        job = build_definitions([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
         keys = [AssetCheckKey(PG, name) for name in CHECKS]
         result = job.get_subset(asset_selection=set(), asset_check_selection=set(keys)).execute_in_process(instance=instance)
         assert result.success
@@ -159,7 +159,7 @@ class TestSubsets:
         assert [check.passed for check in result.get_asset_check_evaluations()] == [True] * 4
 
     def test_rows_are_compared_only_where_that_check_is_selected(self, written, stand_in, instance):
-        job = build([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
+        job = build_definitions([written(FLIGHTS + PARTITIONS)]).resolve_implicit_global_asset_job_def()
         for name in ("row_count_matches", "content_matches"):
             keys = {AssetCheckKey(PG, name)}
             assert job.get_subset(asset_selection=set(), asset_check_selection=keys).execute_in_process(instance=instance).success
@@ -213,7 +213,7 @@ class TestChecks:
 
 
 def test_only_errors_that_may_pass_are_tried_again(materialize, stand_in, monkeypatch):
-    monkeypatch.setattr("headrace.orchestration.execution.RETRY_AFTER", 0.0)
+    monkeypatch.setattr("headrace.orchestration.execution.RETRY_SECONDS", 0.0)
     failures = iter([LeaseHeldError("held by another run"), None])
 
     def fail_once(**asked):

@@ -13,7 +13,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 from helpers.checkout import ROOT
 from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
 
-from headrace.orchestration.build import build
+from headrace.orchestration.build import build_definitions
 from headrace.orchestration.component import PipelineComponent
 from headrace.orchestration.pipelines import pipeline_files
 from headrace.pipeline.errors import UserError
@@ -80,11 +80,11 @@ def test_snapshot(written):
     text = (
         FLIGHTS.replace("  lake: {type: delta, from: flights, path: lake/flights}\n", "") + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n"
     )
-    assert shown(build([written(text)])) == EXPECTED
+    assert shown(build_definitions([written(text)])) == EXPECTED
 
 
 def test_the_example_that_ships():
-    found = shown(build([ROOT / "examples" / "flights.yaml"]))
+    found = shown(build_definitions([ROOT / "examples" / "flights.yaml"]))
     assert set(found["assets"]) == {"clickhouse/flights/history", "kafka/flights", "postgres/public/flights", "delta/flights"}
     assert found["jobs"] == ["flights_history", "flights_stream"]
 
@@ -92,7 +92,7 @@ def test_the_example_that_ships():
 def test_sink_metadata_has_columns_table_and_the_line_in_the_file(written):
     path = written()
     lines = path.read_text().splitlines()
-    metadata = build([path]).resolve_asset_graph().get(PG).metadata
+    metadata = build_definitions([path]).resolve_asset_graph().get(PG).metadata
     assert [(column.name, column.type) for column in metadata["dagster/column_schema"].columns] == [
         ("id", "BIGINT"),
         ("day", "TIMESTAMP"),
@@ -106,7 +106,7 @@ def test_sink_metadata_has_columns_table_and_the_line_in_the_file(written):
 
 
 def test_a_sink_without_a_record_has_no_checks_and_its_own_key(written):
-    defs = build([written(FLIGHTS + "  seen: {type: print, from: clean}\n")])
+    defs = build_definitions([written(FLIGHTS + "  seen: {type: print, from: clean}\n")])
     node = defs.resolve_asset_graph().get(dg.AssetKey(["print", "flights", "seen"]))
     assert not node.check_keys
 
@@ -114,13 +114,13 @@ def test_a_sink_without_a_record_has_no_checks_and_its_own_key(written):
 @pytest.mark.parametrize("option", ["on_conflict: nothing", "share: true"])
 def test_a_sink_whose_rows_cannot_be_compared_lacks_that_check(written, option):
     text = FLIGHTS.replace("table: flights}", f"table: flights, {option}}}")
-    graph = build([written(text)]).resolve_asset_graph()
+    graph = build_definitions([written(text)]).resolve_asset_graph()
     names = {key: {check.name for check in graph.get(key).check_keys} for key in (PG, LAKE)}
     assert names[LAKE] - names[PG] == {"content_matches"}
 
 
 def test_sources_that_another_pipeline_writes_are_joined_not_declared_twice(written):
-    graph = build([written(), written(ONWARD, "onward")]).resolve_asset_graph()
+    graph = build_definitions([written(), written(ONWARD, "onward")]).resolve_asset_graph()
     assert graph.get(dg.AssetKey(["kafka", "flights"])).group_name == "sources"
     assert graph.get(dg.AssetKey(["kafka", "flights"])).child_keys >= {PG, dg.AssetKey(["postgres", "public", "copies"])}
 
@@ -134,7 +134,7 @@ def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
         " OR dynamic_table_check('own', carrier)\"}\n",
     )
     text += "  known_pg: {type: postgres, from: known, table: known}\n"
-    graph = build([written(text)]).resolve_asset_graph()
+    graph = build_definitions([written(text)]).resolve_asset_graph()
     asked = graph.get(dg.AssetKey(["postgres", "lists", "carriers"]))
     assert (asked.is_materializable, asked.group_name) == (False, "flights")
     assert asked.child_keys == {dg.AssetKey(["postgres", "public", "known"])}
@@ -144,32 +144,32 @@ def test_a_dynamic_table_in_postgres_is_upstream_of_who_asks_it(written):
 class TestBrokenFiles:
     def test_others_still_load_and_the_mistake_is_readable(self, written):
         good, bad = written(), written("name: bad\nsources: {}\nsinks:\n  out: {type: postgress, from: x}\n", "bad")
-        found = shown(build([bad, good], strict=False))
+        found = shown(build_definitions([bad, good], strict=False))
         assert {"broken/bad", "postgres/public/flights"} <= set(found["assets"])
-        defs = build([bad, good], strict=False)
+        defs = build_definitions([bad, good], strict=False)
         spec = next(spec for spec in defs.resolve_all_asset_specs() if spec.key == dg.AssetKey(["broken", "bad"]))
         assert f"{bad}:4:" in str(spec.description)
         assert "did you mean `postgres`?" in str(spec.description)
 
     def test_the_broken_asset_fails_with_the_mistake(self, written):
         bad = written("name: bad\nsinks: [\n", "bad")
-        defs = build([bad], strict=False)
+        defs = build_definitions([bad], strict=False)
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(raise_on_error=False)
         assert not result.success
         assert str(bad) in str(result.failure_data_for_node("broken__bad"))
 
     def test_strict_raises(self, written):
         with pytest.raises(UserError, match="not YAML"):
-            build([written("name: bad\nsinks: [\n", "bad")])
+            build_definitions([written("name: bad\nsinks: [\n", "bad")])
 
     def test_two_pipelines_with_one_target(self, written):
         first, second = written(), written(FLIGHTS.replace("name: flights", "name: again"), "zweite")
-        specs = {spec.key.to_user_string(): spec for spec in build([first, second], strict=False).resolve_all_asset_specs()}
+        specs = {spec.key.to_user_string(): spec for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()}
         assert "which pipeline `flights`" in str(specs["broken/zweite"].description)
 
     def test_two_pipelines_with_one_name(self, written):
         first, second = written(), written(FLIGHTS.replace("table: flights}", "table: others}"), "zweite")
-        specs = {spec.key.to_user_string(): spec for spec in build([first, second], strict=False).resolve_all_asset_specs()}
+        specs = {spec.key.to_user_string(): spec for spec in build_definitions([first, second], strict=False).resolve_all_asset_specs()}
         assert "is taken by `flights`" in str(specs["broken/zweite"].description)
 
 
@@ -187,16 +187,16 @@ class TestSchedules:
     def test_one_that_can_never_fire_is_refused_with_its_place(self, written, line, said):
         path = written(FLIGHTS + f"schedule: {line}\n")
         with pytest.raises(UserError, match=said) as caught:
-            build([path])
+            build_definitions([path])
         assert str(caught.value).startswith(f"{path}:{len(FLIGHTS.splitlines()) + 1}:")
 
     @pytest.mark.parametrize("cron", ["*/5 * * * *", "0 0 29 2 *", "@daily"])
     def test_one_that_fires_is_taken(self, written, cron):
-        defs = build([written(FLIGHTS + f"schedule: {{cron: '{cron}', timezone: Europe/Vienna}}\n")])
+        defs = build_definitions([written(FLIGHTS + f"schedule: {{cron: '{cron}', timezone: Europe/Vienna}}\n")])
         assert defs.resolve_schedule_def("flights_schedule").cron_schedule == cron
 
     def test_partitioned_skips_until_the_history_is_complete(self, written):
-        defs = build([written(FLIGHTS + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n")])
+        defs = build_definitions([written(FLIGHTS + PARTITIONS + "schedule: {cron: '15 3 * * *'}\n")])
         schedule = defs.resolve_schedule_def("flights_schedule")
         assert schedule.job_name == "flights_stream"
         context = dg.build_schedule_context(instance=dg.DagsterInstance.ephemeral())

@@ -7,7 +7,7 @@ import pytest
 from dagster_pyspark import PySparkResource
 
 from headrace.orchestration.resources import SPARK, spark_resource
-from headrace.orchestration.spark import LaneSpark
+from headrace.orchestration.spark import PipelineSparkResource
 from headrace.pipeline.config.settings import Settings
 
 
@@ -77,7 +77,7 @@ def test_it_ends_with_a_run_that_fails_or_is_terminated(machine, error):
 
 
 def test_one_who_needs_more_extensions_gets_another_session(machine):
-    spark = LaneSpark(spark_config={})
+    spark = PipelineSparkResource(spark_config={})
     first = spark.session(Settings(), {"postgres"})
     second = spark.session(Settings(), {"delta"})
     third = spark.session(Settings(), {"postgres"})
@@ -88,7 +88,7 @@ def test_one_who_needs_more_extensions_gets_another_session(machine):
 
 
 def test_a_step_after_the_jvm_has_died_gets_another_session(machine):
-    spark = LaneSpark(spark_config={})
+    spark = PipelineSparkResource(spark_config={})
     first = spark.session(Settings(), {"postgres"})
     machine.dead.append(first)
     second = spark.session(Settings(), {"postgres"})

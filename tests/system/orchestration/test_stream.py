@@ -18,11 +18,11 @@ from helpers.checkout import ROOT
 from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
 
 from headrace.jobs.run.events import EpochCommitted, Until
-from headrace.orchestration.build import build
-from headrace.orchestration.execution import run_lane
-from headrace.orchestration.pipelines import load
+from headrace.orchestration.build import build_definitions
+from headrace.orchestration.execution import run_pipeline
+from headrace.orchestration.pipelines import read_pipeline
 from headrace.orchestration.stream import StreamReporter
-from headrace.orchestration.stream_progress import StreamWindows, Tally
+from headrace.orchestration.stream_progress import StreamPartitions, StreamProgress
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
@@ -46,12 +46,12 @@ class Clock:
 class TestTally:
     def test_once_a_minute_and_sink_however_many_epochs(self):
         clock = Clock()
-        tally = Tally(["a", "b"], clock)
+        tally = StreamProgress(["a", "b"], clock)
         said = []
         for second in range(600):
             clock.now = float(second)
             tally.add(epoch(second + 1))
-            said += [(figures.sink, second) for figures in tally.due()]
+            said += [(figures.sink, second) for figures in tally.take_due()]
         assert len(said) == 18
         for sink in ("a", "b"):
             times = [second for name, second in said if name == sink]
@@ -59,29 +59,29 @@ class TestTally:
 
     def test_nothing_is_lost_between_reports(self):
         clock = Clock()
-        tally = Tally(["flights_pg"], clock)
+        tally = StreamProgress(["flights_pg"], clock)
         total = WriteCounts()
         epochs = 0
         for number in range(1, 101):
             clock.now += 7
             tally.add(epoch(number, rows=number))
-            for figures in tally.due():
+            for figures in tally.take_due():
                 total, epochs = total + figures.counts, epochs + figures.epochs
-        for figures in tally.due(all_of_it=True):
+        for figures in tally.take_due(force=True):
             total, epochs = total + figures.counts, epochs + figures.epochs
             assert figures.last == 100
         assert (total.rows, total.inserted, total.updated, epochs) == (5050, 4950, 100, 100)
 
     def test_silence_says_nothing(self):
         clock = Clock()
-        tally = Tally(["a"], clock)
+        tally = StreamProgress(["a"], clock)
         clock.now = 1000.0
-        assert tally.due() == [] == tally.due(all_of_it=True)
+        assert tally.take_due() == [] == tally.take_due(force=True)
 
     def test_what_a_sink_cannot_know_stays_unknown(self):
-        tally = Tally(["lake"], Clock())
+        tally = StreamProgress(["lake"], Clock())
         tally.add(epoch(1))
-        (figures,) = tally.due(all_of_it=True)
+        (figures,) = tally.take_due(force=True)
         assert figures.counts == WriteCounts(10, inserted=None)
 
 
@@ -89,28 +89,28 @@ class TestStreamWindows:
     PARTS = parse_pipeline(FLIGHTS + PARTITIONS.replace("2014-01,", "2014-03,")).model.partitions
 
     def windows(self, today, known=()):
-        return StreamWindows(self.PARTS, known, lambda: today)
+        return StreamPartitions(self.PARTS, known, lambda: today)
 
     def test_full_when_the_end_has_passed_and_the_stream_caught_up(self):
         found = self.windows(date(2014, 1, 15))
-        assert found.filled(caught_up=False) == []
-        assert found.filled(caught_up=True) == ["2013-12-01"]
-        assert found.filled(caught_up=True) == []
+        assert found.take_completed(caught_up=False) == []
+        assert found.take_completed(caught_up=True) == ["2013-12-01"]
+        assert found.take_completed(caught_up=True) == []
 
     def test_the_one_that_today_lies_in_is_not_full(self):
         found = self.windows(date(2014, 1, 31))
         assert found.current() == "2014-01-01"
-        assert "2014-01-01" not in found.filled(caught_up=True)
+        assert "2014-01-01" not in found.take_completed(caught_up=True)
 
     def test_those_of_history_are_not_the_streams(self):
-        assert all(key >= "2013-12-01" for key in self.windows(date(2020, 1, 1)).filled(caught_up=True))
+        assert all(key >= "2013-12-01" for key in self.windows(date(2020, 1, 1)).take_completed(caught_up=True))
 
     def test_known_ones_are_not_said_again(self):
-        assert self.windows(date(2020, 1, 1), {"2013-12-01"}).filled(caught_up=True) == ["2014-01-01", "2014-02-01"]
+        assert self.windows(date(2020, 1, 1), {"2013-12-01"}).take_completed(caught_up=True) == ["2014-01-01", "2014-02-01"]
 
     def test_without_partitions_there_are_none(self):
-        found = StreamWindows(None, ())
-        assert (found.current(), found.filled(caught_up=True)) == (None, [])
+        found = StreamPartitions(None, ())
+        assert (found.current(), found.take_completed(caught_up=True)) == (None, [])
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def run_stream(written, stand_in):
 
     def go(during=None, *, text=FLIGHTS, config=None):
         stand_in.during = during
-        job = build([written(text)]).resolve_job_def("flights_stream")
+        job = build_definitions([written(text)]).resolve_job_def("flights_stream")
         with dg.DagsterInstance.ephemeral() as instance:
             ops = {"ops": {"flights_stream_op": {"config": config}}} if config else {}
             result = job.execute_in_process(instance=instance, run_config=ops, raise_on_error=False)
@@ -288,10 +288,12 @@ class TestStop:
             if event.plan.number == 1:
                 raise dg.DagsterExecutionInterruptedError
 
-        from headrace.orchestration.spark import LaneSpark
+        from headrace.orchestration.spark import PipelineSparkResource
 
         with pytest.raises(dg.DagsterExecutionInterruptedError):
-            run_lane(load(written()), LaneSpark(spark_config={}), until=Until.FOREVER, run_id="r", on_event=on_event)
+            run_pipeline(
+                read_pipeline(written()), PipelineSparkResource(spark_config={}), until=Until.FOREVER, run_id="r", on_event=on_event
+            )
         assert finished.is_set()
         assert seen == [1, 2]
 
@@ -317,12 +319,12 @@ class TestStop:
 
 def test_eager_assets_behind_the_sinks_are_requested_while_the_stream_runs(written, stand_in, monkeypatch):
     """The stream's job does not target the assets, so they do not count as in progress for its six hours."""
-    monkeypatch.setattr("headrace.orchestration.stream.Tally", partial(Tally, every=0.0))
+    monkeypatch.setattr("headrace.orchestration.stream.StreamProgress", partial(StreamProgress, interval=0.0))
 
     @dg.asset(key="behind", deps=[PG], automation_condition=dg.AutomationCondition.eager())
     def behind() -> None: ...
 
-    defs = dg.Definitions.merge(build([written()]), dg.Definitions(assets=[behind]))
+    defs = dg.Definitions.merge(build_definitions([written()]), dg.Definitions(assets=[behind]))
     requested = []
     with dg.DagsterInstance.ephemeral() as instance:
         before = dg.evaluate_automation_conditions(defs, instance)

@@ -11,10 +11,19 @@ import pytest
 from helpers.dagster_runs import FLIGHTS
 
 from headrace.connectors.ledger_factory import open_ledger
-from headrace.orchestration.build import build
-from headrace.orchestration.pipelines import load
-from headrace.orchestration.state import blocked_epoch, lane_state
-from headrace.orchestration.supervision import FIRST_WAIT, LOST_AFTER, MAX_STARTS, Act, Ended, LastRun, Memory, decide
+from headrace.orchestration.build import build_definitions
+from headrace.orchestration.pipelines import read_pipeline
+from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state
+from headrace.orchestration.supervision import (
+    FIRST_WAIT,
+    LOST_AFTER,
+    MAX_STARTS,
+    LastRun,
+    LastRunStatus,
+    SupervisorAction,
+    SupervisorMemory,
+    decide_action,
+)
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 
 NOW = 1_000_000.0
@@ -57,12 +66,12 @@ class Lane:
 
     @property
     def state(self):
-        return lane_state(self.pipeline)
+        return read_pipeline_state(self.pipeline)
 
 
 @pytest.fixture
 def lane(written):
-    return Lane(load(written(FLIGHTS)))
+    return Lane(read_pipeline(written(FLIGHTS)))
 
 
 def last(ended, *, ago, run_id="run-1"):
@@ -70,49 +79,72 @@ def last(ended, *, ago, run_id="run-1"):
 
 
 CASES = {
-    "no ledger yet": (None, False, None, Memory(), Act.WAIT, "not complete"),
-    "history under way": ("idle", False, None, Memory(), Act.WAIT, "not complete"),
-    "history complete, never streamed": ("idle", True, None, Memory(), Act.START, "has not run yet"),
-    "somebody holds the lane": ("held", True, None, Memory(), Act.WAIT, "running: epoch 3"),
-    "held, while Dagster's last run failed": ("held", True, last(Ended.BADLY, ago=999), Memory(), Act.WAIT, "running"),
-    "lifetime over": ("idle", True, last(Ended.WELL, ago=1), Memory(committed=3), Act.START, "goes on"),
-    "terminated by hand": ("idle", True, last(Ended.BY_HAND, ago=9999), Memory(committed=3), Act.WAIT, "by hand"),
-    "just launched": ("idle", True, last(Ended.RUNNING, ago=5), Memory(committed=3), Act.WAIT, "not opened the lane yet"),
+    "no ledger yet": (None, False, None, SupervisorMemory(), SupervisorAction.WAIT, "not complete"),
+    "history under way": ("idle", False, None, SupervisorMemory(), SupervisorAction.WAIT, "not complete"),
+    "history complete, never streamed": (
+        "idle", True, None,
+        SupervisorMemory(), SupervisorAction.START, "has not run yet"),
+    "somebody holds the lane": (
+        "held", True, None,
+        SupervisorMemory(), SupervisorAction.WAIT, "running: epoch 3"),
+    "held, while Dagster's last run failed": (
+        "held", True, last(LastRunStatus.FAILED, ago=999),
+        SupervisorMemory(), SupervisorAction.WAIT, "running"),
+    "lifetime over": (
+        "idle", True, last(LastRunStatus.SUCCEEDED, ago=1),
+        SupervisorMemory(committed=3), SupervisorAction.START, "goes on"),
+    "terminated by hand": (
+        "idle", True, last(LastRunStatus.CANCELED, ago=9999),
+        SupervisorMemory(committed=3), SupervisorAction.WAIT, "by hand"),
+    "just launched": (
+        "idle", True, last(LastRunStatus.RUNNING, ago=5),
+        SupervisorMemory(committed=3), SupervisorAction.WAIT, "not acquired the lease yet"),
     "launched long ago, never held for as long": (
-        "idle", True, last(Ended.RUNNING, ago=9999), Memory(committed=3, unheld_since=NOW - LOST_AFTER), Act.BURY, "process is gone"),
+        "idle", True, last(LastRunStatus.RUNNING, ago=9999),
+        SupervisorMemory(committed=3, unheld_since=NOW - LOST_AFTER), SupervisorAction.MARK_FAILED, "process is gone"),
     "running long, lane lost only now": (
-        "idle", True, last(Ended.RUNNING, ago=9999), Memory(committed=3, unheld_since=NOW - 5), Act.WAIT, "not opened"),
-    "failed a moment ago": ("idle", True, last(Ended.BADLY, ago=1), Memory(committed=3), Act.WAIT, "failure 1 of"),
-    "failed, waited enough": ("idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(committed=3), Act.START, "again"),
+        "idle", True, last(LastRunStatus.RUNNING, ago=9999),
+        SupervisorMemory(committed=3, unheld_since=NOW - 5), SupervisorAction.WAIT, "not acquired"),
+    "failed a moment ago": (
+        "idle", True, last(LastRunStatus.FAILED, ago=1),
+        SupervisorMemory(committed=3), SupervisorAction.WAIT, "failure 1 of"),
+    "failed, waited enough": (
+        "idle", True, last(LastRunStatus.FAILED, ago=FIRST_WAIT),
+        SupervisorMemory(committed=3), SupervisorAction.START, "again"),
     "failed the third time, waited as after the first": (
-        "idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(3, 2, "run-0"), Act.WAIT, "failure 3 of"),
+        "idle", True, last(LastRunStatus.FAILED, ago=FIRST_WAIT),
+        SupervisorMemory(3, 2, "run-0"), SupervisorAction.WAIT, "failure 3 of"),
     "failed the third time, waited enough": (
-        "idle", True, last(Ended.BADLY, ago=4 * FIRST_WAIT), Memory(3, 2, "run-0"), Act.START, "failure 3 of"),
+        "idle", True, last(LastRunStatus.FAILED, ago=4 * FIRST_WAIT),
+        SupervisorMemory(3, 2, "run-0"), SupervisorAction.START, "failure 3 of"),
     "failed too often": (
-        "idle", True, last(Ended.BADLY, ago=9999), Memory(3, MAX_STARTS - 1, "run-0"), Act.GIVE_UP, "gave up"),
+        "idle", True, last(LastRunStatus.FAILED, ago=9999),
+        SupervisorMemory(3, MAX_STARTS - 1, "run-0"), SupervisorAction.GIVE_UP, "gave up"),
     "gave up before, and still": (
-        "idle", True, last(Ended.BADLY, ago=9999), Memory(3, MAX_STARTS, "run-1"), Act.GIVE_UP, "gave up"),
+        "idle", True, last(LastRunStatus.FAILED, ago=9999),
+        SupervisorMemory(3, MAX_STARTS, "run-1"), SupervisorAction.GIVE_UP, "gave up"),
     "failed often, but an epoch was committed since": (
-        "idle", True, last(Ended.BADLY, ago=FIRST_WAIT), Memory(2, MAX_STARTS, "run-0"), Act.START, "failure 1 of"),
+        "idle", True, last(LastRunStatus.FAILED, ago=FIRST_WAIT),
+        SupervisorMemory(2, MAX_STARTS, "run-0"), SupervisorAction.START, "failure 1 of"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("failures", "act"), [(1, Act.START), (2, Act.START), (3, Act.GIVE_UP)])
+@pytest.mark.parametrize(("failures", "act"), [(1, SupervisorAction.START), (2, SupervisorAction.START), (3, SupervisorAction.GIVE_UP)])
 def test_a_blocked_epoch_is_left_to_a_person_after_a_few_starts(lane, failures, act):
     state = lane.hold().epochs(3).open_epoch("SparkJvmError: Spark's JVM was ended by signal 9", times=3).release().state
-    blocked = blocked_epoch(lane.pipeline, state)
+    blocked = describe_blocked_epoch(lane.pipeline, state)
     assert "blocked at epoch 4, node 'pg', after 3 equal failures: SparkJvmError: Spark's JVM" in blocked
     assert f"`headrace run {lane.pipeline.file.path}` goes on with this epoch" in blocked
-    memory = Memory(3, failures - 1, "run-0")
-    found = decide(state, complete=True, last=last(Ended.BADLY, ago=9999), memory=memory, now=NOW, blocked=blocked)
-    assert found.act is act
-    assert (blocked in found.why) is (act is Act.GIVE_UP)
+    memory = SupervisorMemory(3, failures - 1, "run-0")
+    found = decide_action(state, complete=True, last=last(LastRunStatus.FAILED, ago=9999), memory=memory, now=NOW, blocked=blocked)
+    assert found.action is act
+    assert (blocked in found.reason) is (act is SupervisorAction.GIVE_UP)
 
 
 @pytest.mark.parametrize(("error", "times"), [("SparkJvmError: Spark's JVM was ended by signal 9", 2), ("TransientError: no answer", 9)])
 def test_an_epoch_that_may_be_tried_again_is_not_blocked(lane, error, times):
-    assert not blocked_epoch(lane.pipeline, lane.hold().epochs(3).state)
-    assert not blocked_epoch(lane.pipeline, lane.open_epoch(error, times=times).state)
+    assert not describe_blocked_epoch(lane.pipeline, lane.hold().epochs(3).state)
+    assert not describe_blocked_epoch(lane.pipeline, lane.open_epoch(error, times=times).state)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -123,27 +155,27 @@ def test_decisions(lane, case):
     if ledger == "idle":
         lane.release()
     state = lane.state if ledger else None
-    found = decide(state, complete=complete, last=run, memory=memory, now=NOW)
-    assert (found.act, why in found.why) == (act, True), found
+    found = decide_action(state, complete=complete, last=run, memory=memory, now=NOW)
+    assert (found.action, why in found.reason) == (act, True), found
 
 
 def test_one_failed_run_is_counted_once(lane):
     state = lane.hold().epochs(3).release().state
-    memory = Memory(committed=3)
+    memory = SupervisorMemory(committed=3)
     for _ in range(5):
-        memory = decide(state, complete=True, last=last(Ended.BADLY, ago=1), memory=memory, now=NOW).memory
+        memory = decide_action(state, complete=True, last=last(LastRunStatus.FAILED, ago=1), memory=memory, now=NOW).memory
     assert memory.failures == 1
 
 
 def test_memory_survives_the_cursor():
-    memory = Memory(5, 2, "run", 12.5)
-    assert Memory.load(memory.dump()) == memory
-    assert Memory.load(None) == Memory()
-    assert Memory.load('{"committed": 3, "of_another_version": 1}') == Memory(committed=3)
+    memory = SupervisorMemory(5, 2, "run", 12.5)
+    assert SupervisorMemory.load(memory.dump()) == memory
+    assert SupervisorMemory.load(None) == SupervisorMemory()
+    assert SupervisorMemory.load('{"committed": 3, "of_another_version": 1}') == SupervisorMemory(committed=3)
 
 
 def test_looking_makes_no_ledger(written, own_home):
-    assert lane_state(load(written(FLIGHTS))) is None
+    assert read_pipeline_state(read_pipeline(written(FLIGHTS))) is None
     assert not (own_home / ".headrace").exists()
 
 
@@ -165,7 +197,7 @@ class TestSensor:
     @pytest.fixture
     def tick(self, written, monkeypatch):
         monkeypatch.setattr("headrace.orchestration.sensors.history_complete", lambda *_: True)
-        defs = build([written(FLIGHTS)])
+        defs = build_definitions([written(FLIGHTS)])
         sensor = (
             defs.resolve_sensor_def("flights_supervisor")
             if hasattr(defs, "resolve_sensor_def")
@@ -183,7 +215,7 @@ class TestSensor:
 
     def test_a_pipeline_without_history_has_nothing_to_wait_for(self, written):
         text = "name: only\nsources: {src: {type: kafka, topic: t, schema: {id: int64}}}\nsinks: {out: {type: print, from: src}}\n"
-        defs = build([written(text, "only")])
+        defs = build_definitions([written(text, "only")])
         with dg.DagsterInstance.ephemeral() as instance:
             found = Ticker(instance, defs.resolve_sensor_def("only_supervisor"), defs)()
         assert len(found.run_requests or ()) == 1
@@ -198,7 +230,7 @@ class TestSensor:
         lane.hold().epochs(1).release()
         run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.FAILURE)
         tick.instance.add_run(run)
-        memory = Memory(1, MAX_STARTS, run.run_id)
+        memory = SupervisorMemory(1, MAX_STARTS, run.run_id)
         with pytest.raises(Exception, match="gave up") as caught:
             tick(memory.dump())
         assert run.run_id[:8] in str(caught.value.__cause__ or caught.value)
@@ -208,5 +240,5 @@ class TestSensor:
         run = dg.DagsterRun(job_name="flights_stream", status=dg.DagsterRunStatus.STARTED)
         tick.instance.add_run(run)
         monkeypatch.setattr("headrace.orchestration.sensors.time.time", lambda: time.time_ns() / 1e9 + LOST_AFTER + 1)
-        tick(Memory(committed=1, unheld_since=1.0).dump())
+        tick(SupervisorMemory(committed=1, unheld_since=1.0).dump())
         assert tick.instance.get_run_by_id(run.run_id).status is dg.DagsterRunStatus.FAILURE

@@ -88,7 +88,7 @@ def test_the_installed_command_works_from_another_folder(built: tuple[Path, Path
 
     assert run("python", "-c", "import headrace, headrace.jobs.spark.jars as j; print(headrace.__file__, j.__file__)").count(str(site)) == 2
     assert "Run a pipeline" in run("headrace", "--help")
-    assert ": good" in run("headrace", "validate", str(site / "headrace" / "demo" / "flights.yaml"))
+    assert ": valid" in run("headrace", "validate", str(site / "headrace" / "demo" / "flights.yaml"))
     read = "from importlib.resources import files; print((files('headrace.jobs.spark') / 'ivy.xml').read_text())"
     assert "spark-sql-kafka" in run("python", "-c", read)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from headrace.pipeline.model.nodes import PipelineModel
 
-NODES = {f"{part}/{kind}": model for part in node_pages.UNIONS for kind, model in node_pages.types(part).items()}
+NODES = {f"{part}/{kind}": model for part in node_pages.UNIONS for kind, model in node_pages.node_types(part).items()}
 
 
 def test_committed_pages_are_what_the_generator_writes() -> None:

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.demo.compare import compare
-from headrace.demo.flights import KEY, LIVE, PARTITIONS, expected, flights, history, messages
+from headrace.demo.flights import KEY, LIVE, PARTITIONS, expected_table, flights, history_table, messages
 
 
 def _by_hand() -> dict[tuple, dict]:
     """The expected table, row by row in plain Python."""
-    table = {tuple(row[name] for name in KEY): row for row in history().to_pylist()}
+    table = {tuple(row[name] for name in KEY): row for row in history_table().to_pylist()}
     for message in messages():
         if message.op == "d":
             table.pop(message.key, None)
@@ -31,11 +31,11 @@ def _bucket(delay: int | None) -> str:
 def test_every_flight_is_there_once_under_its_key() -> None:
     assert flights().num_rows == 336_776
     assert flights().group_by(list(KEY)).aggregate([]).num_rows == 336_776
-    assert history().num_rows + sum(1 for key in {message.key for message in messages()} if key[0] >= LIVE) == 336_776
+    assert history_table().num_rows + sum(1 for key in {message.key for message in messages()} if key[0] >= LIVE) == 336_776
 
 
 def test_expected_is_what_the_messages_make_of_history() -> None:
-    by_hand, found = _by_hand(), expected()
+    by_hand, found = _by_hand(), expected_table()
     assert found.num_rows == len(by_hand)
     for row in found.to_pylist():
         raw = by_hand[tuple(row[name] for name in KEY)]
@@ -51,7 +51,7 @@ def test_offsets_in_history_are_those_of_the_same_messages() -> None:
     for message in messages():
         at[message.partition, seen[message.partition]] = message.key
         seen[message.partition] += 1
-    loaded = [row for row in history().to_pylist() if row["_kafka_offset"] is not None]
+    loaded = [row for row in history_table().to_pylist() if row["_kafka_offset"] is not None]
     assert len(loaded) > 5_000
     assert all(at[row["_kafka_partition"], row["_kafka_offset"]] == tuple(row[name] for name in KEY) for row in loaded)
     for partition in range(PARTITIONS):
@@ -72,26 +72,26 @@ def test_messages_reach_back_and_contradict_each_other() -> None:
 
 @pytest.fixture(scope="module")
 def good() -> pa.Table:
-    return expected()
+    return expected_table()
 
 
 def test_compare_is_content_with_another_order_and_kin_types(good: pa.Table) -> None:
     other = good.sort_by([("dest", "descending")]).set_column(
         0, "time_hour", good.sort_by([("dest", "descending")])["time_hour"].cast(pa.timestamp("us", "UTC"))
     )
-    assert compare(other, good).equal
+    assert compare(other, good).is_equal
 
 
 def test_compare_finds_what_is_lost_doubled_changed_and_foreign(good: pa.Table) -> None:
     lost = compare(good.slice(1), good)
-    assert (lost.lost.num_rows, lost.doubled, lost.equal) == (1, 0, False)
-    assert lost.lost.to_pylist()[0] == {name: good.slice(0, 1).to_pylist()[0][name] for name in KEY}
+    assert (lost.missing.num_rows, lost.duplicates, lost.is_equal) == (1, 0, False)
+    assert lost.missing.to_pylist()[0] == {name: good.slice(0, 1).to_pylist()[0][name] for name in KEY}
     doubled = compare(pa.concat_tables([good, good.slice(5, 2)]), good)
-    assert (doubled.doubled, doubled.lost.num_rows, doubled.equal) == (2, 0, False)
+    assert (doubled.duplicates, doubled.missing.num_rows, doubled.is_equal) == (2, 0, False)
     row = good.slice(7, 1).to_pylist()[0]
     changed = pa.Table.from_pylist([{**row, "distance": row["distance"] + 1}], schema=good.schema)
     found = compare(pa.concat_tables([good.slice(0, 7), changed, good.slice(8)]), good)
-    assert (found.changed.num_rows, found.lost.num_rows, found.extra.num_rows, found.equal) == (1, 0, 0, False)
+    assert (found.changed.num_rows, found.missing.num_rows, found.extra.num_rows, found.is_equal) == (1, 0, 0, False)
     foreign = pa.Table.from_pylist([{**row, "carrier": "ZZ"}], schema=good.schema)
     assert compare(pa.concat_tables([good, foreign]), good).extra.num_rows == 1
     blank = pa.Table.from_pylist([{**row, "tailnum": None}], schema=good.schema)

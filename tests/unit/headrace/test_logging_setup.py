@@ -25,8 +25,8 @@ def kept_root() -> Iterator[None]:
 
 
 def test_json_lines_are_flat_and_carry_extras(capsys: pytest.CaptureFixture[str]) -> None:
-    logging_setup.set_up(level=logging.INFO)
-    logging_setup.use_format("json")
+    logging_setup.configure_logging(level=logging.INFO)
+    logging_setup.set_log_format("json")
     logging.getLogger("headrace.x").info("epoch=%d", 3, extra={"sink": "out"})
     line = json.loads(capsys.readouterr().err)
     assert {key: line[key] for key in ("level", "logger", "message", "sink")} == {
@@ -38,7 +38,7 @@ def test_json_lines_are_flat_and_carry_extras(capsys: pytest.CaptureFixture[str]
 
 
 def test_quiet_by_default_and_the_report_knows_more(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    logging_setup.set_up(level=logging.WARNING)
+    logging_setup.configure_logging(level=logging.WARNING)
     logging.getLogger("headrace.x").info("what led to it")
     logging.getLogger("headrace.x").warning("seen")
     shown = capsys.readouterr().err
@@ -46,13 +46,13 @@ def test_quiet_by_default_and_the_report_knows_more(capsys: pytest.CaptureFixtur
     assert "what led to it" not in shown
     with pytest.raises(ValueError, match="odd") as raised:
         int("odd")
-    text = logging_setup.report(raised.value, tmp_path).read_text()
+    text = logging_setup.write_error_report(raised.value, tmp_path).read_text()
     assert "ValueError: invalid literal" in text
     assert "what led to it" in text
 
 
 def test_what_py4j_says_about_a_dead_jvm_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    logging_setup.set_up(level=logging.INFO)
+    logging_setup.configure_logging(level=logging.INFO)
     record = logging.LogRecord("root", logging.ERROR, "/x/py4j/java_gateway.py", 1, "Exception while sending command.", (), None)
     logging.getLogger().handle(record)
     assert capsys.readouterr().err == ""
@@ -60,7 +60,7 @@ def test_what_py4j_says_about_a_dead_jvm_is_not_shown(capsys: pytest.CaptureFixt
 
 def test_retries_of_the_http_client_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """clickhouse_connect lowers urllib3's own level when it is imported, which is after this."""
-    logging_setup.set_up(level=logging.WARNING)
+    logging_setup.configure_logging(level=logging.WARNING)
     logging.getLogger("urllib3").setLevel(logging.WARNING)
     logging.getLogger("urllib3.connectionpool").warning("Retrying")
     assert capsys.readouterr().err == ""
@@ -72,7 +72,7 @@ def said(text: str) -> list[dict[str, object]]:
 
 def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixture[str]) -> None:
     """As a lane writes them: the sinks' pool takes along what its starter is about; another thread knows nothing of it."""
-    logging_setup.set_up(level=logging.INFO, log_format="json")
+    logging_setup.configure_logging(level=logging.INFO, log_format="json")
     log = logging.getLogger("headrace.x")
 
     def write(sink: str) -> None:
@@ -94,7 +94,7 @@ def test_lines_say_where_they_belong_in_threads_too(capsys: pytest.CaptureFixtur
 
 
 def test_text_has_the_same_at_the_end_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
-    logging_setup.set_up(level=logging.INFO)
+    logging_setup.configure_logging(level=logging.INFO)
     with log_context(pipeline="shop", run_id="r1", epoch=3, node="pg"):
         logging.getLogger("headrace.x").info("rows=%d", 4)
     logging.getLogger("headrace.x").info("plain")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.commands.watch import View, Watcher, age, plain, table
+from headrace.commands.watch import PipelineStatusLine, StatusWatcher, build_table, format_age, format_lines
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
@@ -51,39 +51,41 @@ class Lane:
 
 def test_rows_per_second_are_those_of_the_last_seconds(ledger: Ledger) -> None:
     now = [100.0]
-    lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None, lambda: now[0])
+    lane, watcher = Lane(ledger, "shop"), StatusWatcher(ledger, None, lambda: now[0])
     lane.commit(1_000_000)
-    (first,) = watcher.look()
+    (first,) = watcher.read_status()
     assert (first.epoch, first.rate) == (1, None)
     now[0] += 2
     lane.commit(300)
     lane.commit(100)
     lane.says(phase="catching_up", backlog=12_345)
-    (view,) = watcher.look()
-    assert (view.phase, view.epoch, view.rate, view.behind, view.holder, view.error) == ("live", 3, 200.0, 12_345, "cli 7@box", "")
+    (view,) = watcher.read_status()
+    assert (view.phase, view.epoch, view.rate, view.backlog, view.owner, view.error) == ("live", 3, 200.0, 12_345, "cli 7@box", "")
     assert view.age is not None
     now[0] += 20
-    assert watcher.look()[0].rate == 0.0
+    assert watcher.read_status()[0].rate == 0.0
 
 
 def test_what_went_wrong_last_and_who_stopped(ledger: Ledger) -> None:
-    lane, watcher = Lane(ledger, "shop"), Watcher(ledger, None)
-    assert watcher.look()[0].phase == "starting"
+    lane, watcher = Lane(ledger, "shop"), StatusWatcher(ledger, None)
+    assert watcher.read_status()[0].phase == "starting"
     lane.plan()
     lane.ledger.record_failure(lane.lease, 1, "out", "TargetError: no such table")
-    (view,) = watcher.look()
+    (view,) = watcher.read_status()
     assert (view.phase, view.epoch, view.error) == ("live", 0, "out: TargetError: no such table")
     ledger.release(lane.lease)
-    (view,) = watcher.look()
-    assert (view.phase, view.holder, view.rate, view.behind) == ("stopped", "nobody", None, None)
-    assert Watcher(ledger, "other").look() == []
+    (view,) = watcher.read_status()
+    assert (view.phase, view.owner, view.rate, view.backlog) == ("stopped", "-", None, None)
+    assert StatusWatcher(ledger, "other").read_status() == []
 
 
 WIDE = [
-    View("flights", "catching up", 12_345, 1_234_567.4, 98_765_432, 3.2, "dagster 123456@a-host-with-a-long-name.internal"),
-    View("a_pipeline_with_a_very_long_name", "stopped", 7, None, None, None, "nobody"),
-    View("orders", "live", 99, 0.0, 0, 90_000.0, "cli 77@box", "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200),
-    View(
+    PipelineStatusLine("flights", "catching up", 12_345, 1_234_567.4, 98_765_432, 3.2, "dagster 123456@a-host-with-a-long-name.internal"),
+    PipelineStatusLine("a_pipeline_with_a_very_long_name", "stopped", 7, None, None, None, "-"),
+    PipelineStatusLine(
+        "orders", "live", 99, 0.0, 0, 90_000.0, "cli 77@box", "blocked at epoch 100, node 'pg', after 3 equal failures: " + "x" * 200
+    ),
+    PipelineStatusLine(
         "shop",
         "live",
         5,
@@ -98,7 +100,7 @@ WIDE = [
 
 def test_the_screen_fits_eighty_columns() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table(WIDE))
+    console.print(build_table(WIDE))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     for word in (
@@ -118,27 +120,27 @@ def test_the_screen_fits_eighty_columns() -> None:
 
 
 def test_lines_for_where_there_is_no_terminal() -> None:
-    lines = plain(WIDE)
-    assert "flights: catching up, epoch 12345, 1,234,567 rows/s, 98,765,432 behind, last commit 3 s ago, dagster 123456@" in lines[0]
-    assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, nobody")
+    lines = format_lines(WIDE)
+    assert "flights: catching up, epoch 12345, 1,234,567 rows/s, backlog 98,765,432, last commit 3 s ago, dagster 123456@" in lines[0]
+    assert lines[1].endswith(" a_pipeline_with_a_very_long_name: stopped, epoch 7, -")
     assert "error: blocked at epoch 100" in lines[2]
     assert ", cli 78@box, waiting for scored: POST" in lines[3]
 
 
 def test_a_pipeline_that_was_never_started_is_not_an_empty_ledger(ledger: Ledger) -> None:
-    assert Watcher(ledger, None).nothing == "Nothing has been started yet: the ledger is empty"
+    assert StatusWatcher(ledger, None).empty_message == "Nothing has been started yet: the ledger is empty"
     Lane(ledger, "shop").commit(5)
-    watcher = Watcher(ledger, "orders")
-    assert watcher.look() == []
-    assert plain([], watcher.nothing)[0].endswith(" orders has not been started yet")
+    watcher = StatusWatcher(ledger, "orders")
+    assert watcher.read_status() == []
+    assert format_lines([], watcher.empty_message)[0].endswith(" orders has not been started yet")
     console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(table([], watcher.nothing))
+    console.print(build_table([], watcher.empty_message))
     assert console.export_text().strip() == "orders has not been started yet."
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(None, "-"), (0.4, "0 s"), (59, "59 s"), (61, "1 min"), (7200, "2 h"), (200_000, "2 d")])
 def test_ages(seconds: float | None, said: str) -> None:
-    assert age(seconds) == said
+    assert format_age(seconds) == said
 
 
 def test_ctrl_c_ends_it_cleanly(ledger: Ledger, tmp_path: Path) -> None:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.services.clickhouse_sql import Answer, Command, Insert, parse
+from headrace.services.clickhouse_sql import CommandStatement, InsertStatement, QueryStatement, parse_statement
 
 
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("SELECT 1", Answer("SELECT 1", None, "")),
-        ("select 1 format Native;", Answer("select 1", "Native", "")),
-        ("SELECT 1\n FORMAT JSON SETTINGS max_threads = 1", Answer("SELECT 1", "JSON", "SETTINGS max_threads = 1")),
-        ("SELECT 'x FORMAT Native'", Answer("SELECT 'x FORMAT Native'", None, "")),
-        ("SELECT `FORMAT` FROM t -- FORMAT CSV", Answer("SELECT `FORMAT` FROM t -- FORMAT CSV", None, "")),
-        ("/* INSERT */ WITH 1 AS a SELECT a FORMAT CSV", Answer("/* INSERT */ WITH 1 AS a SELECT a", "CSV", "")),
-        ("(SELECT 1) UNION ALL (SELECT 2) FORMAT TSV", Answer("(SELECT 1) UNION ALL (SELECT 2)", "TSV", "")),
-        ("SELECT format x FROM t", Answer("SELECT format x FROM t", None, "")),
-        ("SHOW TABLES", Answer("SHOW TABLES", None, "")),
+        ("SELECT 1", QueryStatement("SELECT 1", None, "")),
+        ("select 1 format Native;", QueryStatement("select 1", "Native", "")),
+        ("SELECT 1\n FORMAT JSON SETTINGS max_threads = 1", QueryStatement("SELECT 1", "JSON", "SETTINGS max_threads = 1")),
+        ("SELECT 'x FORMAT Native'", QueryStatement("SELECT 'x FORMAT Native'", None, "")),
+        ("SELECT `FORMAT` FROM t -- FORMAT CSV", QueryStatement("SELECT `FORMAT` FROM t -- FORMAT CSV", None, "")),
+        ("/* INSERT */ WITH 1 AS a SELECT a FORMAT CSV", QueryStatement("/* INSERT */ WITH 1 AS a SELECT a", "CSV", "")),
+        ("(SELECT 1) UNION ALL (SELECT 2) FORMAT TSV", QueryStatement("(SELECT 1) UNION ALL (SELECT 2)", "TSV", "")),
+        ("SELECT format x FROM t", QueryStatement("SELECT format x FROM t", None, "")),
+        ("SHOW TABLES", QueryStatement("SHOW TABLES", None, "")),
     ],
 )
-def test_statements_that_answer(sql: str, expected: Answer):
-    assert parse(sql) == expected
+def test_statements_that_answer(sql: str, expected: QueryStatement):
+    assert parse_statement(sql) == expected
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_statements_that_answer(sql: str, expected: Answer):
     ],
 )
 def test_inserts_with_data(sql: str, head: str, fmt: str, data: str):
-    found = parse(sql)
-    assert isinstance(found, Insert)
+    found = parse_statement(sql)
+    assert isinstance(found, InsertStatement)
     assert (found.head, found.format, sql[found.data :]) == (head, fmt, data)
 
 
@@ -53,11 +53,13 @@ def test_inserts_with_data(sql: str, head: str, fmt: str, data: str):
     ],
 )
 def test_everything_else_is_run_as_it_stands(sql: str):
-    assert parse(sql) == Command(sql, remembered=False, temporary=False)
+    assert parse_statement(sql) == CommandStatement(sql, changes_session=False, temporary=False)
 
 
 def test_what_a_session_remembers():
-    assert [parse(sql) for sql in ("SET a = 1", "use x")] == [
-        Command(sql, remembered=True, temporary=False) for sql in ("SET a = 1", "use x")
+    assert [parse_statement(sql) for sql in ("SET a = 1", "use x")] == [
+        CommandStatement(sql, changes_session=True, temporary=False) for sql in ("SET a = 1", "use x")
     ]
-    assert parse("CREATE TEMPORARY TABLE t (a Int8)") == Command("CREATE TEMPORARY TABLE t (a Int8)", remembered=False, temporary=True)
+    assert parse_statement("CREATE TEMPORARY TABLE t (a Int8)") == CommandStatement(
+        "CREATE TEMPORARY TABLE t (a Int8)", changes_session=False, temporary=True
+    )

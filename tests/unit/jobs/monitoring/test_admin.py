@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from headrace.commands import tail as tail_command
-from headrace.commands.tail import Lines, tail
+from headrace.commands.tail import RowPrinter, tail
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.monitoring.admin import Admin, EndpointData
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
@@ -211,7 +211,7 @@ def test_tail_waits_for_a_run_that_starts(
     monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.set_holder(lease, ready)))
     tail(tmp_path / "seen.yaml", "out", as_json=True, rows=1)
     said = capsys.readouterr()
-    assert (said.err, json.loads(said.out)["data"]) == ("seen is starting, rows come when it has\n", {"id": 7})
+    assert (said.err, json.loads(said.out)["data"]) == ("seen is starting; waiting for rows\n", {"id": 7})
     ledger.set_holder(lease, here)
     monkeypatch.setattr(tail_command, "time", SimpleNamespace(sleep=lambda _: ledger.release(lease)))
     with pytest.raises(PipelineStateError, match="`seen` is not running"):
@@ -227,16 +227,16 @@ def test_tail_says_why_it_cannot(running: Callable[..., Path], tmp_path: Path) -
         tail(path, "sr", as_json=False, rows=1)
     assert raised.value.hint == "There are src, out."
     path.write_text(FILE.replace("sinks:", TABLE + "sinks:"))
-    with pytest.raises(UserError, match="`known` is a dynamic table: no rows leave it") as raised:
+    with pytest.raises(UserError, match="`known` is a dynamic table, which has no output rows") as raised:
         tail(path, "known", as_json=False, rows=1)
-    assert raised.value.hint == "Look at the node that fills it: src."
+    assert raised.value.hint == "Use the node that fills it: src."
 
 
 @pytest.mark.parametrize(
     ("holder", "said", "hint"),
     [
-        ({}, "does not show its rows", "HEADRACE__LIVE_DATA_INSPECT_ENABLED=true"),
-        ({"admin": "http://127.0.0.1:9", "inspect": False}, "does not show its rows", "live_data_inspect_enabled: true"),
+        ({}, "does not serve its rows", "HEADRACE__LIVE_DATA_INSPECT_ENABLED=true"),
+        ({"admin": "http://127.0.0.1:9", "inspect": False}, "does not serve its rows", "live_data_inspect_enabled: true"),
         ({"admin": "http://127.0.0.1:9", "inspect": True, "host": "elsewhere"}, "runs on host elsewhere", "admin_api_host"),
         ({"admin": "http://127.0.0.1:1", "inspect": True}, "does not answer at http://127.0.0.1:1", "status"),
     ],
@@ -249,7 +249,7 @@ def test_tail_names_the_setting_or_the_place(running: Callable[..., Path], holde
 
 def test_lines_fit_the_screen_and_say_what_does_not() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
-    lines = Lines(console, names=True)
+    lines = RowPrinter(console, names=True)
     row: dict[str, object] = {f"column_{number}": "x" * 40 for number in range(6)}
     lines.show("src", row)
     lines.show("src", {**row, "column_0": "a\nb"})

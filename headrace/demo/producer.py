@@ -1,4 +1,4 @@
-"""The demo's producer: December on the topic, while the pipeline runs."""
+"""The demo's Kafka producer. It writes December to the topic while the pipeline runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 TOPIC = "flights"
-_LEAD = 16_000
-"""How many messages the feed keeps ahead of the pipeline: enough that a run has not caught up in the middle of December."""
-_STEP = 500
+_LEAD_MESSAGES = 16_000
+"""The lead of the producer over the pipeline, large enough that no run catches up in the middle of December."""
+_BATCH_SIZE = 500
 _EARLY_DAYS = 2
 
 
-class Feed:
+class FlightProducer:
     """Writes `messages()` to the topic, each once, in order.
 
-    The demo is the topic's only producer, so the n-th message of a partition has offset n: where to go on after a crash is
-    what the broker says it has.
+    The demo is the topic's only producer, so the n-th message of a partition has offset n. After a crash the
+    offsets of the broker show where to continue.
     """
 
     def __init__(self, brokers: str) -> None:
         self._brokers = brokers
-        self._halt = threading.Event()
-        self._hurry = threading.Event()
+        self._stopped = threading.Event()
+        self._pacing_stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
@@ -43,7 +43,10 @@ class Feed:
         return Producer({"bootstrap.servers": self._brokers, "enable.idempotence": True, "linger.ms": 20, "log_level": 2})
 
     def prepare(self) -> None:
-        """Makes the topic, and fills it up to the second of December: a table that is loaded from a topic lags behind it."""
+        """Create the topic, and write the first days of December.
+
+        The topic must be ahead of the table that is loaded from it.
+        """
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
@@ -53,13 +56,13 @@ class Feed:
             try:
                 admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=1)])[TOPIC].result(timeout=30)
             except KafkaException as error:
-                msg = f"the topic {TOPIC} cannot be made: {error}"
+                msg = f"the topic {TOPIC} cannot be created: {error}"
                 raise ServiceError(msg) from error
         early = sum(1 for message in messages() if (message.key[0] - LIVE).days < _EARLY_DAYS and message.op == "c")
-        self._send(self.missing()[: max(0, early - self.sent())])
+        self._send_batch(self.find_missing()[: max(0, early - self.count_sent())])
 
     def offsets(self) -> dict[int, int]:
-        """How many messages each partition holds."""
+        """Return the number of messages per partition."""
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer({"bootstrap.servers": self._brokers, "group.id": "headrace-demo-feed", "enable.auto.commit": False})
@@ -68,59 +71,59 @@ class Feed:
         finally:
             consumer.close()
 
-    def sent(self) -> int:
-        """How many messages the topic holds."""
+    def count_sent(self) -> int:
+        """Return the number of messages in the topic."""
         return sum(self.offsets().values())
 
-    def missing(self) -> list[Message]:
-        """What the topic does not hold yet, in order."""
-        have = self.offsets()
+    def find_missing(self) -> list[Message]:
+        """Return the messages that the topic does not contain yet, in order."""
+        offsets = self.offsets()
         seen: dict[int, int] = defaultdict(int)
-        left = []
+        missing = []
         for message in messages():
-            if seen[message.partition] >= have[message.partition]:
-                left.append(message)
+            if seen[message.partition] >= offsets[message.partition]:
+                missing.append(message)
             seen[message.partition] += 1
-        return left
+        return missing
 
-    def start(self, consumed: Callable[[], int]) -> None:
-        """Goes on in the background, `_LEAD` messages ahead of `consumed()`, which says how many the pipeline has committed."""
-        self._halt.clear()
-        self._thread = threading.Thread(target=self._run, args=(consumed,), name="demo-feed", daemon=True)
+    def start(self, count_consumed: Callable[[], int]) -> None:
+        """Write in the background, `_LEAD_MESSAGES` ahead of `count_consumed()`, the committed messages."""
+        self._stopped.clear()
+        self._thread = threading.Thread(target=self._run, args=(count_consumed,), name="demo-feed", daemon=True)
         self._thread.start()
 
-    def hurry(self) -> None:
-        """No longer waits for the pipeline."""
-        self._hurry.set()
+    def stop_pacing(self) -> None:
+        """Stop waiting for the pipeline."""
+        self._pacing_stopped.set()
 
     def finish(self) -> None:
-        """Waits until the whole topic is written. Raises what went wrong in the background."""
+        """Wait until the whole topic is written. Raise the error of the background thread."""
         if self._thread:
             self._thread.join()
         if self._failure:
             raise self._failure
 
     def stop(self) -> None:
-        """Ends it where it stands; the next feed goes on from there."""
-        self._halt.set()
+        """Stop writing. The next producer continues from here."""
+        self._stopped.set()
         if self._thread:
             self._thread.join(timeout=10)
 
-    def _run(self, consumed: Callable[[], int]) -> None:
+    def _run(self, count_consumed: Callable[[], int]) -> None:
         try:
-            left = self.missing()
-            sent = len(messages()) - len(left)
-            while left and not self._halt.is_set():
-                if not self._hurry.is_set() and sent - consumed() > _LEAD:
-                    self._halt.wait(0.2)
+            missing = self.find_missing()
+            sent = len(messages()) - len(missing)
+            while missing and not self._stopped.is_set():
+                if not self._pacing_stopped.is_set() and sent - count_consumed() > _LEAD_MESSAGES:
+                    self._stopped.wait(0.2)
                     continue
-                batch, left = left[:_STEP], left[_STEP:]
-                self._send(batch)
+                batch, missing = missing[:_BATCH_SIZE], missing[_BATCH_SIZE:]
+                self._send_batch(batch)
                 sent += len(batch)
         except BaseException as error:  # noqa: BLE001  raised again by finish, in the thread that can act on it
             self._failure = error
 
-    def _send(self, batch: Sequence[Message]) -> None:
+    def _send_batch(self, batch: Sequence[Message]) -> None:
         if not batch:
             return
         problems: list[str] = []

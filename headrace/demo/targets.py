@@ -1,4 +1,4 @@
-"""What the two targets hold, read past Headrace: Postgres by SQL, Delta by delta-rs, which shares no code with Spark's."""
+"""Reads the targets without Headrace: Postgres by SQL, Delta by delta-rs, which shares no code with Spark's."""
 
 from __future__ import annotations
 
@@ -20,79 +20,79 @@ from headrace.services import Services
 
 
 def postgres_table(services: Services, columns: list[str]) -> pa.Table:
-    """All rows of the Postgres table."""
+    """Return all rows of the Postgres table."""
     from adbc_driver_postgresql import dbapi
     from psycopg.sql import SQL, Identifier
 
-    picked = SQL(", ").join(Identifier(name) for name in columns)
-    query = SQL("SELECT {} FROM public.flights").format(picked).as_string()
+    column_list = SQL(", ").join(Identifier(name) for name in columns)
+    query = SQL("SELECT {} FROM public.flights").format(column_list).as_string()
     with dbapi.connect(services.postgres.conninfo()) as connection, connection.cursor() as cursor:
         cursor.execute(query)
         return cursor.fetch_arrow_table()
 
 
-def postgres_rows(services: Services) -> int | None:
-    """How many rows the Postgres table has now, None if there is none."""
+def count_postgres_rows(services: Services) -> int | None:
+    """Return the number of rows of the Postgres table, None if it does not exist."""
     import psycopg
 
     with psycopg.connect(services.postgres.conninfo()) as connection:
         try:
-            found = connection.execute("SELECT count(*) FROM public.flights").fetchone()
+            row = connection.execute("SELECT count(*) FROM public.flights").fetchone()
         except psycopg.errors.UndefinedTable:
             return None
-    return int(found[0]) if found else None
+    return int(row[0]) if row else None
 
 
 def delta_table(path: Path, columns: list[str]) -> pa.Table:
-    """All rows of a Delta table."""
-    found = _ask_delta(path, *(exp.column(name, quoted=True) for name in columns))
-    plain = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in found.schema]
-    return found.cast(pa.schema(plain))
+    """Return all rows of a Delta table."""
+    table = _query_delta(path, *(exp.column(name, quoted=True) for name in columns))
+    fields = [field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field for field in table.schema]
+    return table.cast(pa.schema(fields))
 
 
-def delta_rows(path: Path) -> int | None:
-    """How many rows a Delta table has now; None if there is none."""
+def count_delta_rows(path: Path) -> int | None:
+    """Return the number of rows of a Delta table, None if it does not exist."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(str(path)):
         return None
-    return int(_ask_delta(path, exp.Count(this=exp.Star())).column(0)[0].as_py())
+    return int(_query_delta(path, exp.Count(this=exp.Star())).column(0)[0].as_py())
 
 
-def _ask_delta(path: Path, *what: exp.Expr) -> pa.Table:
+def _query_delta(path: Path, *expressions: exp.Expr) -> pa.Table:
     from deltalake import DeltaTable, QueryBuilder
 
-    query = exp.select(*what).from_("flights").sql("postgres")
+    query = exp.select(*expressions).from_("flights").sql("postgres")
     return pa.table(QueryBuilder().register("flights", DeltaTable(path)).execute(query))
 
 
 def delta_epoch(path: Path) -> int | None:
-    """The epoch that the newest commit with a record says it holds; None if there is none."""
+    """Return the epoch of the newest commit record, None if there is none."""
     from deltalake import DeltaTable
 
     if not DeltaTable.is_deltatable(str(path)):
         return None
     for commit in DeltaTable(path).history():
-        said = commit.get("userMetadata")
-        record = json.loads(said).get("record") if said else None
+        metadata = commit.get("userMetadata")
+        record = json.loads(metadata).get("record") if metadata else None
         if record:
             return int(record["epoch"])
     return None
 
 
 def postgres_epoch(file: PipelineFile, settings: Settings, uuid: str, sink: str) -> int | None:
-    """The epoch of the sink's own record in Postgres; None if it keeps none yet."""
+    """Return the epoch of the sink's commit record in Postgres, None if there is none."""
     node = file.model.sinks[sink]
-    opened = registry.open_sink(SinkContext(SinkKey(uuid, file.name, "main", sink), node, settings, pa.schema([]), None, {}))
+    handle = registry.open_sink(SinkContext(SinkKey(uuid, file.name, "main", sink), node, settings, pa.schema([]), None, {}))
     try:
-        record = opened.record()
+        record = handle.record()
     finally:
-        opened.close()
+        handle.close()
     return record.epoch if record else None
 
 
 def bucket_counts(services: Services, query: LiteralString) -> list[tuple[str, int]]:
-    """The answer of a query of two columns."""
+    """Return the rows of a query with two columns."""
     import psycopg
 
     with psycopg.connect(services.postgres.conninfo()) as connection:
@@ -100,17 +100,17 @@ def bucket_counts(services: Services, query: LiteralString) -> list[tuple[str, i
 
 
 def delete_row(services: Services, day: str) -> dict[str, Any]:
-    """Deletes the first flight of a day from Postgres, as somebody with a console would; returns its key."""
+    """Delete the first flight since a date from Postgres, without Headrace. Return its key."""
     import psycopg
 
     with psycopg.connect(services.postgres.conninfo()) as connection:
-        found = connection.execute(
+        key = connection.execute(
             "DELETE FROM public.flights WHERE (time_hour, carrier, flight) = "
             "(SELECT time_hour, carrier, flight FROM public.flights WHERE time_hour >= %s ORDER BY 1, 2, 3 LIMIT 1) "
             "RETURNING time_hour, carrier, flight",
             [day],
         ).fetchone()
-    if found is None:
-        msg = f"Postgres holds no flight of {day} or later"
+    if key is None:
+        msg = f"Postgres contains no flight of {day} or later"
         raise InternalError(msg)
-    return dict(zip(KEY, found, strict=True))
+    return dict(zip(KEY, key, strict=True))

@@ -1,4 +1,4 @@
-"""Where the demo's pipeline stands, by its ledger."""
+"""Progress of the demo's pipeline, from its ledger."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SOURCE = "flights"
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseSum:
-    """What the ledger says about a phase: epochs and rows (of the sink that took most), seconds from plan to commit.
+class PhaseSummary:
+    """A phase in the ledger: epochs, rows (of the sink with most), and seconds from plan to commit.
 
-    `rate` is rows per second over all epochs but one that a kill lies in.
+    `rate` is rows per second over all epochs except the killed one.
     """
 
     name: str
@@ -29,59 +29,59 @@ class PhaseSum:
     rate: float
 
 
-class DemoLane:
-    """The ledger's answers in the demo's words. Safe to ask from several threads."""
+class DemoProgress:
+    """The ledger's answers in terms of the demo. Thread-safe."""
 
     def __init__(self, file: PipelineFile, settings: Settings) -> None:
         self.file = file
         self._ledger = open_ledger(settings)
 
     def state(self) -> PipelineState | None:
-        """Where the lane stands, None before its first start."""
+        """Return the state of the pipeline, None before its first start."""
         return self._ledger.state(self.file.name)
 
-    def consumed(self) -> int:
-        """How many messages of the topic are committed: history holds those before the fence."""
+    def count_consumed(self) -> int:
+        """Return the number of committed messages of the topic. History contains those before the handoff."""
         state = self.state()
-        here = state.position.get(SOURCE, {}) if state else {}
-        return sum(positions.offsets(here.get("stream") or here.get("fence")).values())
+        position = state.position.get(SOURCE, {}) if state else {}
+        return sum(positions.offsets(position.get("stream") or position.get("fence")).values())
 
-    def fence(self) -> int:
-        """How many messages of the topic the history table holds, 0 while that is not known."""
+    def handoff_offset(self) -> int:
+        """Return the number of messages that the history table contains, 0 while unknown."""
         state = self.state()
         return sum(positions.offsets(state.position.get(SOURCE, {}).get("fence")).values()) if state else 0
 
-    def has_history(self) -> bool:
-        """Whether all months are in every sink."""
+    def is_history_complete(self) -> bool:
+        """Return whether all months are in every sink."""
         return history_complete(self.file, self.state())
 
-    def months(self) -> list[str]:
-        """The months that are in every sink."""
+    def completed_months(self) -> list[str]:
+        """Return the months that are in every sink."""
         return completed_partitions(self.file, self.state())
 
     def last_epoch_of(self, month: str) -> int:
-        """The epoch that completed a month."""
+        """Return the epoch that completed a month."""
         return max(row.plan.number for row in self.epochs() if row.plan.window == month)
 
     def epochs(self) -> list[EpochRow]:
-        """All epochs, the open one included."""
+        """Return all epochs, including the open one."""
         return list(self._ledger.epochs(self.file.name))
 
-    def sums(self, without: int | None) -> list[PhaseSum]:
-        """History and stream. `without` is the epoch that a kill lies in, if there is one."""
-        found = []
+    def summarize_phases(self, without_epoch: int | None) -> list[PhaseSummary]:
+        """Return history and stream. `without_epoch` is the killed epoch, if there is one."""
+        summaries = []
         for name, phases in (("history", (Phase.HISTORY,)), ("stream", (Phase.CATCHING_UP, Phase.LIVE))):
             rows = [row for row in self.epochs() if row.plan.phase in phases and row.committed_at]
-            timed = [row for row in rows if row.plan.number != without]
+            timed = [row for row in rows if row.plan.number != without_epoch]
             seconds = sum((row.committed_at - row.plan.planned_at).total_seconds() for row in timed if row.committed_at)
-            rate = sum(_rows(row) for row in timed) / max(seconds, 1e-3)
-            found.append(PhaseSum(name, len(rows), sum(_rows(row) for row in rows), seconds, rate))
-        return found
+            rate = sum(_count_rows(row) for row in timed) / max(seconds, 1e-3)
+            summaries.append(PhaseSummary(name, len(rows), sum(_count_rows(row) for row in rows), seconds, rate))
+        return summaries
 
     def close(self) -> None:
-        """Lets go of the ledger."""
+        """Close the ledger."""
         self._ledger.close()
 
 
-def _rows(row: EpochRow) -> int:
+def _count_rows(row: EpochRow) -> int:
     return max((counts.rows for counts in row.counts.values()), default=0)

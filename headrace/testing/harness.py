@@ -1,4 +1,4 @@
-"""What all checks stand on: a session, settings, plans and rows."""
+"""Helpers of all contract checks: a session, settings, plans and rows."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
-HASH = "feedfacecafebeef"
-"""Of the pipeline that the epochs are said to be of."""
+PIPELINE_HASH = "feedfacecafebeef"
+"""The hash of the compiled pipeline in the epochs' plans."""
 
 
 @cache
 def session() -> SparkSession:
-    """A small Spark session, one for all tests of a process; another one that runs already is taken."""
+    """Return a small Spark session, one for all tests of a process. Use a session that already runs."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as Session
 
-    if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark says it nowhere else
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001  pyspark has no public API for it
         return Session.Builder().getOrCreate()
     home = Path(tempfile.mkdtemp(prefix="headrace-plugin-"))
     conf = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.enabled": "false"}
@@ -44,48 +44,50 @@ def session() -> SparkSession:
     return started
 
 
-def collected(frame: DataFrame) -> list[Row]:
-    """The rows in the order of their positions. A plugin's failure in a worker is raised as a run would."""
+def collect_rows(frame: DataFrame) -> list[Row]:
+    """Return the rows by position. Raise a plugin's failure in a worker as a run would."""
     try:
         rows: list[Row] = frame.toArrow().to_pylist()
     except Exception as error:
         raise as_headrace_error(error) from error
-    return sorted(rows, key=place)
+    return sorted(rows, key=row_position)
 
 
-def place(row: Row) -> tuple[int, ...]:
-    """A row's position, comparable."""
+def row_position(row: Row) -> tuple[int, ...]:
+    """Return a row's position as a comparable tuple."""
     return tuple(row[POS].values())
 
 
-def payload(rows: list[Row]) -> list[Row]:
-    """The rows without the hidden columns."""
+def drop_system_columns(rows: list[Row]) -> list[Row]:
+    """Return the rows without the system columns."""
     return [{name: value for name, value in row.items() if name not in (OP, POS)} for row in rows]
 
 
-def position(epoch: int) -> Json:
-    """Where an epoch ends."""
+def create_position(epoch: int) -> Json:
+    """Return the position at the end of an epoch."""
     return {"src": {"stream": {"offsets": {"0": epoch * 10}}}}
 
 
-def plan(number: int) -> EpochPlan:
-    """An epoch."""
-    return EpochPlan(number, Phase.LIVE, position(number - 1), position(number), HASH, datetime(2024, 5, 1, tzinfo=UTC))
+def create_plan(number: int) -> EpochPlan:
+    """Return the plan of an epoch."""
+    return EpochPlan(
+        number, Phase.LIVE, create_position(number - 1), create_position(number), PIPELINE_HASH, datetime(2024, 5, 1, tzinfo=UTC)
+    )
 
 
-def frame(schema: pa.Schema, rows: Sequence[Mapping[str, Any]], ops: str) -> DataFrame:
-    """Rows in the order of their positions; `ops` has one letter per row."""
+def create_frame(schema: pa.Schema, rows: Sequence[Mapping[str, Any]], ops: str) -> DataFrame:
+    """Return a frame of rows in the order of their positions. `ops` has one letter per row."""
     from pyspark.sql import functions as F  # noqa: N812
 
     table = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)
     table = table.append_column("n", pa.array(range(len(rows)), pa.int64())).append_column(OP, pa.array(list(ops), pa.string()))
-    made: DataFrame = session().createDataFrame(table if rows else [], spark_schema(table.schema))
+    data: DataFrame = session().createDataFrame(table if rows else [], spark_schema(table.schema))
     at = F.struct(F.lit(0).alias("source"), F.lit(0).alias("part"), F.col("n").alias("off"), F.lit(0).cast("bigint").alias("sub"))
-    return made.withColumn(POS, at).select(*[f"`{name}`" for name in schema.names], OP, POS)
+    return data.withColumn(POS, at).select(*[f"`{name}`" for name in schema.names], OP, POS)
 
 
 @contextmanager
-def settings() -> Iterator[Settings]:
-    """Settings with a home of their own."""
+def temporary_settings() -> Iterator[Settings]:
+    """Yield settings with a temporary home."""
     with tempfile.TemporaryDirectory(prefix="headrace-plugin-") as home:
         yield Settings(home=Path(home))
