@@ -32,8 +32,8 @@ for expressions and 0.15 M over Arrow; where Spark has a function that does near
 reached.
 
 Those that parse JSON, here a document of 75 bytes, are held by Spark's own `get_json_object` and `try_parse_json`, which take about
-1 us for it; `json_value` and `json_exists` cost next to nothing beside it. `json_query` also looks in the document for texts that may be
-taken for objects, and `is_json` and `try_parse_json` at what stands behind the first value.
+1 us for it; `json_value` and `json_exists` add almost nothing to it. `json_query` also looks in the document for texts that may be
+taken for objects, and `is_json` and `try_parse_json` at the text after the first value.
 """
 }
 """Notes for the readers of a table, by its name."""

@@ -1,7 +1,7 @@
 """The contracts of connectors.
 
 A source or sink object is cheap configuration: making one opens nothing. The connection lives in what `open` returns.
-Rows travel as Spark DataFrames (or Arrow, on the direct path) with two columns beside the payload:
+Rows travel as Spark DataFrames (or Arrow, on the direct path) with two columns in addition to the payload:
 
     _gs_op   string, never null: i, u or d
     _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order that "last one wins" means;

@@ -50,7 +50,7 @@ def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Map
             wrong.append(f"column {quote_identifier(name)} is {field.dataType.simpleString()}, the rows have {rows.simpleString()}")
     brought = {name.lower() for name in wanted}
     wrong += [
-        f"column {quote_identifier(field.name)} is NOT NULL and no row brings it"
+        f"column {quote_identifier(field.name)} is NOT NULL and no row has a value for it"
         for field in table
         if not field.nullable and field.name.lower() not in brought
     ]

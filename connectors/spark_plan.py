@@ -1,4 +1,4 @@
-"""What Spark's analyzer made of a frame. pyspark shows none of it, so it is asked in the JVM."""
+"""What Spark's analyzer made of a frame. pyspark does not expose it, so it is read in the JVM."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def refuse_relative_timestamps(frame: DataFrame, text: str, node: str, known: Co
         word = value.toString().strip() if value.nodeName() == "Literal" else ""
         if is_relative_timestamp(word) and word not in known:
             kind = cast_.dataType().typeName().upper()
-            msg = f"'{word}' becomes a time by what stands beside it, and another one each time that an epoch is computed"
+            msg = f"'{word}' is implicitly cast to {kind}, which gives another time whenever an epoch is computed"
             hint = f"In a sql transform CAST('{word}' AS {kind}), now() and current_date() tell the epoch's time. A source has none."
             raise SchemaError(msg, hint=hint, node=node)

@@ -109,7 +109,7 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
 
 
 def _wait_for(admin: Any, topics: Iterable[str]) -> None:
-    """The controller has made them; the broker that is asked next learns of it a moment later."""
+    """The controller has made them; other brokers learn of it a moment later."""
     deadline = time.monotonic() + 30
     while set(topics) - set(admin.list_topics(timeout=30).topics):
         if time.monotonic() > deadline:

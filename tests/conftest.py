@@ -110,7 +110,7 @@ def world(services: Services, pg: str, ch_db: str, tmp_path: Path) -> Iterator[W
 
 
 def _wait_for_topic(admin: AdminClient, name: str) -> None:
-    """The controller has made it; the broker that is asked next learns of it a moment later."""
+    """The controller has made it; other brokers learn of it a moment later."""
     from confluent_kafka import KafkaException, TopicCollection
 
     deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""Connections to ClickHouse, and its errors told as ours."""
+"""Connections to ClickHouse, and its errors as HeadraceError."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _READABLE = frozenset({"", "DEFAULT", "MATERIALIZED"})
 class ClickHouseTable(BoundedSource):
     """Reads a table once, pinned by hard links, split by its sorting key.
 
-    Engines that merge rows of one key (ReplacingMergeTree and its kin) are read with FINAL: the newest version of a key
+    Engines that merge rows of one key (ReplacingMergeTree and similar) are read with FINAL: the newest version of a key
     counts, and a key whose newest version is marked as deleted is not in the history at all. In a plain MergeTree a column
     `is_deleted` is a column like any other. Every row of history is an insert (`_gs_op` = i). `_gs_pos` is the row's
     topic partition and offset where the history is cut by them, else the split and the row's place in it by sorting key, then by

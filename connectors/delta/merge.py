@@ -1,4 +1,4 @@
-"""The MERGE that brings an epoch's rows into a Delta table."""
+"""The MERGE of an epoch's rows into a Delta table."""
 
 from __future__ import annotations
 

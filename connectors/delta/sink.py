@@ -121,7 +121,7 @@ class DeltaTableSink(Sink):
             found = self._commit_empty(held.txn + 1, joined)
             if found.version == version + 1:
                 return joined
-        msg = f"others write to the Delta table `{self._path}` without pause: its rows cannot be counted beside them"
+        msg = f"others write to the Delta table `{self._path}` continuously: its rows cannot be counted at the same time"
         raise TransientError(msg, node=self._context.key.sink)
 
     def truncate(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PARQUET_REFUSES = re.compile(r"[ ,;{}()\n\t=]")
 _CHECKPOINT_EVERY = "50"
-"""Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits anew costs less."""
+"""Commits. Delta's own 10 makes every tenth small epoch take several times as long; reading 50 small commits again costs less."""
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.5
 _BEING_CREATED = "DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION"

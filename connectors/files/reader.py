@@ -40,10 +40,10 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
-    """What all pieces of one source ask for. Picklable.
+    """What all pieces of one source read. Picklable.
 
     `columns` are read from the files in these types (for csv all text; for json the one column `LINE`), `folders` are partition
-    folders, whose values are text columns `FOLDER`0, 1, … behind them. `names` are all columns of a csv file without a header.
+    folders, whose values are text columns `FOLDER`0, 1, … after them. `names` are all columns of a csv file without a header.
     """
 
     node: str

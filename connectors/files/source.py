@@ -40,7 +40,7 @@ _COUNTING = 64  # tasks
 
 
 class Files(BoundedSource):
-    """Reads the files behind a path once, in the natural order of their names.
+    """Reads the files of a path once, in the natural order of their names.
 
     The pin is the list of files with size and time of change. A task reads each file through one open handle and compares it
     with the pin before and after, so that a file which was changed or removed is an error and never other rows. Splits are

@@ -5,8 +5,8 @@ A sink's record is a property of the table, `headrace.<uuid>/<lane>/<sink>`, as 
     {"headrace": 1, "generation": …, "snapshot": id of the snapshot that came with the record, "sequence": its number, "record": {…} or null}
 
 Properties outlive the expiry of snapshots, and a rollback of the table: `snapshot` tells whether the rows are still in it. Every change
-goes through `swap`, which hands Iceberg the very metadata that was looked at: it is committed only if nobody, with whatever
-change, came in between, and it is never tried again by itself.
+is a compare-and-set against the metadata that was read: Iceberg commits it only if no other change was committed in between.
+It is not retried automatically.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An Iceberg table as a sink, exactly once.
 
-Rows are written by Spark to a branch of the table that begins at the newest snapshot and that nobody reads. The atomic act is one
-commit of the table's metadata: the main branch goes to the branch's snapshot, the record is set, the branch is dropped. It is a
-compare-and-set against the metadata in which generation, record and newest snapshot were looked at; any commit of somebody
-else in between makes it fail, and the epoch is looked at anew.
+Spark writes rows to a branch of the table that starts at the newest snapshot and has no readers. One commit of the table's
+metadata makes them visible: it moves the main branch to the snapshot of the branch, sets the commit record, and drops the branch.
+The commit is a compare-and-set against the metadata from which generation, record and newest snapshot were read. If another
+writer commits first, it fails, and the sink checks the epoch again.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _is_moving(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it is now. A topic made anew under the same name has another `topic_id`."""
+    """A topic as it is now. A topic created again under the same name has another `topic_id`."""
 
     topic_id: str
     cluster_id: str

@@ -3,7 +3,7 @@
 Every message is checked as a whole, also where only some of its columns are used: a broken one fails the task that meets it
 and is named by topic, partition and offset. Keys that `schema` does not name are ignored; a missing key is null.
 
-Numbers: decimals may come as numbers or as text and are taken exactly; more digits behind the point than the scale has are refused
+Numbers: decimals may come as numbers or as text and are taken exactly; more digits after the point than the scale has are refused
 up to 37 digits and rounded half up at 38, where Spark has no room to see them. Integers out of range are refused. Times and dates are ISO 8601 text
 (without a zone: UTC); binary is hexadecimal text. An object or an array in a `string` column stays as JSON text,
 its numbers with up to 38 digits. Half a surrogate pair is no text and is refused.

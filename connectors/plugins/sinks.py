@@ -212,7 +212,7 @@ class TransactionalSink(_DriverSink):
             raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
             self._refuse_newer(self.load_note(), note["generation"])
-            msg = "the target's note was changed meanwhile by somebody else"
+            msg = "the target's note was changed by another writer"
             raise FencedError(msg)
 
 

@@ -195,7 +195,7 @@ class ArrowStream(UnboundedSource):
 
 _OF_SPLIT, _OF_RANGE = "split", "range"
 _Task = tuple[int, int, str, Json]
-"""`_gs_pos.part`, the first `off`, what `batches` is asked for, and with which arguments."""
+"""`_gs_pos.part`, the first `off`, what `batches` returns, and with which arguments."""
 
 
 def _read(spark: SparkSession, shipped: PickledPlugin, schema: pa.Schema, tasks: Sequence[_Task]) -> DataFrame:

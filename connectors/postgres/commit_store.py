@@ -61,7 +61,7 @@ class LockedRow:
 
     record: CommitRecord
     marked: bool
-    """Markers of a direct load lie there for the epoch behind the record's."""
+    """Whether it has markers of a direct load for the epoch after the one of the record."""
 
 
 class RecordStore:

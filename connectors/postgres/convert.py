@@ -119,9 +119,9 @@ class RowChecks:
     jsons: tuple[str, ...]
     """Nested columns, as JSON text: nor can the strings inside of them."""
     wides: tuple[tuple[str, str, str], ...] = ()
-    """Wide numbers, as their digits: (column, type, pattern). The server's cast would round what has too many behind the point."""
+    """Wide numbers, as their digits: (column, type, pattern). The server's cast would round values with more digits after the point."""
     lengths: tuple[tuple[str, int], ...] = ()
-    """Key columns of limited length: the server cuts spaces at their end without a word, and a delete would not match any more."""
+    """Key columns of limited length: the server silently cuts trailing spaces, and a delete would not match any more."""
 
     version: str | None = None
     """The column that decides which row of a key stays: only a delete may go without."""

@@ -24,7 +24,7 @@ _REFUSED = re.compile(
     r"authentication failed|no password supplied|pg_hba\.conf|does not exist|permission denied|not permitted"
     r"|not currently accepting|does not support SSL"
 )
-"""What the server refuses a connection for that trying again does not mend."""
+"""What the server refuses a connection for, and retrying does not help."""
 
 
 class ConnectionLostError(TransientError):
@@ -106,11 +106,11 @@ def translate(error: Exception, node: str) -> HeadraceError:
         return TransientError(msg, node=node, hint="The server is read-only: a standby, or failing over.")
     if state[:2] in DATA_CLASSES or state == INTEGRITY_AT_COMMIT:
         kind = UniqueError if state == UNIQUE else DataError
-        return kind(msg, node=node, hint="A value does not fit its column: mend it in a transform, or widen the column.")
+        return kind(msg, node=node, hint="A value does not fit its column. Convert it in a transform, or widen the column.")
     if state[:2] in TRANSIENT_CLASSES and state != DROPPED:
         lost = state.startswith("08") or state in {"57P01", "57P02", "57P03"}
         return (ConnectionLostError if lost else TransientError)(msg, node=node)
-    return TargetError(msg, node=node, hint="Mend the table or the rights of the role in Postgres, then run again.")
+    return TargetError(msg, node=node, hint="Correct the table or the rights of the role in Postgres, then run again.")
 
 
 def _without_state(text: str, node: str) -> HeadraceError:

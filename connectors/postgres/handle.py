@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class PostgresSinkHandle:
-    """Connections are made when first used, and made anew after they were lost."""
+    """Connections are created on first use, and again after they were lost."""
 
     def __init__(self, context: SinkContext, generation: int | None) -> None:
         self._node: Node = context.node

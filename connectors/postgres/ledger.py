@@ -32,7 +32,7 @@ def open_postgres(conninfo: str) -> Ledger:
 
 
 class PostgresStore:
-    """Store over one connection, shared by the threads of a process and opened anew when it was lost."""
+    """Store over one connection, shared by the threads of a process and opened again when it was lost."""
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo

@@ -1,7 +1,7 @@
-"""Dynamic tables in Postgres: one text column that pipelines and others fill, and that workers ask in batches.
+"""Dynamic tables in Postgres: one text column that pipelines and other programs fill, and that workers look up in batches.
 
 Writers take one advisory lock per table and stamp their rows while they hold it, so that rows become visible in the order of
-their stamps, and a cache that reads on from the newest stamp misses none. Others are asked to do the same.
+their stamps, and a cache that reads on from the newest stamp misses none. Other programs must do the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol.epochs import Json
 
 _AT_ONCE = 4
-"""Chunks of one worker that are asked side by side."""
+"""Chunks of one worker that are looked up in parallel."""
 _INSERT = 10_000
 _OVERLAP = "60 seconds"
-"""How far behind the newest stamp a cache reads again, for writers that stamped before they committed."""
+"""How long before the newest stamp a cache starts to read again, for writers that stamped before they committed."""
 _TIMES = ("timestamp with time zone", "timestamp without time zone", "date")
 _ORDERED = "DNS"
 """Postgres' categories of types with an order: dates and times, numbers, texts."""
@@ -249,7 +249,7 @@ class PostgresLookup:
 
 
 _idle: dict[str, list[ControlConnection]] = {}
-"""Connections of this worker process that nobody uses just now, by where they lead."""
+"""Idle connections of this worker process, by their target."""
 
 
 @contextmanager

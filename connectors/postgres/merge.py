@@ -1,4 +1,4 @@
-"""The SQL that brings staged rows into a target: builders only, values stay bound.
+"""The SQL that writes staged rows to a target: builders only, values stay bound.
 
 Per key the last row by position wins. With `on_conflict: nothing` the first one wins, with `update_where` over an order
 (>, >=, <, <=) the best one, both counted from the last delete on: so the result does not depend on where epochs are cut.

@@ -36,7 +36,7 @@ _LOCAL = (
     " set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'"
     " ELSE current_setting('synchronous_commit') END, true)"
 )
-"""Per transaction. A record that a crash may take back would stand behind the ledger, hence never synchronous_commit=off."""
+"""Per transaction. A record that a crash may take back would be older than the ledger, so never synchronous_commit=off."""
 
 
 class Session(Protocol):

@@ -36,7 +36,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {
 """Which column types of a table that is already there take which of ours. What would round or cut in silence is not here;
 a value out of a column's range is the server's own error."""
 PARSES_TEXT = ("uuid", "json", "jsonb", "xml", "inet", "cidr", "macaddr", "macaddr8")
-"""Types that take a string by their own input syntax, beside enumerations and domains over text."""
+"""Types that take a string by their own input syntax, in addition to enumerations and domains over text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def tamper_and_repair(environment: DemoEnvironment) -> bool:
     console.print()
     console.rule("Tampering", align="left")
     key = delete_row(environment.services, DAY)
-    console.print(f"Deleted a row of Postgres behind Headrace's back: {_format_key(key)}")
+    console.print(f"Deleted a row of Postgres without Headrace: {_format_key(key)}")
     broken = audit(environment.file, environment.settings, sinks=[POSTGRES])
     show_checks(console, broken)
     missing = _find_missing_keys(environment)

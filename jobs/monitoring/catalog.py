@@ -50,7 +50,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("checkpoint_acks_received_total", _C, "Epochs that a sink acknowledged.", node=True),
     Metric("checkpoint_epochs_succeeded_total", _C, "Epochs that were committed."),
     Metric("checkpoint_epochs_failed_total", _C, "Attempts at an epoch that failed."),
-    Metric("checkpoint_finalizers_sent_total", _C, "Epochs that the ledger closed, and sources were told of."),
+    Metric("checkpoint_finalizers_sent_total", _C, "Closed epochs that sources were notified of."),
     Metric("checkpoint_epochs_in_flight", _G, "1 while an epoch is planned and not committed, else 0."),
     Metric("checkpoint_epoch_duration_milliseconds", _H, "From the start of an epoch's writing to its commit."),
     Metric("checkpoint_finalization_wait_milliseconds", _H, "What the ledger took of an epoch: plan and commit."),

@@ -5,7 +5,7 @@
         manifest.json               names the valid attempt; written whole to another name, then linked: the first one wins
 
 The digest is that of the plan and the hash of the compiled pipeline, so an epoch that was planned again never reads the
-rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be told from one that a
+rows of a dropped plan. An attempt without the manifest is never read. A dead attempt cannot be distinguished from one that a
 paused process is still writing, so attempts are swept only if the manifest names another one, or if the epoch is past.
 """
 

@@ -92,7 +92,7 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
         kind = infer(record.get(column) for record in rows.records)
         if kind is None:
             msg = f"test `{case.name}`: the type of column `{column}` cannot be inferred: its values are of several types"
-            hint = f"Add `schema: {{{column}: string}}`, or another type, beside the rows."
+            hint = f"Add `schema: {{{column}: string}}`, or another type, next to the rows."
             problems.append(UserError(msg, hint=hint, node=name, place=rows.start))
         elif column != OP:
             fields.append(pa.field(column, kind))
@@ -100,7 +100,7 @@ def declared_schema(case: Case, name: str, rows: Rows) -> pa.Schema:
         raise PipelineFileError(problems)
     if not fields:
         msg = f"test `{case.name}`: no columns are known of `{name}`"
-        raise PipelineFileError([UserError(msg, hint="Add `schema:` with its columns beside the rows.", node=name, place=rows.start)])
+        raise PipelineFileError([UserError(msg, hint="Add `schema:` with its columns next to the rows.", node=name, place=rows.start)])
     return pa.schema(fields)
 
 

@@ -24,7 +24,7 @@ PLUGINS = frozenset({"s3_sink", "mysql_sink", "sqs", "s2_sink", "s2_source", "po
 """Plugins that are known by name. A type with a dot in it is also a plugin."""
 
 _FLUSH = "Remove it; `epoch:` at the top level says how large epochs are and how often they come."
-_REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no registry is asked."
+_REGISTRY = "Remove it; messages are JSON, their columns are in `schema`, and no registry is used."
 _SPARK = "Remove it; Spark divides the work by its own settings (`spark.master`)."
 
 KEYS: Mapping[str, str] = {

@@ -17,7 +17,7 @@ MOVED: Mapping[str, tuple[str, str]] = {
 """Streamling's keys that are in a mapping of the section here, by their dotted names."""
 
 _EPOCH = "`epoch:` in the pipeline file says how large epochs are and how often they come."
-_JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is asked."
+_JSON = "Messages are read as JSON with the `schema` of the pipeline file; no registry is used."
 _SPARK = "Spark divides the work; see the settings under `spark`."
 _POOL = "A run holds few connections and keeps them as long as it needs them."
 _PLUGIN = "Plugins are Python packages in the same environment as Headrace; `headrace plugin list` shows them."

@@ -33,7 +33,7 @@ class PluginSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     allow: Ids | None = Field(
-        default=None, description="Ids of the plugins that may be used; not given: all that are installed. An empty list: none."
+        default=None, description="Ids of the plugins that pipelines may use. Defaults to all installed plugins. An empty list allows none."
     )
     preprocessor_ids: Ids = Field(default=(), description="Preprocessors that rewrite every pipeline file before it is read, in order.")
     preprocessor_options: dict[str, Any] = Field(

@@ -84,13 +84,13 @@ class TableConnection(PostgresConnection):
 
     cache_enabled: bool = Field(default=False, description="Whether tables with a `time_column` are kept by the pipeline.")
     cache_refresh_debounce_ms: int = Field(default=1000, ge=0, description="How often at most a cache reads what is new.")
-    dt_schema_name: str | None = Field(default=None, description="The schema of tables that name none; `public` if not given.")
+    dt_schema_name: str | None = Field(default=None, description="Schema of tables that name none. Defaults to `public`.")
 
 
 class TableBackend(Section):
     """Where dynamic tables lie."""
 
-    path: Path | None = Field(default=None, description="The folder of tables in memory, on this host; `tables` below `home` if not given.")
+    path: Path | None = Field(default=None, description="Folder of in-memory tables on this host. Defaults to `tables` below `home`.")
     max_batch_size: int = Field(default=1000, gt=0, description="Values per question to Postgres.")
     postgres: Annotated[dict[str, Any], PartOf(TableConnection)] = Field(
         default_factory=dict, repr=False, description="Overrides of postgres_sink for dynamic tables, and how they are read."
@@ -103,7 +103,7 @@ class ClickHouseConnection(Section):
     url: str = "http://localhost:8123"
     user: str = "default"
     password: Secret = SecretStr("")
-    database: str = Field(default="", description="Of tables that are named without one; what the server says if not given.")
+    database: str = Field(default="", description="Database of tables that name none. Defaults to the database of the server's user.")
 
 
 class KafkaConnection(Section):
@@ -150,7 +150,7 @@ class LedgerSettings(Section):
 
 
 class AuditSettings(Section):
-    """How much the audit reads where nothing else is asked for."""
+    """How much the audit reads by default."""
 
     sample_rows: int = Field(
         default=10_000,
@@ -164,7 +164,7 @@ class StagingSettings(Section):
 
     path: Path | None = Field(
         default=None,
-        description="A folder; `staging` below `home` if not given. Runs on several hosts, and Spark's workers there, need one that all share.",
+        description="Folder for staged rows. Defaults to `staging` below `home`. Runs on several hosts need a folder that all Spark workers share.",
     )
     keep_epochs: int = Field(
         default=20, ge=0, description="For how many committed epochs staged rows are kept, so that a replay writes the same ones."
@@ -302,7 +302,7 @@ class Settings(BaseSettings):
         default=None,
         ge=0,
         le=65535,
-        description="Where a run answers /metrics and /health over HTTP; 0: any free port. Not given: nowhere.",
+        description="Port on which a run serves /metrics and /health over HTTP. 0 is any free port. By default a run serves neither.",
     )
     admin_api_host: str = Field(default="127.0.0.1", description="The address it listens on.")
     live_data_inspect_enabled: bool = Field(default=False, description="Whether rows can be looked at while they pass: `headrace tail`.")

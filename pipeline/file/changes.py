@@ -164,7 +164,7 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
             if had.get(key) != has.get(key):
                 change = f"`{key}` cannot change from {_format_value(had.get(key))} to {_format_value(has.get(key))}"
                 msg = f"sink `{name}`: {change}: earlier rows are in the former target"
-                hint = f"Give the new target another sink name; `headrace replay {file.path} --sink NAME --from 1` then brings the earlier epochs."
+                hint = f"Give the new target another sink name; `headrace replay {file.path} --sink NAME --from 1` then writes the earlier epochs."
                 yield PipelineStateError(
                     msg, hint=f"{hint} {_reset(file, 'fill the new target instead')}", place=file.place("sinks", name, key)
                 )

@@ -46,7 +46,7 @@ _REFUSED = {
     "enum_declaration": ("an enum", "Write an object: const Color = {Red: 'red'} as const."),
     "internal_module": ("a namespace", "Write an object, or plain functions."),
     "module": ("a module", "Write an object, or plain functions."),
-    "decorator": ("a decorator", "Call the function that it stands for."),
+    "decorator": ("a decorator", "Call the function directly."),
     "import_alias": ("`import =`", "Write the name itself, or a constant for it."),
     "import_statement": ("an import", "Nothing can be imported: put what you need into the script. `import type` is fine."),
 }

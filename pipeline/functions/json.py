@@ -194,7 +194,7 @@ def _clauses(call: FunctionCall, behind: Sequence[exp.Expr]) -> Iterator[tuple[s
 def _word(call: FunctionCall, said: exp.Expr, allowed: Sequence[str]) -> str:
     word = " ".join((text_of(said) or "").upper().split())
     if word not in allowed:
-        msg = f"`{call.name}`: `{said.sql('spark')}` cannot stand there"
+        msg = f"`{call.name}`: `{said.sql('spark')}` is not allowed here"
         raise UserError(msg, hint=f"Allowed: {', '.join(allowed)}, as a text.", node=call.node)
     return word
 
@@ -305,7 +305,7 @@ FUNCTIONS = (
         ),
         errors=(
             ("json_query('no', '$' ERROR ON ERROR)", "json_query: this is no JSON"),
-            ("json_query('{}', '$', 'STRING', 'WITH ARRAYS', 'NULL', 'NULL')", "`'WITH ARRAYS'` cannot stand there"),
+            ("json_query('{}', '$', 'STRING', 'WITH ARRAYS', 'NULL', 'NULL')", "`'WITH ARRAYS'` is not allowed here"),
         ),
     ),
     Function(
@@ -316,7 +316,7 @@ FUNCTIONS = (
         least=2,
         most=_PLACES["json_exists"],
         sql=_json_exists,
-        meaning="Whether there is anything at a path; JSON's null is nothing. What stands before ON ERROR may also be a third argument.",
+        meaning="Whether there is anything at a path; JSON's null is nothing. The value before ON ERROR may also be a third argument.",
         examples=(
             (f"json_exists({_DOC}, '$.a.b[1]')", "true"),
             (f"json_exists({_DOC}, '$.a.b[2]')", "false"),

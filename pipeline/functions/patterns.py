@@ -140,8 +140,7 @@ FUNCTIONS = (
         most=3,
         sql=_extract("CASE WHEN _1 RLIKE _2 THEN regexp_extract(_1, _2, _3) END", 0, "STRING"),
         meaning=(
-            "A group of the first match, the whole match if none is asked for; NULL where nothing matches. Spark's takes "
-            "group 1, and gives empty text."
+            "A group of the first match, the whole match by default; NULL if nothing matches. Spark's takes group 1, and gives empty text."
         ),
         examples=(
             ("regexp_extract('foothebar', 'foo(.*?)(bar)', 2)", "bar"),

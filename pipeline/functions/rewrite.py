@@ -37,7 +37,9 @@ def expand(query: exp.Query, *, node: str = "", now: datetime | None = None) -> 
         check_count(function, call)
         made = expand_call(function, call)
         if function.arrow and not isinstance(made, exp.Literal) and part.find_ancestor(exp.Lambda) is not None:
-            msg = f"`{part.sql(dialect='spark')}` stands in a lambda, and `{display_name(name)}` takes whole columns: Spark cannot call it there"
+            msg = (
+                f"`{part.sql(dialect='spark')}` is in a lambda, and `{display_name(name)}` takes whole columns: Spark cannot call it there"
+            )
             raise UserError(msg, hint=_OUTSIDE, node=node)
         part.replace(made)
 

@@ -12,7 +12,7 @@ FLUSH = "Taken for Streamling's files; `epoch` says how large epochs are and how
 
 VERSION_COLUMN = (
     "With a key: the row with the highest value of this column wins, and of equal values the later row. A whole number, a decimal, a date"
-    " or a timestamp. The last row by source, partition and offset wins if not given."
+    " or a timestamp. By default the last row by source, partition and offset wins."
 )
 
 
@@ -21,7 +21,7 @@ class NodeConfig(Strict):
 
     primary_key: Columns = Field(
         default=(),
-        description="Key columns. If not given: the key that all inputs share; a source then has none. Sinks upsert and delete by"
+        description="Key columns. Defaults to the key that all inputs share, and to none for a source. Sinks upsert and delete by"
         " their key, and append without one.",
     )
     telemetry: Telemetry | None = Field(default=None, description="Labels and event time of the node's metrics.")

@@ -90,7 +90,7 @@ class HandlerTransformConfig(NodeConfig):
         description="How long one request is tried again before the epoch fails; `forever`, as Streamling does.",
     )
     max_attempts: PositiveInt | None = Field(
-        default=None, description="How often one request is tried, at most; not given: `retry_for` decides."
+        default=None, description="Maximum number of attempts of one request. Defaults to no limit except `retry_for`."
     )
     break_after: NonNegativeInt = Field(
         default=10, description="Failures in a row after which a task sends one probe at a time, each after `break_for`; 0: never."
@@ -130,7 +130,7 @@ def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, 
 
 def find_handler_warnings(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, ...], UserError]]:
     """Yield warnings for secrets in the file. The ledger stores them too."""
-    hint = "Write it as ${VAR}, or give it by `secret_name`: what stands in the file is in the ledger too."
+    hint = "Write it as ${VAR}, or give it by `secret_name`: the ledger stores the file."
     if re.match(r"[a-z]+://[^/?#]*:[^/?#]+@", VARIABLE.sub("", node.url), re.IGNORECASE):
         yield ("url",), UserError("`url` holds a password", hint=hint)
     for name, value in node.headers.items():

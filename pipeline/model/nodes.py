@@ -100,7 +100,7 @@ def _format(value: object) -> object:
 
 
 def _mode(value: object) -> object:
-    """A text, or a map with `type` and what belongs to it."""
+    """Accept `bounded` and `{type: bounded}`. Raise ValueError for other modes."""
     if not isinstance(value, dict) or value == {"type": "bounded"}:
         return "bounded" if isinstance(value, dict) else value
     instead = streamling.VALUES["mode", "continuous"]
@@ -209,7 +209,7 @@ class BoundedPhaseConfig(Strict):
     @field_validator("table_name", "path", "format")
     @classmethod
     def _needed(cls, value: object, info: ValidationInfo) -> object:
-        """A table is named, files have a place and a format."""
+        """Refuse a table without a name, and files without a path or format."""
         kind = info.data.get("source_type")
         if not value and kind and (info.field_name == "table_name") is (kind != "file"):
             raise PydanticCustomError("missing", "Field required")  # noqa: EM101  pydantic's own kind and words

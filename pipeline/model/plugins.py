@@ -149,7 +149,7 @@ class PluginNodeConfig(NodeConfig):
 
 
 class PluginSourceConfig(PluginNodeConfig):
-    """A source that a plugin brings."""
+    """A source of a plugin."""
 
     KIND: ClassVar[PluginType] = PluginType.SOURCE
 
@@ -160,7 +160,7 @@ class PluginSourceConfig(PluginNodeConfig):
 
 
 class PluginTransformConfig(PluginNodeConfig):
-    """A transform that a plugin brings."""
+    """A transform of a plugin."""
 
     KIND: ClassVar[PluginType] = PluginType.TRANSFORM
 
@@ -175,13 +175,14 @@ class PluginTransformConfig(PluginNodeConfig):
 
 
 class PluginSinkConfig(PluginNodeConfig):
-    """A sink that a plugin brings."""
+    """A sink of a plugin."""
 
     KIND: ClassVar[PluginType] = PluginType.SINK
 
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
-        default=None, description="What the sink can keep if not given. A sink that keeps no record of its epochs is at least once."
+        default=None,
+        description="Delivery guarantee. Defaults to the strongest that the sink supports. A sink that stores no commit record is at least once.",
     )
     batch_size: int | None = Field(default=None, description=FLUSH)
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)

@@ -105,8 +105,8 @@ class EpochOptions(Strict):
     )
     max_bytes: EpochSize = Field(
         default=256 << 20,
-        description="Bytes in an epoch, about, as samples and statistics of the source tell: a number, or such as 64MiB; at least 64KiB. 256MiB"
-        " if not given. One split of history is taken whole, and one message of each partition.",
+        description="Approximate size of an epoch, estimated from samples and statistics of the source, at least 64KiB. Defaults to 256MiB."
+        " Example: `64MiB`. An epoch has at least one split of history, and one message of each partition.",
     )
     interval: Duration = Field(
         default=timedelta(seconds=5), description="From the start of one stream epoch to the next; 0s: as fast as it can."

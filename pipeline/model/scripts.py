@@ -55,16 +55,16 @@ class ScriptTransformConfig(NodeConfig):
         " of rows, or null for none."
     )
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="The columns that come out, and their types; those of `from` if not given."
+        default=None, alias="schema", description="Columns of the result and their types. Defaults to those of `from`."
     )
     timeout: Duration = Field(default=timedelta(seconds=60), description="Processor time that one call may take.")
     memory_limit: Bytes = Field(
         default=128 << 20,
-        description="Memory that the script may use in each of Spark's tasks: bytes, or such as 64MiB; 8MiB to 2GiB. 128MiB if not given.",
+        description="Memory of the script in each Spark task, 8MiB to 2GiB, in bytes or with a unit. Defaults to 128MiB. Example: `64MiB`.",
     )
     deterministic: bool = Field(
         default=True,
-        description="The same row gives the same result whenever it is processed: `Date` stands at the epoch's time, and Math.random is"
+        description="The same row gives the same result whenever it is processed: `Date` is the time of the epoch, and Math.random is"
         " refused. `false` gives the real ones, and the rows are staged before any sink sees them.",
     )
     batch_size: PositiveInt = Field(default=4096, description="Rows that are handed to the script's process at a time.")
@@ -86,14 +86,14 @@ class PythonTransformConfig(NodeConfig):
         description="`package.module:name`. It takes a pyarrow RecordBatch, and the options where there are any, and returns one, or a Table."
     )
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="The columns that come out, and their types; those of `from` if not given."
+        default=None, alias="schema", description="Columns of the result and their types. Defaults to those of `from`."
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments for the function.")
     deterministic: bool = Field(
         default=False,
         description="`true` promises the same rows for the same input whenever it runs. Without it they are staged before any sink sees them.",
     )
-    batch_size: PositiveInt | None = Field(default=None, description="At most this many rows per call; as Spark cuts them if not given.")
+    batch_size: PositiveInt | None = Field(default=None, description="Maximum number of rows per call. Defaults to Spark's batches.")
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
 

@@ -48,7 +48,7 @@ class Telemetry(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    event_time: EventTime | None = Field(default=None, description="Which column says when a row happened; none if not given.")
+    event_time: EventTime | None = Field(default=None, description="Column with the time of the event. Defaults to none.")
     labels: dict[str, str] = Field(
         default_factory=dict, description=f"Up to {MOST_LABELS} labels; values of up to {LONGEST_VALUE} bytes of text."
     )

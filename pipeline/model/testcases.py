@@ -53,7 +53,7 @@ class InputRowsConfig(RowsConfig):
     """What a source has, or a transform gives, in a test."""
 
     schema_: dict[str, str] | None = Field(
-        default=None, alias="schema", description="Column types, where the pipeline file does not say them; inferred if not given."
+        default=None, alias="schema", description="Column types, if the pipeline file does not declare them. By default they are inferred."
     )
 
 
@@ -66,7 +66,7 @@ class ExpectedRowsConfig(RowsConfig):
     """What a node must give, or a sink's target must hold at the end."""
 
     ordered: bool = Field(default=False, description="Whether the rows must come in this order.")
-    columns: Columns = Field(default=(), description="Compare only these; all columns if not given.")
+    columns: Columns = Field(default=(), description="Columns to compare. Defaults to all.")
     tolerance: float = Field(default=0.0, ge=0, description="By how much floats and decimals may differ.")
 
 
@@ -74,7 +74,7 @@ class CaseConfig(Strict):
     """One test."""
 
     description: str | None = Field(default=None, description="What the test is about, for people.")
-    now: Moment | None = Field(default=None, description="What now() means; the real time if not given.")
+    now: Moment | None = Field(default=None, description="Value of now(). Defaults to the real time.")
     given: dict[str, Annotated[InputRowsConfig, BeforeValidator(_values)]] = Field(
         default_factory=dict, description="Rows by source or transform; a list of values for a dynamic table. Who is not named has none."
     )

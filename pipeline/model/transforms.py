@@ -77,17 +77,18 @@ class DynamicTableConfig(Strict):
     )
     backend_entity_name: _Name = Field(description="The set's name; for Postgres `table` or `schema.table`.")
     sql: str | None = Field(
-        default=None, description="What fills it: one text column of one source or transform, with or without WHERE. Nothing if not given."
+        default=None,
+        description="Query that fills the table: one text column of one source or transform, with or without WHERE. By default nothing fills it.",
     )
     dialect: DialectName = Field(default="spark", description=_DIALECT)
     schema_: str | None = Field(default=None, alias="schema", description="Postgres: the table's schema; from the name, else `public`.")
     column: _Name = Field(default="value", description="Postgres: the column of the values, a text.")
     time_column: _Name | None = Field(default=None, description="Postgres: the column that says when a value came; `cache` needs it.")
     cache: bool | None = Field(
-        default=None, description="Postgres: keep the values here and read what is new; the setting `cache_enabled` if not given."
+        default=None, description="Postgres: cache the values and read new ones. Defaults to the setting `cache_enabled`."
     )
     cache_refresh_debounce_ms: NonNegativeInt | None = Field(
-        default=None, description="Postgres: read what is new at most this often; the setting if not given, else 1000."
+        default=None, description="Postgres: minimum interval between reads of new values. Defaults to the setting, else 1000."
     )
     telemetry: Telemetry | None = Field(default=None, description="Labels of the node's metrics, which tell how many rows it was given.")
 

@@ -269,7 +269,7 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
         _side_by_side(work, listed, calls)
         return
     if len(listed) > 1 and type(listed[0]) is not exp.Unnest:
-        msg = "two functions that make several rows of one stand in one SELECT list"
+        msg = "two row-generating functions in one SELECT list"
         raise UserError(msg, hint="Write it as one LATERAL VIEW, and its column as often as you like.")
     (call,) = calls
     item = call.parent
@@ -293,7 +293,7 @@ def _from_the_list(work: _Spread, listed: list[exp.Expr]) -> None:
 def _side_by_side(work: _Spread, listed: list[exp.Expr], calls: list[exp.Expr]) -> None:
     """Combine several `unnest` in one list. The shorter lists give NULL after their end."""
     if not all(type(part) is exp.Unnest and len(part.expressions) == 1 for part in calls):
-        msg = "two functions that make several rows of one stand in one SELECT list"
+        msg = "two row-generating functions in one SELECT list"
         raise UserError(msg, hint="Write each as a LATERAL VIEW, for every pair; or as unnest, for the first with the first.")
     names = tuple(exp.to_identifier(f"_gs_x{at}", quoted=True) for at in range(len(calls)))
     alias = work.add(GeneratorCall(exp.Unnest(expressions=[part.expressions[0].copy() for part in calls]), names=names), named=False)

@@ -44,7 +44,7 @@ def _calls(model: PipelineModel, place: PlaceOf) -> Iterator[UserError]:
             if filled and node.type == "sql" and not set(filled) & set(read):
                 shown = ", ".join(read)
                 msg = f"dynamic table '{table}' uses source '{', '.join(filled)}' but SQL transform uses source '{shown}'"
-                hint = "A table that SQL fills is asked by rows of the same source, whose epochs fill it first. Postgres: leave `sql` out."
+                hint = "Only rows of the source whose epochs fill a table can look it up. Postgres: leave `sql` out."
                 yield UserError(f"{msg}; both must use the same source", hint=hint, node=name, place=where)
 
 

@@ -119,7 +119,7 @@ def _bounds(metadata: list[Any]) -> str:
 def _is_required(field: FieldInfo) -> bool:
     """Return whether the file must set it. A description can name what applies otherwise."""
     needed = field.is_required() or any(isinstance(bound, MinLen) for bound in field.metadata)
-    return needed and "if not given" not in (field.description or "")
+    return needed and not any(word in (field.description or "") for word in ("if not given", "Defaults to", "By default"))
 
 
 def _default(field: FieldInfo) -> str:

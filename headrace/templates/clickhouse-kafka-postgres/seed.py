@@ -14,7 +14,7 @@ settings = load_settings()  # the servers that Headrace itself would take
 
 
 def fill_table() -> None:
-    """A table that was loaded from the topic once: its last row says from which offset."""
+    """Fill the table as if it was loaded from the topic: its last row has the offset."""
     at = urlsplit(settings.clickhouse_source.url)
     client = clickhouse_connect.get_client(
         host=at.hostname,

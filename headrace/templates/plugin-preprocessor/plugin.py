@@ -20,7 +20,7 @@ class Stage:
         self.options = context.options
 
     def process(self, text: str) -> str:
-        """The text of a pipeline file, before it is read as YAML."""
+        """Return the text of a pipeline file, before it is read as YAML."""
         return text.replace("@stage@", self.options.stage)
 
 

@@ -38,12 +38,12 @@ class Table(TransactionalSink):
         return json.loads(found[0]) if found else None
 
     def load_note(self) -> dict[str, Any] | None:
-        """The note that the file holds."""
+        """Return the commit record that the file stores."""
         with closing(self._connect()) as connection:
             return self._note(connection)
 
     def compare_and_swap(self, expected: dict[str, Any] | None, note: dict[str, Any], rows: pa.Table | None) -> bool:
-        """Note and rows, if the note is still the expected one."""
+        """Store the note and the rows if the note is still the expected one. Return whether they were stored."""
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             if self._note(connection) != expected:

@@ -34,7 +34,7 @@ class Numbers(ArrowSource):
         return [{"first": at, "rows": min(PIECE, last - at + 1)} for at in range(1, last + 1, PIECE)]
 
     def batches(self, split: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        """The rows of a piece. Runs in Spark's workers: open connections here, and not in `__init__`."""
+        """Return the rows of a piece. Runs in Spark's workers: open connections here, not in `__init__`."""
         numbers = range(split["first"], split["first"] + split["rows"])
         yield pa.RecordBatch.from_pydict({"n": list(numbers)}, schema=self.columns())
 

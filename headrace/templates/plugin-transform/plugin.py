@@ -11,21 +11,21 @@ from headrace import ArrowTransform, Options, Plugin, UserError, fan_out
 class WordsOptions(Options):
     """What a node may say."""
 
-    column: str = Field(default="text", description="The column whose words are told apart.")
+    column: str = Field(default="text", description="The column to split into words.")
 
 
 class Words(ArrowTransform):
-    """Several rows of one: `fan_out` gives each a position of its own."""
+    """Makes one row per word. `fan_out` gives each row a position of its own."""
 
     def columns(self, payload: pa.Schema) -> pa.Schema:
-        """The columns that come out: those that go in, and the word."""
+        """Return the columns of the result: those of the input, and the word."""
         if self.options.column not in payload.names or payload.field(self.options.column).type != pa.string():
             msg = f"there is no text column `{self.options.column}`"
             raise UserError(msg, hint=f"There are: {', '.join(payload.names)}.")
         return payload.append(pa.field("word", pa.string()))
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Runs in Spark's workers, on batches of any size."""
+        """Return one row per word. Runs in Spark's workers, on batches of any size."""
         words = [(text or "").split() for text in batch.column(self.options.column).to_pylist()]
         rows = [row for row, found in enumerate(words) for _ in found]
         flat = [word for found in words for word in found]

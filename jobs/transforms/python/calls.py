@@ -36,7 +36,7 @@ def load_function(path: str, node: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     try:
         found: Any = import_module(module)
-    except Exception as error:  # noqa: BLE001  whatever the user's module raises is told to the user
+    except Exception as error:  # noqa: BLE001  errors of the user's module are reported to the user
         if isinstance(error, ModuleNotFoundError) and error.name and (module == error.name or module.startswith(f"{error.name}.")):
             msg = f"there is no module `{error.name}` for `function: {path}`"
             hint = "Install its package where Headrace and Spark's workers run, or set PYTHONPATH for them."
@@ -103,7 +103,7 @@ class PythonTransformTask:
         payload = batch.drop_columns([POS])
         try:
             found = function(payload, **self.options)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the user's function raises is told; an exit would end the worker
+        except (Exception, SystemExit) as error:  # noqa: BLE001  errors of the user's function are reported; an exit would end the worker
             msg = f"`{self.function}` failed on {self._rows(batch)}: {describe_user_error(error, self.function.partition(':')[0])}"
             raise DataError(msg, hint="Fix the function, or filter such rows out before it.", node=self.node) from None
         if not isinstance(found, pa.RecordBatch | pa.Table):

@@ -44,7 +44,7 @@ class ReconcileResult:
 def reconcile_sink(state: PipelineState, last: EpochRow | None, row: SinkRow, record: CommitRecord | None, file: str) -> ReconcileResult:
     """Return the status of a sink that has joined. `last` is the committed epoch N if the ledger has it."""
     committed, plan = state.committed, state.open_plan
-    stands = f"the ledger stands at epoch {committed}" + (f" with epoch {plan.number} open" if plan else "")
+    stands = f"the ledger is at epoch {committed}" + (f" with epoch {plan.number} open" if plan else "")
 
     def finding(verdict: ReconcileStatus, message: str, hint: str) -> ReconcileResult:
         return ReconcileResult(row.sink, verdict, record, f"{message}, but {stands}", hint)
@@ -110,7 +110,7 @@ def reconcile_new_sink(
         hint = f"{lost} {_adopt(file, sink) if state.committed else over}"
         return ReconcileResult(sink, ReconcileStatus.FOREIGN, foreign, message, hint)
     if record is not None:
-        message = f"the target holds epoch {record.epoch} of this pipeline, but the ledger stands at epoch {state.committed}"
+        message = f"the target holds epoch {record.epoch} of this pipeline, but the ledger is at epoch {state.committed}"
         if record.epoch > state.committed or record.generation > state.generation:
             return ReconcileResult(sink, ReconcileStatus.NEWER, record, message, _older_ledger(file))
         if row is None:

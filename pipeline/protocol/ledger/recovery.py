@@ -50,7 +50,7 @@ def from_records(name: str, lane: str, records: Mapping[str, CommitRecord], pipe
     tail = _common_record(behind)
     stands = ", ".join(f"'{sink}' at {record.epoch}" for sink, record in sorted(records.items()))
     if head.is_registration or tail.epoch != newest - 1 or tail.end_digest != head.start_digest:
-        msg = f"the sinks stand at different epochs that do not follow on each other: {stands}"
+        msg = f"the sinks are at different epochs that are not consecutive: {stands}"
         raise SinkStateError(msg, hint=_HINT)
     position = _whole_end(tail)
     plan = head.plan_from(position)

@@ -390,7 +390,7 @@ def test_sinks_of_one_table_do_not_mix(table: Any) -> None:
     [
         ("id bigint", "column `name` (string) is missing"),
         ("id int, name string", "column `id` is int, the rows have bigint"),
-        ("id bigint, name string, must int NOT NULL", "column `must` is NOT NULL and no row brings it"),
+        ("id bigint, name string, must int NOT NULL", "column `must` is NOT NULL and no row has a value for it"),
     ],
 )
 def test_a_table_that_cannot_take_the_rows_is_refused(table: Any, columns: str, said: str) -> None:

@@ -38,7 +38,7 @@ def test_the_whole_story(fresh_home: Path, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     assert "Nothing to do" in again.stdout
     assert "kill -9 -" not in again.stdout
-    (row,) = re.findall(r"behind Headrace's back: (.+)$", again.stdout, re.MULTILINE)
+    (row,) = re.findall(r"without Headrace: (.+)$", again.stdout, re.MULTILINE)
     assert f"Delta has, and Postgres has not: {row}\n" in again.stdout
     assert "FAIL row_count_matches of flights_pg" in again.stdout
     assert again.stdout.rindex("found and repaired") > again.stdout.rindex("FAIL")

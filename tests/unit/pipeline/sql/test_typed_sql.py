@@ -155,7 +155,7 @@ def test_a_list_keeps_its_type_through_with_and_from_node_to_node() -> None:
 def test_a_lambda_cannot_compute_with_wide_numbers() -> None:
     query = statements.parse("SELECT filter(xs, x -> u256_add(u, u) > x) AS c FROM t")
     apply_types(query, {"t": COLUMNS})
-    with pytest.raises(UserError, match=r"node 'x': `U256_ADD\(.*\)` stands in a lambda, and `u256_add` takes whole columns"):
+    with pytest.raises(UserError, match=r"node 'x': `U256_ADD\(.*\)` is in a lambda, and `u256_add` takes whole columns"):
         statements.compile_statement(query, [], node="x")
 
 
