@@ -29,7 +29,7 @@ Message = tuple[str, dict[str, Any], datetime | None]
 
 
 def order(number: int) -> dict[str, Any]:
-    """An order; every hundredth is free, some customers are written in odd ways."""
+    """Return an order. Every hundredth is free, and some customer names have unusual spelling."""
     odd = (" c{} ", "C{}", "c{}")[number % 3]
     placed = DAY + timedelta(hours=2 * number)
     return {"id": number, "customer": odd.format(number % 40), "cents": number % 100 * 25, "placed_at": placed.isoformat()}
@@ -41,7 +41,7 @@ def visit(number: int, now: datetime) -> dict[str, Any]:
 
 
 def fill_clickhouse(client: Client, now: datetime) -> None:
-    """The database `market`: orders that know their offsets, visits that do not."""
+    """Create the database `market`: orders with their offsets, and visits without."""
     client.command("CREATE DATABASE IF NOT EXISTS market")
     if {"orders", "visits"} <= {row[0] for row in client.query("SELECT name FROM system.tables WHERE database = 'market'").result_rows}:
         return
@@ -64,7 +64,7 @@ def _timed(row: dict[str, Any], column: str) -> list[Any]:
 
 
 def messages(now: datetime) -> dict[str, list[Message]]:
-    """What is on each topic, in order."""
+    """Return the messages of each topic, in order."""
     orders: list[Message] = [("c", order(number), None) for number in range(ORDERS - LATE, ORDERS + NEW)]
     orders += [("u", order(number) | {"cents": 1}, None) for number in range(5)]
     orders += [("d", {"id": number}, None) for number in range(10, 15)]
@@ -84,7 +84,7 @@ def messages(now: datetime) -> dict[str, list[Message]]:
 
 
 def fill_kafka(settings: Settings, now: datetime) -> None:
-    """The topics, each with a partition; one that is there already is left alone."""
+    """Create the topics, each with one partition. Keep topics that exist."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -109,7 +109,7 @@ def fill_kafka(settings: Settings, now: datetime) -> None:
 
 
 def _wait_for(admin: Any, topics: Iterable[str]) -> None:
-    """The controller has made them; other brokers learn of it a moment later."""
+    """Wait until the broker knows the topics, which the controller created a moment before."""
     deadline = time.monotonic() + 30
     while set(topics) - set(admin.list_topics(timeout=30).topics):
         if time.monotonic() > deadline:
@@ -129,7 +129,7 @@ def fill_files(folder: Path) -> None:
 
 
 def fill_iceberg(spark: SparkSession, warehouse: Path) -> None:
-    """The table `market.products` in a hadoop warehouse: 40 products, two of them without a price."""
+    """Create the table `market.products` in a hadoop warehouse: 40 products, two of them without a price."""
     catalog = "spark.sql.catalog.market_fill"
     spark.conf.set(catalog, "org.apache.iceberg.spark.SparkCatalog")
     spark.conf.set(f"{catalog}.type", "hadoop")
@@ -152,7 +152,7 @@ def fill(settings: Settings) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fills the servers of the settings, and the warehouse if one is named."""
+    """Fill the servers of the settings, and the warehouse if one is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=Path, help="also write the csv files, below this folder")
     parser.add_argument("--warehouse", type=Path, help="also make the Iceberg table, in this folder; starts Spark")

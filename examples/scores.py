@@ -31,7 +31,7 @@ class Scores(BaseHTTPRequestHandler):
 
 
 def server(port: int = PORT) -> ThreadingHTTPServer:
-    """The service, ready to `serve_forever`; port 0 takes a free one."""
+    """Return the service, ready to `serve_forever`. Port 0 takes a free port."""
     return ThreadingHTTPServer(("127.0.0.1", port), Scores)
 
 
