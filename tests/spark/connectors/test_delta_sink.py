@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -43,6 +44,19 @@ class Table(LakeTable):
         super().__init__(spark, key, schema)
         self.path = str(path)
 
+    templates: ClassVar[Path | None] = None
+    """A folder with one registered table per key and schema. Copying one takes a tenth of the time of preparing and registering."""
+
+    def joined(self, generation: int = 1, epoch: int = 0) -> Any:
+        """Return a sink of a registered table, copied from a template if the table does not exist yet."""
+        if self.templates is None or (generation, epoch) != (1, 0) or Path(self.path).exists():
+            return super().joined(generation, epoch)
+        template = self.templates / hashlib.sha256(repr((self.key, self.schema.to_string())).encode()).hexdigest()
+        if not template.exists():
+            LakeTable.joined(Table(self.spark, template, self.key, self.schema))
+        shutil.copytree(template, self.path)
+        return self.prepared()
+
     def node(self) -> DeltaSinkConfig:
         return DeltaSinkConfig.model_validate({"from": "x", "path": self.path, "primary_key": list(self.key)})
 
@@ -61,6 +75,13 @@ class Table(LakeTable):
     @property
     def version(self) -> int:
         return len(list(Path(self.path, "_delta_log").glob("*.json"))) - 1
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _table_templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    Table.templates = tmp_path_factory.mktemp("delta-templates")
+    yield
+    Table.templates = None
 
 
 @pytest.fixture
