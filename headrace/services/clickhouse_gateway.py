@@ -114,7 +114,7 @@ class Gateway:
             return request
         _, statements = self._sessions[request.session_id]
         self._sessions[request.session_id] = (now + request.session_timeout, statements)
-        return replace(request, request=replace(request.context, session=statements))
+        return replace(request, context=replace(request.context, session=statements))
 
     def _respond_rows(self, request: GatewayRequest, stream: ResultStream, fmt: str) -> Response:
         """Return the response to a query.

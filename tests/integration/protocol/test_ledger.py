@@ -269,7 +269,7 @@ def test_a_lost_ledger_is_rebuilt_with_the_epoch_that_was_open(open_ledger):
     [
         ({}, "nothing to rebuild"),
         ({"a": joined("u1", "a", 3, 9), "b": joined("u2", "b", 3, 9)}, "different pipelines"),
-        ({"a": joined("u1", "a", 3, 9), "b": joined("u1", "b", 1, 2)}, "do not follow"),
+        ({"a": joined("u1", "a", 3, 9), "b": joined("u1", "b", 1, 2)}, "are not consecutive"),
         ({"a": joined("u1", "a", 3, 9), "b": joined("u1", "b", 3, 8)}, "different contents"),
         ({"a": joined("u1", "b", 3, 9)}, "sink 'b'"),
     ],
