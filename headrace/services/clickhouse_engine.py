@@ -92,6 +92,15 @@ class ClickHouseEngine:
         """Start a statement with result rows. Its errors are raised when the stream is read."""
         return ResultStream(self, statement, fmt, context)
 
+    def cancel(self, text: str) -> None:
+        """Cancel the running statements that contain `text`.
+
+        chdb ignores a closed pipe in most formats, such as Arrow and TabSeparated, and runs to the end of the statement.
+        """
+        own = "startsWith(query, 'KILL QUERY')"
+        with contextlib.suppress(ClickHouseEngineError):
+            self.run(f"KILL QUERY WHERE position(query, {_quote(text)}) > 0 AND NOT {own} ASYNC", StatementContext())
+
     def insert(self, head: str, fmt: str, blocks: Iterable[bytes], context: StatementContext) -> QuerySummary:
         """Write encoded rows as one insert. The engine parses them while they arrive.
 
@@ -176,8 +185,10 @@ class ResultStream:
         return b""
 
     def close(self) -> None:
-        """Stop reading. A statement that still writes fails at its next block."""
+        """Stop reading, and cancel the statement if it still runs."""
         os.close(self._reading)
+        if self._thread.is_alive():
+            self._engine.cancel(self._path.name)
 
     def _run(self, context: StatementContext) -> None:
         started = time.monotonic()

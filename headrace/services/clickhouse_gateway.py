@@ -181,7 +181,8 @@ class _RowsResponse(Response):
                 await self._send(send, disconnected)
                 tasks.cancel_scope.cancel()
         finally:
-            self._close()
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._close)
 
     async def _send(self, send: Send, disconnected: anyio.Event) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -115,7 +115,7 @@ def test_a_list_that_is_too_long_and_a_chain_that_is_too_deep_are_errors(run: Ru
     deep = "SELECT id, explode(array(1, 2)) AS x FROM t WHERE id = 3"
     for _ in range(2):
         deep = f"SELECT id, explode(array(1, 2)) AS x FROM ({deep})"
-    with pytest.raises(HeadraceError, match="node 'x': more than three transforms"):
+    with pytest.raises(HeadraceError, match="node 'x': more than three row-generating transforms"):
         run(deep.replace("FROM t", "FROM (SELECT id, explode(array(1, 2)) AS x FROM t)"))
 
 
