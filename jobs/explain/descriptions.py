@@ -104,7 +104,7 @@ def describe_target(
     key = graph.key_of(file.model, name)
     described = registry.describe(name, node, settings)[0]
     kept = described.get("table_name") or described.get("location")
-    writes = f"upserts and deletes by {', '.join(key)}{_left_out(file.model, name)}" if key and able.upsert else "appends"
+    writes = f"upserts and deletes by {', '.join(key)}{_left_out(file, name)}" if key and able.upsert else "appends"
     return ExplainedTarget(
         name=str(kept or ""),
         created=bool(kept) and able.creates_target,
@@ -116,14 +116,14 @@ def describe_target(
     )
 
 
-def _left_out(model: PipelineModel, name: str) -> str:
+def _left_out(file: PipelineFile, name: str) -> str:
     """Return what happens at a sink with a key to rows that filters leave out."""
-    found = retractions_of(model)
-    nodes = found.marking_nodes(model, name) if name in found.sinks else []
-    conditions = "; ".join(f"{node} ({found.filtering[node]})" for node in nodes)
+    found = retractions_of(file.model)
+    nodes = found.marking_nodes(file.model, name) if name in found.sinks else []
+    conditions = file.hide_variables("; ".join(f"{node} ({found.filtering[node]})" for node in nodes))
     if not conditions:
         return ""
-    if not follows_updates(model.sinks[name]):
+    if not follows_updates(file.model.sinks[name]):
         return f"; deletes pass filters, an insert or update that a filter leaves out changes nothing: {conditions}"
     return f"; an insert or update that a filter leaves out is a delete of its key: {conditions}"
 

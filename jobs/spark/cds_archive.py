@@ -1,7 +1,7 @@
 """A class-data archive: the JVM maps the classes of a training run, and starts in about half the time.
 
-Java ignores an archive of another Java or other jars, so a stale one only costs time. See "Class Data
-Sharing" in the reference of the java command.
+Java ignores an archive of another Java, of other jars, or of jars with another modification time. See "Class
+Data Sharing" in the reference of the java command.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,22 +52,32 @@ def has_archive() -> bool:
 
 
 def _path(java: Java) -> Path:
-    """One per Java, installed pyspark and jar set: Java compares the whole class path."""
-    parts = [str(java.path), java.version, str(_pyspark()), jar_folder().name, "1"]
+    """One per Java and class path. Another installation of pyspark in the same folder needs another archive."""
+    parts = [str(java.path), java.version, _hash_jars(_class_path())]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return user_cache() / "archives" / f"{digest}.jsa"
 
 
-def _pyspark() -> Path:
+def _class_path() -> list[Path]:
+    """Return the folders whose jars Spark's JVM has on its class path."""
     spec = find_spec("pyspark")
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else Path()
+    pyspark = Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else Path()
+    return [pyspark / "jars", jar_folder() / "spark"]
+
+
+def _hash_jars(folders: Iterable[Path]) -> str:
+    """Return a hash of what Java compares: the path, size and modification time of each jar."""
+    stats = [(str(jar), jar.stat()) for folder in folders for jar in sorted(folder.glob("*.jar"))]
+    lines = [f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove archives of environments that no longer exist. Each takes over 100 MB."""
+    """Remove archives whose environment no longer exists or has other jars. Each takes over 100 MB."""
     for note in folder.glob("*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            if not Path(json.loads(note.read_text())["pyspark"]).is_dir():
+        with contextlib.suppress(OSError, ValueError):
+            trained = json.loads(note.read_text())
+            if trained.get("hash") != _hash_jars(Path(folder) for folder in trained.get("class_path", ())):
                 note.with_suffix(".jsa").unlink(missing_ok=True)
                 note.unlink()
 
@@ -77,7 +88,8 @@ def _train(path: Path) -> None:
         command = [sys.executable, "-m", "headrace.jobs.spark.cds_training", str(fresh)]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True, stdin=subprocess.DEVNULL)
-            path.with_suffix(".json").write_text(json.dumps({"pyspark": str(_pyspark())}))
+            trained = {"class_path": [str(folder) for folder in _class_path()], "hash": _hash_jars(_class_path())}
+            path.with_suffix(".json").write_text(json.dumps(trained))
             fresh.rename(path)
         except (OSError, subprocess.SubprocessError) as error:
             output = str(getattr(error, "stderr", "") or "").strip()[-400:]

@@ -37,7 +37,7 @@ def shared_problems(file: PipelineFile, found: Retractions) -> Iterator[Guarante
     for sink in found.sinks:
         nodes = found.marking_nodes(file.model, sink) if graph.is_shared(file.model.sinks[sink]) else []
         if nodes:
-            conditions = "; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes)
+            conditions = file.hide_variables("; ".join(f"`{node}` ({found.filtering[node]})" for node in nodes))
             msg = f"it shares its target, and a row that {conditions} leaves out is a delete of its key, which may be a row of another pipeline"
             hint = (
                 "Filter in one sql transform by columns that arrive in the sink's key unchanged, such as `WHERE region = 'eu'` with `region`"

@@ -42,6 +42,8 @@ class PipelineFile:
     places: Mapping[tuple[str | int, ...], FileLocation]
     texts: Mapping[tuple[str | int, ...], str] = field(default_factory=dict)
     """Numbers and times as the file spells them, for the tests in it."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The values of the variables in the file's strings."""
     warnings: tuple[UserError, ...] = ()
     """Warnings with their locations."""
 
@@ -100,6 +102,14 @@ class PipelineFile:
         except HeadraceError as error:
             self.locate(error)
             raise
+
+    def hide_variables(self, text: str) -> str:
+        """Return the text with `${NAME}` in place of each variable's value, which may be a secret."""
+        for name, value in sorted(self.variables.items(), key=lambda item: len(item[1]), reverse=True):
+            if value:
+                # A shorter value must not replace a part of a word, such as `1` in `10`.
+                text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _, name=name: f"${{{name}}}", text)
+        return text
 
     def compiled(self) -> Json:
         """Return the compiled pipeline that the ledger stores.
@@ -203,7 +213,7 @@ def parse_pipeline(text: str, shown: str = "<text>") -> PipelineFile:
     except ValidationError as error:
         problems += describe_file_errors(error, tree)
         raise PipelineFileError(in_order(problems, tree)) from None
-    found = PipelineFile(model, shown, tree.places, texts=tree.texts)
+    found = PipelineFile(model, shown, tree.places, texts=tree.texts, variables=tree.variables)
     if not problems:
         problems += check_tables(model, found.place) or [*check_model(model, found.place), *_types_in_scripts(found)]
     if problems:

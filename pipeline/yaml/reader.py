@@ -52,7 +52,7 @@ _ADVICE = (
 class YamlDocument:
     """The content of a file: plain values, the location of each key and item, strings as written, mistakes.
 
-    `written` are strings with a variable in them. `texts` are the numbers and times as the file spells them.
+    `written` are strings with a variable in them. `variables` are the values of these. `texts` are the numbers and times as the file spells them.
     `spoiled` are the paths of values with a mistake: other mistakes in them follow from it.
     """
 
@@ -60,6 +60,7 @@ class YamlDocument:
     value: Any = None
     places: dict[Path, FileLocation] = field(default_factory=dict)
     written: dict[Path, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict, repr=False)
     texts: dict[Path, str] = field(default_factory=dict)
     problems: list[UserError] = field(default_factory=list)
     spoiled: set[Path] = field(default_factory=set)
@@ -257,6 +258,7 @@ class _Walk:
             if found is None:
                 hint = f"Set the environment variable {name}, or give a default: ${{{name}:-value}}."
                 self._problem(f"`${{{name}}}` is not set", hint, self._tree.place(path), path)
+            self._tree.variables[name] = found or ""
             return found or ""
 
         # In a script `${name}` is JavaScript's own.

@@ -75,7 +75,7 @@ class Dagster:
         """One run; the description of its failure."""
         script = ROOT / "tests/helpers/dagster_stream.py"
         call = [sys.executable, str(script), str(self._world.file), point, "1", "jvm"]
-        done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=240)
+        done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=600)
         (run,) = self.instance.get_runs(limit=1)
         if done.returncode == 0:
             return ""

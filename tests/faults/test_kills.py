@@ -68,7 +68,7 @@ def test_one_python_worker_dies(world: World, spark: SparkSession) -> None:
         return list(filter(is_daemon, psutil.Process(process.pid).children(recursive=True)))[1:]
 
     until(workers, "a Python worker", 240)[0].kill()
-    process.communicate(timeout=240)
+    process.communicate(timeout=600)
     answer = world.run()  # the run may have mended it by itself; then there is nothing left to do
     assert answer["code"] == 0, answer
     world.check(spark)

@@ -32,7 +32,7 @@ def test_random_kills(world: World, spark: SparkSession) -> None:
         except subprocess.TimeoutExpired:
             kill(process, dice.choice(["driver", "group", "jvm"]))
             kills += 1
-        process.communicate(timeout=240)
+        process.communicate(timeout=600)
     answer = world.run()
     assert answer["code"] == 0, (seed, answer)
     world.check(spark)

@@ -31,6 +31,6 @@ def test_postgres_is_killed_in_mid_merge_and_comes_back(world: World, fresh_home
             until(lambda: look.execute(waiting).fetchall(), "a merge that waits for the table", 240)
         own.postgres.kill(signal.SIGKILL)
     own.postgres.start()
-    out, _ = process.communicate(timeout=240)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out
     world.check(spark)

@@ -199,7 +199,7 @@ class World:
 
     def answer(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         """What a run said at its end."""
-        out, _ = process.communicate(timeout=240)
+        out, _ = process.communicate(timeout=600)
         last = out.strip().splitlines()[-1] if out.strip() else ""
         log = (self.folder / "run.log").read_text()[-3000:]
         assert last.startswith("{"), f"exit {process.returncode}, said {out!r}, log:\n{log}"
@@ -208,7 +208,7 @@ class World:
     def crash(self, point: str, nth: int, action: str = "driver") -> int:
         """A run that must die at its point; its exit code."""
         process = self.start(point, nth, action)
-        out, _ = process.communicate(timeout=240)
+        out, _ = process.communicate(timeout=600)
         assert "now: " in out, f"the run never came to {point} {nth}: {out}"
         return process.returncode
 

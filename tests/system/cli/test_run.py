@@ -22,8 +22,6 @@ from headrace.pipeline.protocol.ledger import PipelineState
 from headrace.pipeline.protocol.ledger.sqlite import open_sqlite
 from headrace.services import Services
 
-pytestmark = pytest.mark.timeout(900)
-
 ROWS, MESSAGES = 40_000, 500
 FILE = """
 version: 1
@@ -167,7 +165,7 @@ def test_signals_end_a_run_in_every_phase_and_the_next_goes_on(runs: Runs, servi
         assert runs.left() == []
 
     process = runs.start("--until", "caught-up")
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "stopped: nothing to do. History complete, stream caught up." in out
     with psycopg.connect(services.postgres.conninfo()) as connection:

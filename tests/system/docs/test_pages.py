@@ -51,7 +51,6 @@ RARELY = ("test.md", "explain.md")
 """Pages whose commands have tests of their own in tests/system/cli: run by `make test-faults`."""
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.slow) if page.name in RARELY else page for page in RUNNABLE], ids=name
 )

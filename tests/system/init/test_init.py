@@ -286,7 +286,6 @@ def readme(folder: Path) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "template",
     [name if name == TemplateName.CLICKHOUSE_KAFKA_POSTGRES else pytest.param(name, marks=pytest.mark.slow) for name in TemplateName],

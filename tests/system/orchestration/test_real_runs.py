@@ -43,7 +43,6 @@ def evaluations(instance: dg.DagsterInstance, key: dg.AssetKey) -> dict[str, str
 
 
 # Several Dagster runs, each with processes and a Spark session of its own: 235 s on the CI machine.
-@pytest.mark.timeout(900)
 def test_history_and_stream_through_dagster_and_a_row_that_somebody_removes(here: World, spark: SparkSession) -> None:
     call = [sys.executable, "-m", "headrace.demo.dagster_run", str(here.file), MONTHS[0], MONTHS[1]]
     done = subprocess.run(call, capture_output=True, text=True, check=False)

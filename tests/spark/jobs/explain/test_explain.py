@@ -62,6 +62,14 @@ class TestWithoutSpark:
         assert columns(nodes["src"]) == columns(nodes["out"]) == {"id": "BIGINT", "name": "STRING", "cents": "INT"}
         assert [node.unchecked for node in nodes.values()] == [(), ()]
 
+    def test_filters_show_no_value_of_a_variable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HIDDEN", "c4n4ry")
+        monkeypatch.setenv("ONE", "1")
+        topic = TOPIC.replace("type: kafka,", """type: kafka, filter: "name <> '${HIDDEN}' and cents > 10 and id <> ${ONE}",""")
+        target = told(said(f"{{src: {topic}}}"), tmp_path, offline=True)["out"].target
+        assert target
+        assert "src (filter name <> '${HIDDEN}' and cents > 10 and id <> ${ONE})" in target.writes
+
     @pytest.mark.parametrize(
         ("offline", "reason"),
         [(True, r"not asked, --offline"), (False, r".*(refused|answer|reach|connect).*")],

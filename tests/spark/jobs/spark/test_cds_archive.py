@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import psutil
@@ -41,9 +42,31 @@ def test_a_training_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in (tmp_path / "archives").iterdir()] == ["lock"]
 
 
-def test_archives_of_environments_that_are_gone_are_removed(tmp_path: Path) -> None:
-    for name, pyspark in (("gone", tmp_path / "nowhere"), ("there", tmp_path)):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"pyspark": str(pyspark)}))
-        (tmp_path / f"{name}.jsa").touch()
-    cds_archive._remove_orphans(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"there.json", "there.jsa"}
+def test_an_installation_of_the_same_jars_has_another_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java compares modification times too: it ignored the archive for as long as the folder had the same name."""
+    jar = tmp_path / "jars/a.jar"
+    jar.parent.mkdir()
+    jar.write_bytes(b"a")
+    monkeypatch.setattr(cds_archive, "_class_path", lambda: [jar.parent])
+    before = cds_archive._path(OTHER)
+    assert cds_archive._path(OTHER) == before
+    os.utime(jar, (1, 1))
+    assert cds_archive._path(OTHER) != before
+
+
+def test_archives_of_environments_that_changed_are_removed(tmp_path: Path) -> None:
+    jar = tmp_path / "jars/a.jar"
+    jar.parent.mkdir()
+    jar.touch()
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    current = cds_archive._hash_jars([jar.parent])
+    for name, folder, digest in (
+        ("removed", tmp_path / "nowhere", current),
+        ("reinstalled", jar.parent, "of other jars"),
+        ("current", jar.parent, current),
+    ):
+        (archives / f"{name}.json").write_text(json.dumps({"class_path": [str(folder)], "hash": digest}))
+        (archives / f"{name}.jsa").touch()
+    cds_archive._remove_orphans(archives)
+    assert {path.name for path in archives.iterdir()} == {"current.json", "current.jsa"}
