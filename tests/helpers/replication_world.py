@@ -236,6 +236,8 @@ class World:
         self.topic.timestamps = "CreateTime" if self.producer_time else "LogAppendTime"
         self.accepted: FileVersion | None = None
         """The last version of the file that a run worked with."""
+        self.start_is_final = False
+        """Whether an epoch was committed since the start or the last reset."""
         self.keeps_versions = not self.file.keyed or (self.sorted_by == "id" and self.file.source_limit is None)
         """Whether the table keeps every version of a key. Versions of one key are in order only where the sorting key starts with it."""
         self.statements: dict[tuple[str, bool], str] = {}
@@ -275,11 +277,14 @@ class World:
         self.topic.partitions[part].append(Message(self.sequence, "i", None, self._now_ms()))
 
     def add_partition(self) -> None:
-        """Add a partition: keys move to other partitions. The order of a key is exact only for a pipeline that has begun.
+        """Add a partition: keys move to other partitions.
+
+        The order of a key that moved is exact only if the start is final. Until the first epoch, each run
+        takes another start. The table may hold the row of the new partition by then, but not the older one.
 
         A row goes to the new partition first: its time is what orders keys that move between old partitions.
         """
-        if self.accepted is not None and len(self.topic.partitions) < 4:
+        if self.start_is_final and len(self.topic.partitions) < 4:
             part = len(self.topic.partitions)
             self.topic.partitions[part] = []
             self.send("u", part, 30)
@@ -455,7 +460,7 @@ class World:
         lease = self.ledger.acquire(self.file.name, LANE, holder, 10.0)
         self.ledger.reset(lease, dict.fromkeys(self.file.sinks, True))
         self.ledger.release(lease)
-        self.accepted, self.excuses = self.file, set()
+        self.accepted, self.excuses, self.start_is_final = self.file, set(), False
         # Rows of a key that moved before a start have no order between the table and the topic; see docs/concepts/order.md.
         self.exact_after = self.sequence if len(self.topic.partitions) > 2 else -1
 
@@ -573,6 +578,7 @@ class ModelRun:
         pending = self.coordinator.begin()
         if pending is not None:
             self.coordinator.commit(self._write(pending) if pending.sinks else {})
+            self.world.start_is_final = True
 
     def _version(self, compiled: Json) -> PipelineFile:
         stored = hash_of(compiled)
