@@ -49,11 +49,7 @@ def _options(
     del version
     from headrace import logging_setup
 
-    logging_setup.configure_logging(level=logging.INFO if verbose else logging.WARNING, log_format=_log_format())
-
-
-def _log_format() -> str:
-    return os.environ.get("HEADRACE__LOG_FORMAT") or os.environ.get("STREAMLING__LOG_FORMAT") or "text"
+    logging_setup.configure_logging(level=logging.INFO if verbose else logging.WARNING, log_format=logging_setup.read_log_format())
 
 
 @app.command()

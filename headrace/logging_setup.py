@@ -63,6 +63,11 @@ def configure_logging(*, level: int, log_format: str = "text") -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
+def read_log_format() -> str:
+    """Return the log format of the environment, which applies until the settings are read."""
+    return os.environ.get("HEADRACE__LOG_FORMAT") or os.environ.get("STREAMLING__LOG_FORMAT") or "text"
+
+
 def set_log_format(log_format: str) -> None:
     """Write lines as `text` or `json` from now on.
 

@@ -126,7 +126,7 @@ def _decide_while_running(last: LastRun, memory: SupervisorMemory, now: float) -
     unheld = now - max(memory.unheld_since, last.since)
     if unheld < LOST_AFTER:
         return SupervisorDecision(SupervisorAction.WAIT, f"run {last.run_id[:8]} has not acquired the lease yet", memory)
-    reason = f"run {last.run_id[:8]} counts as running, but has not had the lease for {unheld:.0f} s: its process is gone"
+    reason = f"run {last.run_id[:8]} counts as running, but has not had the lease for {unheld:.0f} s: its process has ended"
     return SupervisorDecision(SupervisorAction.MARK_FAILED, reason, replace(memory, unheld_since=0.0))
 
 

@@ -14,7 +14,7 @@ from headrace.pipeline.errors import DataError, HeadraceError, TargetError, Tran
 TRANSIENT_CLASSES = ("08", "40", "53", "55", "57", "58")
 """SQLSTATE classes that pass by themselves: connection, rollback, resources, locks, operator, system error."""
 DROPPED = "57P04"
-"""The exception to them: the database is gone."""
+"""The exception to them: the database does not exist."""
 INTEGRITY_AT_COMMIT = "40002"
 READ_ONLY = "25006"
 UNIQUE = "23505"

@@ -105,8 +105,8 @@ class PostgresStore:
         del pipeline, lane, generation
         return _NoPresence()
 
-    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """See `Store.gone`. The result is always False: only an expired lease is taken over."""
+    def is_owner_dead(self, pipeline: str, lane: str, generation: int) -> bool:
+        """See `Store.is_owner_dead`. The result is always False: only an expired lease is taken over."""
         del pipeline, lane, generation
         return False
 

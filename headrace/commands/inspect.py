@@ -14,7 +14,7 @@ from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
-from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.epochs import Json, largest_row_count
 from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
 
 _FAILURES_SHOWN = 20
@@ -95,7 +95,7 @@ def _epoch_table(epochs: list[EpochRow]) -> Table:
     for name in ("phase", "partition", "committed"):
         table.add_column(name)
     for row in epochs:
-        rows = max((counts.rows for counts in row.counts.values()), default=0)
+        rows = largest_row_count(row.counts)
         at = row.committed_at.isoformat(sep=" ", timespec="seconds") if row.committed_at else "open"
         table.add_row(str(row.plan.number), format_count(rows), str(row.plan.phase).replace("_", " "), row.plan.window or "", at)
     return table

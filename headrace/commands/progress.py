@@ -59,7 +59,7 @@ class ProgressScreen:
         if event.plan.phase != self._phase:  # the open epoch of an earlier run comes before the first PhaseChanged
             self._show_phase(PhaseChanged(event.plan.phase))
             self._started -= event.steps["total"]
-        self._rows += max((counts.rows for counts in event.counts.values()), default=0)
+        self._rows += event.largest_rows
         self._backlog = event.backlog
         line = self._format_epoch(event)
         if self._status:

@@ -18,6 +18,7 @@ from headrace.connectors.ledger_factory import open_ledger
 from headrace.console import format_count, stdout_console
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline
+from headrace.pipeline.protocol.epochs import largest_row_count
 from headrace.pipeline.protocol.ledger.model import EpochRow, PipelineState
 from headrace.pipeline.protocol.ledger.writer import Ledger
 
@@ -79,7 +80,7 @@ class StatusWatcher:
                 continue
             seen.epoch, seen.last, seen.phase = row.plan.number, row.committed_at, str(row.plan.phase)
             if not first:
-                seen.recent.append((now, max((counts.rows for counts in row.counts.values()), default=0)))
+                seen.recent.append((now, largest_row_count(row.counts)))
         while seen.recent and seen.recent[0][0] < now - _RATE_SECONDS:
             seen.recent.popleft()
         seconds = min(_RATE_SECONDS, now - seen.since)

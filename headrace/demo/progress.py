@@ -9,7 +9,7 @@ from headrace.jobs.run.status import completed_partitions, history_complete
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.protocol import positions
-from headrace.pipeline.protocol.epochs import Phase
+from headrace.pipeline.protocol.epochs import Phase, largest_row_count
 from headrace.pipeline.protocol.ledger import EpochRow, PipelineState
 
 SOURCE = "flights"
@@ -74,14 +74,10 @@ class DemoProgress:
             rows = [row for row in self.epochs() if row.plan.phase in phases and row.committed_at]
             timed = [row for row in rows if row.plan.number != without_epoch]
             seconds = sum((row.committed_at - row.plan.planned_at).total_seconds() for row in timed if row.committed_at)
-            rate = sum(_count_rows(row) for row in timed) / max(seconds, 1e-3)
-            summaries.append(PhaseSummary(name, len(rows), sum(_count_rows(row) for row in rows), seconds, rate))
+            rate = sum(largest_row_count(row.counts) for row in timed) / max(seconds, 1e-3)
+            summaries.append(PhaseSummary(name, len(rows), sum(largest_row_count(row.counts) for row in rows), seconds, rate))
         return summaries
 
     def close(self) -> None:
         """Close the ledger."""
         self._ledger.close()
-
-
-def _count_rows(row: EpochRow) -> int:
-    return max((counts.rows for counts in row.counts.values()), default=0)

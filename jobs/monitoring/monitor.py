@@ -23,7 +23,8 @@ from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.monitoring.sampler import Sampler
 from headrace.jobs.monitoring.spark_observation import EpochObservation, NodeFigures, event_times_by_node, upstream_nodes
 from headrace.jobs.staging.determinism import nondeterministic_nodes
-from headrace.pipeline.config.settings import Settings, is_url
+from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.config.values import is_url
 from headrace.pipeline.errors import HeadraceError, InternalError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from headrace.pipeline.errors import HeadraceError
-from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts
+from headrace.pipeline.protocol.epochs import EpochPlan, Json, Phase, WriteCounts, largest_row_count
 
 
 class Until(StrEnum):
@@ -33,7 +33,7 @@ class EpochCommitted:
     @property
     def largest_rows(self) -> int:
         """Rows of the sink that received most."""
-        return max((counts.rows for counts in self.counts.values()), default=0)
+        return largest_row_count(self.counts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def _select_partitions(file: PipelineFile, windows: Sequence[str] | None) -> lis
     if unknown := [key for key in windows if key not in every]:
         shown = f"{every[0]} … {every[-1]}" if every != [""] else "none: the file has no `partitions`"
         msg = f"`{unknown[0]}` is not a partition of this pipeline's history"
-        raise UserError(msg, hint=f"Windows: {shown}. Later ones belong to the stream.", place=file.place("partitions"))
+        raise UserError(msg, hint=f"Partitions: {shown}. Later ones belong to the stream.", place=file.place("partitions"))
     return [key for key in every if key in windows]
 
 

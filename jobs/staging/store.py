@@ -219,15 +219,15 @@ class EpochResultStore:
         rows = sum(count for _, count, _ in parts)
         manifest = ResultManifest(lane.pipeline, lane.lane, self.plan.number, node, self._digest, lane.generation, attempt, rows, files)
         sync_to_disk(folder / attempt)
-        beside = folder / f".{attempt}.json"
-        beside.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
-        sync_to_disk(beside)
+        written = folder / f".{attempt}.json"
+        written.write_text(json.dumps(manifest.to_json()), encoding="utf-8")
+        sync_to_disk(written)
         try:
-            os.link(beside, folder / _MANIFEST)
+            os.link(written, folder / _MANIFEST)
         except FileExistsError:
             log.warning("staged twice node=%s epoch=%d kept=the first", node, self.plan.number)
         finally:
-            beside.unlink()
+            written.unlink()
         self.sync_manifest(node)
         existing = self.load_manifest(node)
         assert existing is not None  # noqa: S101  this attempt or another one wrote it
@@ -334,12 +334,12 @@ class StoredResults:
         upstream = (*self._graph.inputs(name), *self._graph.asks(name))
         return {name}.intersection(self._impure).union(*(self._nondeterministic_upstream(other) for other in upstream))
 
-    def _missing_results_error(self, node: str, who: str, anew: str) -> SinkStateError:
+    def _missing_results_error(self, node: str, who: str, recompute: str) -> SinkStateError:
         number = self._stages.plan.number
         msg = f"the stored results of epoch {number} are missing, and {who} with these results: {self._stages.folder}"
         hint = (
             "Restore the folder; with several hosts, all must share the folder `staging.path`."
-            f" To compute them again, although rows may differ from those in the targets: {anew}."
+            f" To compute them again, although rows may differ from those in the targets: {recompute}."
         )
         return SinkStateError(msg, hint=hint, node=node)
 

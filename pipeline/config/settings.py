@@ -22,38 +22,15 @@ from headrace.pipeline.config.plugins import PluginSettings
 from headrace.pipeline.config.secrets import Secret
 from headrace.pipeline.config.sources import CONFIG_NAMES, Layer, PartOf, ignored, merged, read_layers
 from headrace.pipeline.config.sources import describe_lookup as _looked_at
+from headrace.pipeline.config.values import is_url, split_list, to_backend_name, to_lower, to_upper
 from headrace.pipeline.errors import SettingsError
 
 __all__ = ["CONFIG_NAMES", "Settings", "describe_setting_lookup", "load_settings"]
 
 log = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_reported: set[str] = set()
 """Settings that this process has reported as ignored."""
-
-
-def _lower(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _backend(value: Any) -> Any:
-    """Return the ledger's backend in lower case. Reject Streamling's in-memory backend."""
-    if isinstance(value, str) and "".join(filter(str.isalnum, value)).lower() == "inmemory":
-        msg = (
-            f"must be `sqlite` or `postgres`: a ledger in memory (`{value}`) would forget with the process what every target holds."
-            " `sqlite`, which is meant without this setting, needs no server: a file below `home`"
-        )
-        raise ValueError(msg)
-    return _lower(value)
-
-
-def _upper(value: Any) -> Any:
-    return value.upper() if isinstance(value, str) else value
-
-
-def _parted(value: Any) -> Any:
-    """Split `a, b` into a list. A variable can only contain a string."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
 class Section(BaseModel):
@@ -110,7 +87,7 @@ class KafkaConnection(Section):
     """One Kafka cluster."""
 
     brokers: str = "localhost:9092"
-    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(_upper)] = "PLAINTEXT"
+    security_protocol: Annotated[Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"], BeforeValidator(to_upper)] = "PLAINTEXT"
     consumer_group_id: str | None = None
     options: dict[str, Secret] = Field(
         default_factory=dict, description="Further client options by librdkafka's names (sasl.mechanism, …)."
@@ -126,7 +103,7 @@ class SqliteBackend(Section):
 class StateBackend(Section):
     """Where the ledger lies."""
 
-    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(_backend)] = "sqlite"
+    backend_type: Annotated[Literal["sqlite", "postgres"], BeforeValidator(to_backend_name)] = "sqlite"
     sqlite: SqliteBackend = SqliteBackend()
     postgres: PostgresConnection = PostgresConnection()
 
@@ -190,7 +167,7 @@ class MetricsSettings(Section):
     """Names of metrics, and where they are sent in addition to the endpoint of a run. Streamling's keys, and two more."""
 
     ingestion_endpoint: str = Field(default="none", description="Where to send OTLP over HTTP; `none`: nowhere.")
-    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(_lower)] = ""
+    endpoint_protocol: Annotated[Literal["", "http", "http/protobuf"], BeforeValidator(to_lower)] = ""
     batch_interval_secs: float = Field(default=15.0, gt=0)
     global_tags: str = Field(default="", description="Labels of every metric: `team:shop,stage:live`.")
     metric_deny_list: str = Field(default="", description="Regular expressions with commas between them: metrics that are left out.")
@@ -251,15 +228,10 @@ class InspectSettings(Section):
     refresh_in_secs: float = Field(default=30.0, gt=0)
 
 
-def is_url(value: str) -> bool:
-    """Return whether a setting names an HTTP address. `none` does not."""
-    return value.startswith(("http://", "https://"))
-
-
 class PythonTransforms(Section):
     """Which Python a pipeline file may name."""
 
-    allow: Annotated[list[str], BeforeValidator(_parted)] = Field(
+    allow: Annotated[list[str], BeforeValidator(split_list)] = Field(
         default_factory=list,
         description="Modules, with all below them, whose functions `python` transforms may call: a list, or a text with commas. Empty: none.",
     )
@@ -371,8 +343,8 @@ def load_settings(**overrides: Any) -> Settings:
     if lines := _sink_connections(settings, layers):
         raise _wrong(lines)
     for name, place, instead in ignored(layers):
-        if name not in _said:
-            _said.add(name)
+        if name not in _reported:
+            _reported.add(name)
             log.warning("setting=%s place=%s ignored=yes instead=%s", name, place, instead)
     return settings
 

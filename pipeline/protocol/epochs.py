@@ -119,6 +119,11 @@ class WriteCounts:
         )
 
 
+def largest_row_count(counts: Mapping[str, WriteCounts]) -> int:
+    """Return the rows of the sink that received most, 0 without sinks."""
+    return max((one.rows for one in counts.values()), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
     """The record that a sink stores about the last epoch that it has, in 1 kB at most.

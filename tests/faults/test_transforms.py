@@ -17,18 +17,12 @@ from typing import Any
 import psycopg
 import pytest
 from helpers.depth import FULL
-from helpers.pipeline_world import World
+from helpers.pipeline_world import HYBRID_SOURCE, World
 from pyspark.sql import SparkSession
 
-PIPELINE = """
-name: {name}
-sources:
-  src:
-    type: hybrid
-    primary_key: id
-    bounded_sources: [{{source_type: clickhouse, table_name: {database}.history, split_rows: 500}}]
-    unbounded_source: {{source_type: kafka, topic: {topic}, schema: {{id: int64, day: date32, name: string, amount: int64}}}}
-    offset_table: {{}}
+PIPELINE = (
+    HYBRID_SOURCE
+    + """\
 transforms:
   asked: {{type: handler, from: src, url: "{url}", schema_override: {{ticket: Int64}}, batch_size: 100}}
   made:
@@ -49,6 +43,7 @@ sinks:
 partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
+)
 
 
 @dataclass

@@ -144,7 +144,7 @@ class Presences:
     def release(self) -> None:
         pass
 
-    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+    def is_owner_dead(self, pipeline: str, lane: str, generation: int) -> bool:
         holder = self._holders.get((pipeline, lane, generation))
         return self._proofs and holder is not None and holder.dead
 
@@ -168,7 +168,7 @@ class ProcessStore:
         self._shared = shared
         self._probe = probe
         locks = Presences(probe, shared.holders, proofs=proofs)
-        self.present, self.gone = locks.present, locks.gone
+        self.present, self.is_owner_dead = locks.present, locks.is_owner_dead
 
     @contextmanager
     def write(self):

@@ -36,7 +36,7 @@ FROM_TOPIC = 100
 MESSAGES = 900
 Row = tuple[int, date, str, int]
 
-PIPELINE = """
+HYBRID_SOURCE = """
 name: {name}
 sources:
   src:
@@ -45,6 +45,11 @@ sources:
     bounded_sources: [{{source_type: clickhouse, table_name: {database}.history, split_rows: 500}}]
     unbounded_source: {{source_type: kafka, topic: {topic}, schema: {{id: int64, day: date32, name: string, amount: int64}}}}
     offset_table: {{}}
+"""
+"""The start of a pipeline file: ClickHouse, then Kafka."""
+PIPELINE = (
+    HYBRID_SOURCE
+    + """\
 transforms:
   shaped: {{type: sql, sql: "select id, day, {change}(name) as name, amount * 2 as amount from src"}}
 sinks:
@@ -53,6 +58,7 @@ sinks:
 partitions: {{column: day, every: month, start: 2024-01, end: 2024-04, history_end: 2024-03-01}}
 epoch: {{interval: 0s, stream_rows: 250, history_rows: 1000}}
 """
+)
 
 
 @dataclass
@@ -276,6 +282,23 @@ def filled_world(services: Services, folder: Path, database: str, conninfo: str)
     made.write_file()
     yield made
     made.close()
+
+
+@contextmanager
+def caught_up_world(services: Services, spark: SparkSession, folder: Path) -> Iterator[World]:
+    """Yield a world with databases of its own, whose pipeline has caught up."""
+    # Imported here: every test session imports this module, and the runner imports Spark.
+    from headrace.jobs.run.events import Until
+    from headrace.jobs.run.runner import run
+    from headrace.pipeline.file.loader import load_pipeline
+
+    with (
+        postgres_database(services) as conninfo,
+        clickhouse_database(services) as database,
+        filled_world(services, folder, database, conninfo) as world,
+    ):
+        assert run(load_pipeline(world.file), world.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
+        yield world
 
 
 def offset_of(key: int) -> int | None:

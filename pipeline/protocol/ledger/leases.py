@@ -36,21 +36,21 @@ class Leases(LedgerReader):
         """
         with ExitStack() as undo:
             with self._store.write() as tx:
-                former, gone, lease = self._follow(tx, name, lane)
+                former, is_dead, lease = self._follow(tx, name, lane)
                 self._take(tx, lease, holder, ttl)
-                if not gone:
+                if not is_dead:
                     tx.run(
                         "update headrace_ledger_epoch set paused_holder = 1 where uuid = :uuid and lane = :lane and committed_at is null",
                         **ids_of(lease),
                     )
-                after = "release" if former is None else "death" if gone else "expiry"
+                after = "release" if former is None else "death" if is_dead else "expiry"
                 self._note(tx, lease, "opened", {"holder": holder, "after": after})
                 presence = self._store.present(lease.pipeline, lane, lease.generation)
                 undo.callback(presence.release)
             undo.pop_all()
         with self._lock:
             self._presences[lease.pipeline, lane, lease.generation] = presence
-        if former is None or not (end_jvm(former) and gone):
+        if former is None or not (end_jvm(former) and is_dead):
             return replace(lease, settled=lease.settled and lease.clean)
         # An owner before the former one may have left the lease unsettled.
         # The death of the former owner does not settle that.
@@ -75,12 +75,16 @@ class Leases(LedgerReader):
         )
         old, text, expires, unsettled = row or missing_row()
         former = json.loads(text) if text else None
-        gone = former is None or self._store.gone(uuid, lane, old)
-        if not gone and expires > tx.now:
+        is_dead = former is None or self._store.is_owner_dead(uuid, lane, old)
+        if not is_dead and expires > tx.now:
             msg = f"lane '{lane}' of pipeline '{name}' is held by another run ({format_owner(former or {})})"
             left = f"Stop that run, or wait for its end; its lease expires in {expires - tx.now:.0f} s unless it is renewed."
             raise LeaseHeldError(msg, hint=left)
-        return former, gone, Lease(uuid, name, lane, next_generation(old, tx.now), clean=former is None, settled=not unsettled, former=old)
+        return (
+            former,
+            is_dead,
+            Lease(uuid, name, lane, next_generation(old, tx.now), clean=former is None, settled=not unsettled, former=old),
+        )
 
     def _take(self, tx: Tx, lease: Lease, holder: Json, ttl: float) -> None:
         changed = tx.run(

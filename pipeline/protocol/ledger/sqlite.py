@@ -76,7 +76,7 @@ class FileLocks:
             if path != own and self._free(path):
                 path.unlink(missing_ok=True)
 
-    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+    def is_owner_dead(self, pipeline: str, lane: str, generation: int) -> bool:
         """Return whether the lock is free. A missing lock file proves nothing, so the result is False."""
         return self._free(self._path(pipeline, lane, generation))
 
@@ -182,9 +182,9 @@ class SqliteStore:
         """See `Store.present`."""
         return self._locks.present(pipeline, lane, generation)
 
-    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
-        """See `Store.gone`."""
-        return self._locks.gone(pipeline, lane, generation)
+    def is_owner_dead(self, pipeline: str, lane: str, generation: int) -> bool:
+        """See `Store.is_owner_dead`."""
+        return self._locks.is_owner_dead(pipeline, lane, generation)
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -104,7 +104,7 @@ class Store(Protocol):
         """Prove that the owner of this generation is alive, for as long as this process lives."""
         ...
 
-    def gone(self, pipeline: str, lane: str, generation: int) -> bool:
+    def is_owner_dead(self, pipeline: str, lane: str, generation: int) -> bool:
         """Return whether the owner of this generation is proven dead. False if that cannot be known."""
         ...
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from helpers.pipeline_world import World, caught_up_world
 from pyspark.sql import SparkSession
 
 from headrace.jobs.checks.audit import audit
-from headrace.jobs.run.events import CheckResult, Until
-from headrace.jobs.run.runner import run
+from headrace.jobs.run.events import CheckResult
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import load_pipeline
 from headrace.services import Services
@@ -23,13 +22,8 @@ from headrace.services import Services
 @pytest.fixture(scope="module")
 def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A pipeline that has caught up."""
-    with (
-        postgres_database(services) as conninfo,
-        clickhouse_database(services) as database,
-        filled_world(services, tmp_path_factory.mktemp("checks"), database, conninfo) as made,
-    ):
-        assert run(load_pipeline(made.file), made.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
-        yield made
+    with caught_up_world(services, spark, tmp_path_factory.mktemp("checks")) as world:
+        yield world
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from helpers.pipeline_world import World, clickhouse_database, filled_world, postgres_database
+from helpers.pipeline_world import World, caught_up_world
 from pyspark.sql import SparkSession
 
 from headrace.connectors.clickhouse.source import ClickHouseTable
@@ -30,13 +30,8 @@ from headrace.services import Services
 @pytest.fixture(scope="module")
 def ran(services: Services, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A pipeline that has caught up."""
-    with (
-        postgres_database(services) as conninfo,
-        clickhouse_database(services) as database,
-        filled_world(services, tmp_path_factory.mktemp("content"), database, conninfo) as made,
-    ):
-        assert run(load_pipeline(made.file), made.settings(), until=Until.CAUGHT_UP, spark=spark).caught_up
-        yield made
+    with caught_up_world(services, spark, tmp_path_factory.mktemp("content")) as world:
+        yield world
 
 
 def matches(world: World, spark: SparkSession, sink: str = "pg", rows: int | None = None) -> CheckResult:

@@ -22,7 +22,7 @@ def headrace(*arguments: str, home: Path, **env: str) -> subprocess.CompletedPro
     )
 
 
-def found(name: str) -> doctor.DoctorCheck:
+def find_check(name: str) -> doctor.DoctorCheck:
     return next(check for check in doctor.run_checks() if check.name == name)
 
 
@@ -38,7 +38,7 @@ def test_a_ledger_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatc
     mount = namedtuple("mount", ["mountpoint", "fstype"])  # noqa: PYI024 - as psutil has it
     monkeypatch.setattr(doctor.psutil, "disk_partitions", lambda all: [mount("/", "ext4"), mount(str(tmp_path), "nfs4")])  # noqa: A006, ARG005
     monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
-    check = found("ledger")
+    check = find_check("ledger")
     assert (check.ok, check.required) == (False, True)
     assert "nfs4" in check.details
     assert doctor.file_system(Path("/somewhere")) == "ext4"
@@ -46,14 +46,14 @@ def test_a_ledger_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatc
 
 def test_a_missing_package_is_a_part_and_not_a_fault(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(doctor._EXTRAS, "delta", ("no_such_module",))
-    check = found("[delta]")
+    check = find_check("[delta]")
     assert (check.ok, check.required, check.hint) == (False, False, "pip install 'headrace[delta]'")
 
 
 def test_little_memory_is_said(monkeypatch: pytest.MonkeyPatch):
     memory = namedtuple("memory", ["available", "total"])  # noqa: PYI024
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory(10**9, 8 * 10**9))
-    assert not found("memory").ok
+    assert not find_check("memory").ok
 
 
 def test_wrong_settings_are_one_of_its_lines(tmp_path: Path):

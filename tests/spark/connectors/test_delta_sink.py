@@ -39,13 +39,12 @@ class Table(LakeTable):
     """One Delta table and the sinks that write it."""
 
     kind = DeltaTableSink
+    templates: ClassVar[Path | None] = None
+    """A folder with one registered table per key and schema, which tests copy instead of registering a table each."""
 
     def __init__(self, spark: SparkSession, path: Path, key: tuple[str, ...] = (), schema: pa.Schema = SCHEMA) -> None:
         super().__init__(spark, key, schema)
         self.path = str(path)
-
-    templates: ClassVar[Path | None] = None
-    """A folder with one registered table per key and schema. Copying one takes a tenth of the time of preparing and registering."""
 
     def joined(self, generation: int = 1, epoch: int = 0) -> Any:
         """Return a sink of a registered table, copied from a template if the table does not exist yet."""

@@ -101,7 +101,7 @@ CASES = {
         SupervisorMemory(committed=3), SupervisorAction.WAIT, "not acquired the lease yet"),
     "launched long ago, never held for as long": (
         "idle", True, last(LastRunStatus.RUNNING, ago=9999),
-        SupervisorMemory(committed=3, unheld_since=NOW - LOST_AFTER), SupervisorAction.MARK_FAILED, "process is gone"),
+        SupervisorMemory(committed=3, unheld_since=NOW - LOST_AFTER), SupervisorAction.MARK_FAILED, "process has ended"),
     "running long, lane lost only now": (
         "idle", True, last(LastRunStatus.RUNNING, ago=9999),
         SupervisorMemory(committed=3, unheld_since=NOW - 5), SupervisorAction.WAIT, "not acquired"),

@@ -26,7 +26,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.upper().startswith(("HEADRACE", "STREAMLING")):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(module, "_reported", set())
 
 
 def config(text: str) -> None:
