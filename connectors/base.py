@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.claimable import Claimable
@@ -21,7 +20,8 @@ from headrace.connectors.frame import EpochFrame
 from headrace.connectors.stall import Stall
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import graph
-from headrace.pipeline.model.nodes import OffsetTable
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import TargetClaimant
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
@@ -37,59 +37,18 @@ if TYPE_CHECKING:
 
     from headrace.connectors.content import TargetContent
 
-__all__ = ("FAN_OUT", "HIDDEN", "OP", "POS", "POS_TYPE", "HandoffFilter")
-
-
-class Delivery(StrEnum):
-    """What a sink can promise for its own target."""
-
-    EXACTLY_ONCE = "exactly_once"
-    AT_LEAST_ONCE = "at_least_once"
-
-
-class Visibility(StrEnum):
-    """The smallest whole that a reader of the target sees."""
-
-    EPOCH = "epoch"
-    SPLIT = "split"
-    PARTITION = "partition"
-    ROW = "row"
-
-
-@dataclass(frozen=True, slots=True)
-class SinkCapabilities:
-    """What a sink can do. The planner, the docs table and the shared test suite read it."""
-
-    delivery: Delivery
-    upsert: bool = False
-    delete: bool = False
-    visibility: Visibility = Visibility.ROW
-    creates_target: bool = False
-    fences: bool = False
-    """Compares generations in its atomic act. Where not, a newcomer also waits out lease plus commit timeout."""
-    counts_changes: bool = False
-    """Knows how many rows were inserted, updated and deleted."""
-    can_truncate: bool = False
-    """Can remove all rows of its target (`Sink.empty`)."""
-    direct: bool = False
-    """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
-    without_spark: bool = False
-    """`check` needs no session; None will do."""
-    versions: bool = False
-    """Keeps the row with the highest `version_column` of its node, see `connectors.versions`."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceCapabilities:
-    """What a source can do."""
-
-    bounded: bool
-    stable_snapshot: bool = False
-    """`pin` gives a snapshot that stays the same while the source is written to."""
-    direct: bool = False
-    job_mode: bool = True
-    without_spark: bool = False
-    """`schema`, `look` and `splits` need no session; None will do."""
+__all__ = (
+    "FAN_OUT",
+    "HIDDEN",
+    "OP",
+    "POS",
+    "POS_TYPE",
+    "Delivery",
+    "HandoffFilter",
+    "SinkCapabilities",
+    "SourceCapabilities",
+    "Visibility",
+)
 
 
 class Sink(Claimable, ABC):

@@ -10,7 +10,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from headrace.connectors.base import OP, Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.base import OP, EpochFrame, Sink, SinkCapabilities, SinkContext
+from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ _KINDS = {"i": "Insert", "u": "Update", "d": "Delete"}
 
 class _StatelessSink(Sink):
     """What print and blackhole share. The record lives as long as the object."""
-
-    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True, without_spark=True
-    )
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context
@@ -62,6 +59,8 @@ class _StatelessSink(Sink):
 class BlackholeSink(_StatelessSink):
     """Rows are computed in full and thrown away. At-least-once."""
 
+    capabilities: ClassVar[SinkCapabilities] = sink_entries()["blackhole"].capabilities
+
     def _take(self, frame: EpochFrame) -> int:
         rows, seen = _counted(frame.rows)
         rows.write.format("noop").mode("overwrite").save()
@@ -73,6 +72,8 @@ class PrintSink(_StatelessSink):
 
     `<rows so far> -> (sample_every=N) [Insert|Update|Delete] {json}`, with all columns, `_gs_op` and explicit nulls; binary is hexadecimal.
     """
+
+    capabilities: ClassVar[SinkCapabilities] = sink_entries()["print"].capabilities
 
     def __init__(self, context: SinkContext, out: TextIO | None = None) -> None:
         super().__init__(context)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.base import HandoffFilter, HistoryPartition
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.nodes import OffsetTable
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:

@@ -1,41 +1,35 @@
-"""Which class serves which `type` of a pipeline file. Modules, and with them drivers, are imported when first asked for."""
+"""Sources and sinks of nodes: `connectors.catalog` names their classes. A module, with its driver, is imported when first used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
 from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
+from headrace.pipeline.model.capabilities import SinkCapabilities, SourceCapabilities
+from headrace.pipeline.model.connectors import SinkEntry, SourceEntry, connectors, load_reference, sink_entries, source_entries
+from headrace.pipeline.model.hybrid import HybridSourceConfig
+from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.plugins import PluginNodeConfig, PluginSinkConfig, PluginSourceConfig
+from headrace.pipeline.model.sources import SourceConfig
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.epochs import Json, SinkKey
 
-_BOUNDED = {"clickhouse": "clickhouse:ClickHouseTable", "iceberg": "iceberg:IcebergTable", "file": "files:Files"}
-_UNBOUNDED = {"kafka": "kafka:KafkaStream"}
-_SINKS = {
-    "postgres": "postgres:PostgresSink",
-    "delta": "delta:DeltaTableSink",
-    "iceberg": "iceberg:IcebergTableSink",
-    "print": "console:PrintSink",
-    "blackhole": "console:BlackholeSink",
-}
-_EXTRAS = {"clickhouse": "clickhouse", "kafka": "kafka", "postgres": "postgres", "delta": "delta"}
 
-
-def _load(table: dict[str, str], kind: str) -> Any:
-    if kind not in table:
+def _load(kind: str, entry: SourceEntry | SinkEntry | None) -> Any:
+    """Import the class of a connector. Raise UserError if its drivers are not installed."""
+    if entry is None:
         msg = f"no connector is registered for type `{kind}`"
         raise InternalError(msg)
-    module, name = table[kind].split(":")
     try:
-        return getattr(import_module(f"headrace.connectors.{module}"), name)
+        return load_reference(entry.implementation)
     except ImportError as error:
         msg = f"type `{kind}` needs the package `{error.name}`"
-        raise UserError(msg, hint=f"pip install 'headrace[{_EXTRAS.get(kind, kind)}]'") from error
+        raise UserError(msg, hint=f"pip install 'headrace[{connectors()[kind].extra or kind}]'") from error
 
 
 def plugin_context(name: str, node: PluginNodeConfig, settings: Settings, ordinal: int = 0) -> PluginContext:
@@ -49,7 +43,7 @@ def bounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> Bo
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
         return create_checked(lambda: node.plugin.make(context), BoundedSource, node.found, name)
-    return _load(_BOUNDED, node.type)(node, settings, ordinal, name)
+    return source_class_of(node.type)(node, settings, ordinal, name)
 
 
 def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> UnboundedSource:
@@ -57,7 +51,7 @@ def unbounded_source(name: str, node: Any, settings: Settings, ordinal: int) -> 
     if isinstance(node, PluginSourceConfig):
         context = plugin_context(name, node, settings, ordinal)
         return create_checked(lambda: node.plugin.make(context), UnboundedSource, node.found, name)
-    return _load(_UNBOUNDED, node.type)(name, node, settings, ordinal)
+    return source_class_of(node.type)(name, node, settings, ordinal)
 
 
 def open_sink(context: SinkContext) -> Sink:
@@ -76,18 +70,22 @@ def sink_class(node: Any) -> type[Sink]:
 
 def sink_class_of(kind: str) -> type[Sink]:
     """Return the class of a sink's `type`."""
-    return _load(_SINKS, kind)
+    return _load(kind, sink_entries().get(kind))
 
 
-def source_class_of(kind: str) -> type[BoundedSource | UnboundedSource] | None:
-    """Return the class of a source's `type`, or None for a type that is made of other sources."""
-    return _load(_BOUNDED | _UNBOUNDED, kind) if kind in _BOUNDED or kind in _UNBOUNDED else None
+def source_class_of(kind: str) -> Any:
+    """Return the class of a source's `type`."""
+    return _load(kind, source_entries().get(kind))
 
 
-def without_spark(kind: str) -> bool:
-    """Return whether sources and sinks of a `type` can be checked without a session."""
-    tables = [table for table in (_BOUNDED, _UNBOUNDED, _SINKS) if kind in table]
-    return all(_load(table, kind).capabilities.without_spark for table in tables)
+def connector_capabilities(model: PipelineModel) -> Iterator[SourceCapabilities | SinkCapabilities]:
+    """Yield the capabilities of all sources and sinks of a file, and of the phases of hybrid sources."""
+    for source in model.sources.values():
+        if isinstance(source, HybridSourceConfig):
+            yield from (part.node().capabilities for part in (*source.bounded_sources, source.unbounded_source))
+        else:
+            yield source.capabilities
+    yield from (sink.capabilities for sink in model.sinks.values())
 
 
 def describe(name: str, node: Any, settings: Settings) -> list[Json]:
@@ -96,15 +94,11 @@ def describe(name: str, node: Any, settings: Settings) -> list[Json]:
     A hybrid source has several entries. Each entry has `kind`, `asset_key` (parts) and, where it makes sense,
     `table_name` or `location`.
     """
-    if node.type == "hybrid":
+    if isinstance(node, HybridSourceConfig):
         phases = [part.node() for part in node.bounded_sources]
         return [entry for part in (*phases, node.unbounded_source.node()) for entry in describe(name, part, settings)]
-    if isinstance(node, PluginSourceConfig):
+    if isinstance(node, SourceConfig | PluginSourceConfig):
         return [(unbounded_source if node.is_unbounded else bounded_source)(name, node, settings, 0).describe()]
-    if node.type in _BOUNDED:
-        return [bounded_source(name, node, settings, 0).describe()]
-    if node.type in _UNBOUNDED:
-        return [unbounded_source(name, node, settings, 0).describe()]
     import pyarrow as pa
 
     if isinstance(node, PluginSinkConfig):

@@ -125,7 +125,7 @@ def run_checks(pipeline: Pipeline, spark: PipelineSparkResource, sinks: Sequence
 
     settings = spark.settings(pipeline.settings())
     content = content and bool(pipeline.comparable_sinks & set(sinks))
-    needs_spark = content or any(pipeline.file.model.sinks[sink].type in ("delta", "iceberg") for sink in sinks)
+    needs_spark = content or any(not pipeline.file.model.sinks[sink].capabilities.without_spark for sink in sinks)
     # In a thread, because a first session in the main thread would replace Dagster's interrupt handlers.
     session = _in_thread(lambda: spark.session(settings, pipeline.node_types), "checks-spark").result() if needs_spark else None
     with translate_spark_errors():

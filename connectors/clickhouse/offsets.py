@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.connectors.clickhouse.client import translate_errors
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
-from headrace.pipeline.model.nodes import OffsetTable
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
 
 if TYPE_CHECKING:

@@ -20,12 +20,14 @@ from headrace.connectors.clickhouse import offsets, reader
 from headrace.connectors.clickhouse import snapshot as pin
 from headrace.connectors.clickhouse.client import connect, translate_errors
 from headrace.connectors.clickhouse.colocation import exact_key_columns, leading
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
 from headrace.connectors.clickhouse.split_planner import SplitPlanner
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, columns_of, quote
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
-from headrace.pipeline.model.nodes import ClickHouseSourceConfig, OffsetTable
+from headrace.pipeline.model.connectors import source_entries
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -47,7 +49,7 @@ class ClickHouseTable(BoundedSource):
     insertion: of rows with one key the one that was inserted later is the last.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, without_spark=True)
+    capabilities: ClassVar[SourceCapabilities] = source_entries()["clickhouse"].capabilities
 
     def __init__(self, node: ClickHouseSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """Create the source without connecting.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.base import HandoffFilter, HistoryPartition, UnpartitionedRows
 from headrace.connectors.clickhouse.client import translate_errors
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import INSERTED, SortingKeyColumn, SqlParameters, expressions, in_range, in_scope, usable
 from headrace.connectors.clickhouse.snapshot import ClickHouseTableInfo
 from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.splitting import SPLIT_BYTES
 from headrace.pipeline.errors import SchemaError, TargetError
-from headrace.pipeline.model.nodes import ClickHouseSourceConfig
 from headrace.pipeline.protocol.epochs import Json
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.base import EpochFrame, Sink, SinkCapabilities, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
@@ -25,6 +25,7 @@ from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
 from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TransientError, UserError
+from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
@@ -51,17 +52,7 @@ _JOIN_ATTEMPTS = 5
 class DeltaTableSink(Sink):
     """One Delta table for one lane."""
 
-    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.EXACTLY_ONCE,
-        upsert=True,
-        delete=True,
-        visibility=Visibility.EPOCH,
-        creates_target=True,
-        fences=True,
-        counts_changes=True,
-        versions=True,
-        can_truncate=True,
-    )
+    capabilities: ClassVar[SinkCapabilities] = sink_entries()["delta"].capabilities
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context

@@ -21,6 +21,7 @@ from headrace.connectors.base import (
     UnpartitionedRows,
 )
 from headrace.connectors.files import listing, reader, text_values
+from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.listing import File
 from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, FileRange, FileScan
 from headrace.connectors.files.schema import FileSchema, check_file, shape_of, unpack
@@ -29,7 +30,8 @@ from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
-from headrace.pipeline.model.nodes import FileSourceConfig, OffsetTable
+from headrace.pipeline.model.connectors import source_entries
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -48,7 +50,7 @@ class Files(BoundedSource):
     the history is cut by them, else its file's place in the order and its number in the file.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
+    capabilities: ClassVar[SourceCapabilities] = source_entries()["file"].capabilities
 
     def __init__(self, node: FileSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """Create the source without listing files.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.base import EpochFrame, Sink, SinkCapabilities, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.catalog import WarehouseTable
@@ -27,6 +27,7 @@ from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TargetError, TransientError
+from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
@@ -42,16 +43,7 @@ _ATTEMPTS = 5
 class IcebergTableSink(Sink):
     """One Iceberg table of a hadoop catalog for one lane."""
 
-    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.EXACTLY_ONCE,
-        upsert=True,
-        delete=True,
-        visibility=Visibility.EPOCH,
-        creates_target=True,
-        fences=True,
-        counts_changes=True,
-        versions=True,
-    )
+    capabilities: ClassVar[SinkCapabilities] = sink_entries()["iceberg"].capabilities
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context

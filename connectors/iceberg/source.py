@@ -28,10 +28,12 @@ from headrace.connectors.filters import (
     select_columns,
 )
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.splitting import PACKED, is_full
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, SchemaError
-from headrace.pipeline.model.nodes import IcebergSourceConfig, OffsetTable
+from headrace.pipeline.model.connectors import source_entries
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import TableOffsets
 
@@ -50,7 +52,7 @@ class IcebergTable(BoundedSource):
     offset where the history is cut by them, else its file (files ordered by when rows were added) and its place there.
     """
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=True, stable_snapshot=True)
+    capabilities: ClassVar[SourceCapabilities] = source_entries()["iceberg"].capabilities
 
     def __init__(self, node: IcebergSourceConfig, settings: Settings, ordinal: int = 0, name: str = "") -> None:
         """Create the source without reading the table.

@@ -17,6 +17,7 @@ from headrace.connectors.base import OP, POS, ReadLimits, SourceCapabilities, Un
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.client_config import spark_options
+from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.gaps import find_filled_gaps
 from headrace.connectors.kafka.growth import TopicGrowth
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
@@ -27,7 +28,7 @@ from headrace.connectors.spark_types import spark_schema
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
-from headrace.pipeline.model.nodes import KafkaSourceConfig
+from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import Range
@@ -58,7 +59,7 @@ _SMALL = 20_000
 class KafkaStream(UnboundedSource):
     """One topic. Exact: the same range gives the same rows again, and only rows of committed transactions."""
 
-    capabilities: ClassVar[SourceCapabilities] = SourceCapabilities(bounded=False, job_mode=False, without_spark=True)
+    capabilities: ClassVar[SourceCapabilities] = source_entries()["kafka"].capabilities
 
     def __init__(self, name: str, node: KafkaSourceConfig, settings: Settings, ordinal: int = 0) -> None:
         self._name = name

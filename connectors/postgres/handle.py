@@ -12,6 +12,7 @@ from psycopg import sql
 from headrace.connectors.base import EpochFrame, SinkContext, SplitReader
 from headrace.connectors.keys import canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
+from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.content import TargetReader
 from headrace.connectors.postgres.convert import RowChecks, flatten_columns
 from headrace.connectors.postgres.direct import DirectLoad
@@ -23,7 +24,6 @@ from headrace.connectors.postgres.small_batches import write_table
 from headrace.connectors.postgres.staging import drop_staging_tables, find_stale_staging_tables, write_staged
 from headrace.connectors.postgres.target import check_target, prepare_target
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError, UserError
-from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, WriteCounts
 

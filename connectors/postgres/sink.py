@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import Delivery, DirectSink, EpochFrame, SinkCapabilities, SinkContext, SplitReader, Visibility
+from headrace.connectors.base import DirectSink, EpochFrame, SinkCapabilities, SinkContext, SplitReader
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.pipeline.errors import UserError
-from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
+from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
 
@@ -33,19 +34,7 @@ class PostgresSink(DirectSink):
     an epoch split by split.
     """
 
-    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.EXACTLY_ONCE,
-        upsert=True,
-        delete=True,
-        visibility=Visibility.EPOCH,
-        creates_target=True,
-        fences=True,
-        counts_changes=True,
-        versions=True,
-        can_truncate=True,
-        direct=True,
-        without_spark=True,
-    )
+    capabilities: ClassVar[SinkCapabilities] = sink_entries()["postgres"].capabilities
 
     def __init__(self, context: SinkContext) -> None:
         self._context = context

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from headrace import services
+from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.console import format_size
 from headrace.demo.load import load_history
 from headrace.demo.producer import FlightProducer
 from headrace.demo.progress import DemoProgress
 from headrace.pipeline.config.settings import Settings, load_settings
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
-from headrace.pipeline.model.nodes import DeltaSinkConfig
 from headrace.pipeline.protocol.partitions import window_keys
 
 POSTGRES, DELTA = "flights_pg", "flights_delta"

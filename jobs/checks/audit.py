@@ -70,7 +70,7 @@ def audit(
         raise PipelineStateError(msg, hint="Start it first: headrace run FILE.")
     names = [name for name in file.model.sinks if sinks is None or name in sinks]
     own = None
-    if spark is None and (content is not None or any(file.model.sinks[name].type in ("delta", "iceberg") for name in names)):
+    if spark is None and (content is not None or any(not file.model.sinks[name].capabilities.without_spark for name in names)):
         spark = own = start_session(settings, node_types(file))
     try:
         walk = walk_epochs(ledger, state, _restarts(ledger, state), all_epochs=all_epochs)

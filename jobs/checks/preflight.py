@@ -28,7 +28,6 @@ from headrace.pipeline.errors import HeadraceError, InternalError, PipelineFileE
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.graph import key_of
-from headrace.pipeline.model.plugins import PluginSinkConfig, PluginSourceConfig
 from headrace.pipeline.model.telemetry import event_time_problem
 from headrace.pipeline.protocol.epochs import SinkKey
 from headrace.pipeline.validation.warnings import missing_keys
@@ -66,9 +65,9 @@ def needs_spark(file: PipelineFile) -> bool:
     It does for transforms, filters, and connectors that have no other means to check.
     """
     filtered = (getattr(part, "filter", None) for source in file.model.sources.values() for part in (source, _stream(source)))
-    plugins = [node for node in file.model.nodes().values() if isinstance(node, PluginSourceConfig | PluginSinkConfig)]
-    lone = all(node.plugin.make.capabilities.without_spark for node in plugins)  # pyright: ignore[reportFunctionMemberAccess]
-    return bool(file.model.transforms) or any(filtered) or not lone or not all(map(registry.without_spark, node_types(file)))
+    return (
+        bool(file.model.transforms) or any(filtered) or not all(able.without_spark for able in registry.connector_capabilities(file.model))
+    )
 
 
 def _stream(source: Any) -> Any:
@@ -144,7 +143,9 @@ def _columns_of_history(file: PipelineFile, source: PipelineSource, rank: int) -
     if cursor := getattr(source.node, "cursor", None):
         yield cursor.column
     table = getattr(source.node, "offset_table", None)
-    if table is not None and rank == len(source.bounded) - 1 and table.table_name in (None, source.node.bounded_sources[-1].table_name):
+    if table is None or rank != len(source.bounded) - 1:
+        return
+    if table.table_name in (None, getattr(source.node.bounded_sources[-1], "table_name", "")):
         yield from (name for name in (table.partition_column, table.offset_column, table.topic_column) if name)
 
 

@@ -92,7 +92,7 @@ def handoff(node: Any) -> str:
 
 def _exact(node: Any) -> bool:
     table = node.offset_table
-    return table is not None and table.table_name in (None, node.bounded_sources[-1].table_name)
+    return table is not None and table.table_name in (None, getattr(node.bounded_sources[-1], "table_name", ""))
 
 
 def describe_target(

@@ -24,7 +24,7 @@ def node_labels(model: PipelineModel) -> dict[str, dict[str, str]]:
 def type_tags(node: Any) -> Mapping[str, str]:
     """Return the labels for a node that depend on its type, such as its topic or table."""
     if node.type == "hybrid":
-        tables = ",".join(part.table_name or getattr(part, "path", None) or "" for part in node.bounded_sources)
+        tables = ",".join(getattr(part, "table_name", None) or getattr(part, "path", None) or "" for part in node.bounded_sources)
         return {"table": tables, "topic": node.unbounded_source.topic}
     tags = {"topic": ("topic",), "table": ("table_name", "table"), "path": ("path",), "language": ("language",)}
     texts = {

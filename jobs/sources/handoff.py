@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from headrace.connectors.base import BoundedSource, HandoffFilter, Snapshot, UnboundedSource
 from headrace.pipeline.errors import GuaranteeError, RetentionError, TargetError
-from headrace.pipeline.model.nodes import HybridSourceConfig, OffsetTable
+from headrace.pipeline.model.hybrid import HybridSourceConfig
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import HandoffPosition, TableOffsets, find_handoff_position

@@ -27,7 +27,7 @@ from headrace.jobs.sources.casts import Cast, cast_column, cast_of, spell_type
 from headrace.jobs.sources.handoff import Handoff
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import HeadraceError, RetentionError, SchemaError, SinkStateError
-from headrace.pipeline.model.nodes import HybridSourceConfig
+from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE

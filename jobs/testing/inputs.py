@@ -68,7 +68,7 @@ def stream_of(source: Any) -> Any:
     """
     if source.type == "hybrid":
         return source.unbounded_source
-    return source if source.type == "kafka" else None
+    return source if source.is_unbounded and not hasattr(source, "plugin") else None
 
 
 def file_schema(name: str, source: Any) -> pa.Schema | None:

@@ -187,7 +187,10 @@ def _filtered(frame: DataFrame, case: Case, name: str, *, marks: bool) -> DataFr
     from pyspark.errors import AnalysisException, ParseException
 
     source = case.file.model.sources.get(name)
-    condition = getattr(stream_of(source) or (source if source.type in ("iceberg", "file") else None), "filter", None) if source else None
+    filtered = stream_of(source) if source else None
+    if filtered is None and getattr(source, "filter_dialect", "") == "spark":
+        filtered = source
+    condition = getattr(filtered, "filter", None)
     try:
         return (mark_filtered_rows(frame, condition) if marks else frame.where(condition)) if condition else frame
     except (AnalysisException, ParseException) as error:

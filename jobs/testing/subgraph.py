@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.testing.inputs import InputSource, declared_schema, file_schema
 from headrace.pipeline.config.settings import Settings
@@ -87,9 +88,7 @@ def select_subgraph(model: nodes.PipelineModel, roots: Mapping[str, Any]) -> nod
     kept = computable(model, roots)
     tables = {name: node if name in kept else node.model_copy(update={"sql": None}) for name, node in graph.dynamic_tables(model).items()}
     given_sources = {
-        name: nodes.ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name))
-        for name in model.transforms
-        if name in roots
+        name: ClickHouseSourceConfig(table_name=name, primary_key=graph.key_of(model, name)) for name in model.transforms if name in roots
     }
     return model.model_copy(
         update={

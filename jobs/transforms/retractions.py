@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.jobs.transforms.base import RowTransform
-    from headrace.pipeline.model.nodes import SinkConfig
+    from headrace.pipeline.model.sinks import SinkConfig
     from headrace.pipeline.protocol.epochs import EpochPlan
 
 

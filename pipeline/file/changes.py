@@ -21,9 +21,6 @@ from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position, content_ref
 from headrace.pipeline.protocol.source_identity import identity_changes, source_identity
 
-TARGETS = {"postgres": ("schema", "table"), "delta": ("path",), "iceberg": ("table_name", "warehouse")}
-"""Keys of built-in sinks that identify the target."""
-
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
@@ -160,7 +157,7 @@ def _sinks(file: PipelineFile, former: Json) -> Iterator[PipelineStateError]:
     for name, has in now.items():
         if (had := former["sinks"].get(name)) is None:
             continue
-        for key in ("type", *TARGETS.get(has["type"], ())):
+        for key in ("type", *getattr(file.model.sinks[name], "target_keys", ())):
             if had.get(key) != has.get(key):
                 change = f"`{key}` cannot change from {_format_value(had.get(key))} to {_format_value(has.get(key))}"
                 msg = f"sink `{name}`: {change}: earlier rows are in the former target"

@@ -147,7 +147,7 @@ def _filter_of(model: PipelineModel, name: str, keys: Collection[str], plain: Co
     """Return the description of a node's filter. Empty if it keeps all rows, or drops rows permanently."""
     if name in model.sources:
         source = model.sources[name]
-        stream = source.unbounded_source if source.type == "hybrid" else source if source.type == "kafka" else None
+        stream = source.unbounded_source if source.type == "hybrid" else source if getattr(source, "is_unbounded", False) else None
         return f"filter {stream.filter}" if stream is not None and stream.filter else ""
     node: Any = model.transforms[name]
     if node.type != "sql":

@@ -6,6 +6,7 @@ from typing import Any
 
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.model import nodes
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.sql import dynamic_tables as dynamic
 
@@ -113,4 +114,4 @@ def upstream_looked_up_tables(model: nodes.PipelineModel, name: str) -> tuple[st
 
 def lacks_commit_record(sink: Any) -> bool:
     """Return whether a sink stores no commit record, so that rows can be duplicated there."""
-    return sink.type in ("print", "blackhole") or getattr(sink, "lacks_commit_record", False)
+    return sink.capabilities.delivery != Delivery.EXACTLY_ONCE

@@ -23,6 +23,7 @@ from pydantic import (
 
 from headrace.pipeline.errors import PluginError
 from headrace.pipeline.model.base import FLUSH, VERSION_COLUMN, NodeConfig
+from headrace.pipeline.model.capabilities import SinkCapabilities, SourceCapabilities
 from headrace.pipeline.model.run_options import Duration
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.plugins import discovery as plugins
@@ -154,9 +155,14 @@ class PluginSourceConfig(PluginNodeConfig):
     KIND: ClassVar[PluginType] = PluginType.SOURCE
 
     @property
+    def capabilities(self) -> SourceCapabilities:
+        """What the plugin's class says it can do."""
+        return self.plugin.make.capabilities  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
+
+    @property
     def is_unbounded(self) -> bool:
         """Whether the source is a stream."""
-        return not self.plugin.make.capabilities.bounded  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
+        return not self.capabilities.bounded
 
 
 class PluginTransformConfig(PluginNodeConfig):
@@ -190,19 +196,14 @@ class PluginSinkConfig(PluginNodeConfig):
     version_column: str | None = Field(default=None, description=VERSION_COLUMN)
 
     @property
-    def compares_versions(self) -> bool:
-        """Whether the sink can compare the version of a row with that of the row in its target."""
-        return bool(getattr(self.plugin.make.capabilities, "versions", False))  # pyright: ignore[reportFunctionMemberAccess]
+    def capabilities(self) -> SinkCapabilities:
+        """What the plugin's class says it can do."""
+        return self.plugin.make.capabilities  # pyright: ignore[reportFunctionMemberAccess]  Plugin checks that it is there
 
     @property
-    def lacks_commit_record(self) -> bool:
-        """Whether the sink stores no record of epochs, and is at least once."""
-        return str(self.plugin.make.capabilities.delivery) != "exactly_once"  # pyright: ignore[reportFunctionMemberAccess]
-
-    @property
-    def keyed(self) -> bool:
-        """Whether a key makes the sink upsert."""
-        return bool(self.plugin.make.capabilities.upsert)  # pyright: ignore[reportFunctionMemberAccess]
+    def upserts_by_key(self) -> bool:
+        """Whether the sink upserts and deletes with a primary key, and can only append without one."""
+        return self.capabilities.upsert
 
 
 NODES: Mapping[str, type[PluginNodeConfig]] = {

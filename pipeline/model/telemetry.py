@@ -19,17 +19,10 @@ LONGEST_VALUE = 256
 
 _KEY = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _RESERVED_OF: Mapping[str, tuple[str, ...]] = {
-    "kafka": ("topic", "partition"),
-    "clickhouse": ("table",),
-    "postgres": ("table",),
-    "hybrid": ("table", "topic", "partition"),
-    "file": ("path",),
-    "delta": ("path",),
-    "iceberg": ("table",),
     "handler": ("outcome", "status_class"),
     "script": ("language",),
 }
-"""By node type: labels that its metrics carry by themselves."""
+"""By transform type: labels that its metrics carry by themselves. Sources and sinks say theirs: `metric_labels`."""
 
 
 class EventTime(BaseModel):
@@ -59,7 +52,8 @@ def label_problems(node: Any) -> Iterator[tuple[str, UserError]]:
     labels = node.telemetry.labels if node.telemetry else {}
     if len(labels) > MOST_LABELS:
         yield "", UserError(f"{len(labels)} labels are too many", hint=f"A node may have {MOST_LABELS}.")
-    own = (*RESERVED, *_RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
+    by_type = getattr(node, "metric_labels", _RESERVED_OF.get(node.type, ("type",) if hasattr(node, "plugin") else ()))
+    own = (*RESERVED, *by_type)
     for key, value in labels.items():
         if key in own:
             yield key, UserError(f"the label `{key}` is set by Headrace itself", hint=f"Choose another name than {', '.join(own)}.")

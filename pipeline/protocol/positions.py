@@ -57,7 +57,7 @@ def bounded_phases(node: Any) -> int:
 
 def is_unbounded(node: Any) -> bool:
     """Return whether a source node never ends."""
-    return node.type in ("hybrid", "kafka") or getattr(node, "is_unbounded", False)
+    return node.is_unbounded
 
 
 def windows_of(model: PipelineModel) -> list[str]:

@@ -11,17 +11,6 @@ from typing import Any
 
 from headrace.pipeline.protocol.epochs import Json
 
-FIXED: dict[str, frozenset[str]] = {
-    "clickhouse": frozenset({"table_name", "filter", "start_at", "snapshot"}),
-    "iceberg": frozenset({"table_name", "warehouse", "filter", "snapshot_id"}),
-    "file": frozenset({"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"}),
-    "kafka": frozenset({"topic", "data_format", "starting_offsets"}),
-    "hybrid": frozenset({"bounded_sources", "unbounded_source", "offset_table", "handoff_lag", "cursor"}),
-}
-"""Keys of built-in sources that are fixed once a pipeline has its first position.
-
-Changes of all other keys take effect from the next epoch.
-"""
 _DEFAULT_LAG = timedelta(hours=1)
 
 
@@ -37,15 +26,15 @@ def source_identity(node: Any) -> Json:
             "unbounded_source": source_identity(node.unbounded_source.node()),
         }
         return parts | node.model_dump(mode="json", by_alias=True, include=found, exclude_none=True)
-    if node.type not in FIXED:
+    if not hasattr(node, "identity_keys"):
         return {"type": node.type, "options": node.model_dump(mode="json").get("options", {})}
     return {"type": node.type} | node.model_dump(mode="json", by_alias=True, include=_fixed(node), exclude_defaults=True)
 
 
 def _fixed(node: Any) -> set[str]:
-    """Return the names of the model's fields for the fixed keys."""
+    """Return the names of the model's fields for the fixed keys: `SourceConfig.identity_keys`."""
     fields = type(node).model_fields
-    return {name for name, field in fields.items() if (field.alias or name) in FIXED[node.type]}
+    return {name for name, field in fields.items() if (field.alias or name) in node.identity_keys}
 
 
 def identity_changes(former: Json, now: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any, Any]]:

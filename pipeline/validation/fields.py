@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.pipeline.errors import FileLocation, SchemaError, UserError
 from headrace.pipeline.model import nodes
 from headrace.pipeline.model.handler import handler_problems
+from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.telemetry import event_time_problem, label_problems
 from headrace.pipeline.sql import statements
 from headrace.pipeline.suggestions import suggest_closest
@@ -18,14 +19,13 @@ from headrace.pipeline.types.arrow import parse_type
 
 PlaceOf = Callable[..., FileLocation]
 
-_ONLY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("start_at", "snapshot", "split_rows"), ("clickhouse",)),
-    **dict.fromkeys(("warehouse", "snapshot_id"), ("iceberg",)),
-    **dict.fromkeys(("path", "format", "schema_", "header", "delimiter", "null_value"), ("file",)),
-    "table_name": ("clickhouse", "iceberg"),
-}
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LATER = ("s3", "s3a", "gs")
+_NONDETERMINISTIC: Mapping[str, Callable[[str], Sequence[str]]] = {
+    "clickhouse": statements.nondeterministic_in_clickhouse,
+    "spark": statements.nondeterministic_filter_calls,
+}
+"""By the dialect of a source's filter."""
 
 
 def check_values(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
@@ -64,9 +64,10 @@ def _filters(name: str, source: Any, place: PlaceOf) -> Iterator[UserError]:
         parts = [(("bounded_sources", at), part) for at, part in enumerate(source.bounded_sources)]
         parts.append((("unbounded_source",), source.unbounded_source))
     for path, part in parts:
-        kind = getattr(part, "source_type", source.type)
-        reads = {"clickhouse": statements.nondeterministic_in_clickhouse}.get(kind, statements.nondeterministic_filter_calls)
-        if kind in ("kafka", "file", "iceberg", "clickhouse") and (calls := reads(part.filter or "true")):
+        dialect = getattr(getattr(part, "config", part), "filter_dialect", None)
+        if dialect is None:  # a plugin's source: its options are its own
+            continue
+        if calls := _NONDETERMINISTIC[dialect](part.filter or "true"):
             msg = f"`{calls[0]}` in `filter` lets other rows through when an epoch is read again"
             hint = "Write it into the WHERE of a sql transform: there clocks tell the epoch's time, and rows of chance are staged."
             yield UserError(msg, hint=hint, node=name, place=place("sources", name, *path, "filter"))
@@ -89,7 +90,7 @@ def _stream_of(source: Any) -> Any:
     """Return the unbounded part of a source, or None if the source is bounded."""
     if source.type == "hybrid":
         return source.unbounded_source
-    return source if source.type == "kafka" else None
+    return source if source.is_unbounded and not hasattr(source, "plugin") else None
 
 
 def _schema(name: str, schema: dict[str, str], path: tuple[Any, ...], place: PlaceOf) -> Iterator[UserError]:
@@ -110,15 +111,10 @@ def _starting_offsets(name: str, value: str, place: PlaceOf) -> Iterator[UserErr
         yield UserError(msg, hint=hint, node=name, place=place("sources", name, "starting_offsets"))
 
 
-def _phases(name: str, source: nodes.HybridSourceConfig, place: PlaceOf) -> Iterator[UserError]:
-    """Yield keys of a bounded phase that only have an effect in another source type."""
+def _phases(name: str, source: HybridSourceConfig, place: PlaceOf) -> Iterator[UserError]:
+    """Yield invalid values of the bounded phases of a hybrid source."""
     for index, phase in enumerate(source.bounded_sources):
         path = ("sources", name, "bounded_sources", index)
-        for key in sorted(phase.model_fields_set):
-            if phase.source_type not in _ONLY.get(key, (phase.source_type,)):
-                said = key.rstrip("_")
-                msg = f"`{said}` does nothing in a {phase.source_type} phase; it is for {' and '.join(_ONLY[key])}"
-                yield UserError(msg, hint="Remove it, or change source_type.", node=name, place=place(*path, said))
         if phase.source_type == "file":
             yield from _files(name, phase, place, *path)
     last, table = source.bounded_sources[-1], source.offset_table

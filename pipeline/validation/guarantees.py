@@ -35,7 +35,7 @@ def _job_mode(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
 
 def _endless(source: Any) -> bool:
     """Return whether a source is a stream without history."""
-    return source.type == "kafka" or getattr(source, "is_unbounded", False)
+    return source.type != "hybrid" and source.is_unbounded
 
 
 def _guarantees(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]:
@@ -69,7 +69,7 @@ def _version(name: str, sink: Any, key: tuple[str, ...], place: PlaceOf) -> Iter
         problem, hint = "contradicts `on_conflict: nothing`, which keeps the first row", "Remove one of the two."
     elif getattr(sink, "update_where", {}):
         problem, hint = "and `update_where` both decide which row stays", "Remove one of the two."
-    elif not getattr(sink, "compares_versions", True):
+    elif not getattr(sink.capabilities, "versions", False):
         problem = f"is not possible: the plugin of type `{sink.type}` does not compare versions"
     if problem:
         yield UserError(f"`version_column` {problem}", hint=hint, node=name, place=place("sinks", name, "version_column"))
@@ -80,7 +80,10 @@ def _overlap(name: str, sink: Any, sources: list[Any], keyed: bool, place: Place
     for source in sources:
         if source.type != "hybrid" or sink.delivery == "at_least_once" or graph.lacks_commit_record(sink):
             continue
-        exact = source.offset_table is not None and source.offset_table.table_name in (None, source.bounded_sources[-1].table_name)
+        exact = source.offset_table is not None and source.offset_table.table_name in (
+            None,
+            getattr(source.bounded_sources[-1], "table_name", ""),
+        )
         if exact:
             continue
         if not keyed and not source.cursor:
@@ -109,8 +112,7 @@ def _one_lane(model: nodes.PipelineModel, place: PlaceOf) -> Iterator[UserError]
 
 
 def _target(sink: Any) -> tuple[str, ...]:
-    if sink.type == "postgres":
-        return ("postgres", sink.schema_, sink.table)
-    if sink.type == "iceberg":
-        return ("iceberg", sink.warehouse or "", sink.table_name)
-    return ("delta", sink.path) if sink.type == "delta" else ()
+    """Return what names the sink's target; () for a plugin, which says it at the target."""
+    keys = getattr(sink, "target_keys", ())
+    values = sink.model_dump(mode="json", by_alias=True)
+    return (sink.type, *(str(values[key] or "") for key in keys)) if keys else ()

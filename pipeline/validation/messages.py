@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from headrace.pipeline.compat import streamling
 from headrace.pipeline.errors import PluginError, UserError
 from headrace.pipeline.model import nodes
+from headrace.pipeline.model.hybrid import SOURCE_TYPE, BoundedPhaseConfig
 from headrace.pipeline.model.plugins import TAG, model_of
 from headrace.pipeline.plugins import discovery as plugins
 from headrace.pipeline.protocol.epochs import Json
@@ -21,7 +22,7 @@ from headrace.pipeline.yaml.reader import PARTS, Path, YamlDocument, node_of, sh
 
 _TAGS: Mapping[tuple[str, str], type[BaseModel]] = {
     (part, get_args(kind.model_fields["type"].annotation)[0]): kind
-    for part, union in zip(PARTS, (nodes.SourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True)
+    for part, union in zip(PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True)
     for kind in (get_args(get_args(union)[0]) or (get_args(union)[0],))
 }
 
@@ -42,6 +43,12 @@ def describe_file_errors(error: ValidationError, tree: YamlDocument, model: type
 
 def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[BaseModel]) -> UserError:
     match item["type"]:
+        case "union_tag_not_found" if _is_in_phase(path):
+            path = (*path, "source_type")
+            msg, hint = f"`{dotted(path)}` is missing", f"Add `source_type: ...` here. {SOURCE_TYPE}"
+        case "union_tag_invalid" if _is_in_phase(path):
+            path = (*path, "source_type")
+            msg, hint = _unknown_value(path, str(item.get("ctx", {}).get("expected_tags", "")), tree)
         case "extra_forbidden":
             msg, hint = _unknown_key(path, tree.value, model)
         case "missing":
@@ -52,7 +59,7 @@ def _in_words(item: ErrorDetails, path: Path, tree: YamlDocument, model: type[Ba
             path = (*path, "type")
             msg, hint = _unknown_type(str(path[0]), path, tree)
         case "literal_error":
-            msg, hint = _unknown_value(path, item, tree)
+            msg, hint = _unknown_value(path, str(item.get("ctx", {}).get("expected", "")), tree)
         case "plugin":
             msg, hint = item["msg"], str(item.get("ctx", {}).get("hint", ""))
             return PluginError(msg, hint=hint, node=node_of(path), place=tree.place(path))
@@ -101,6 +108,8 @@ def types_of(part: str) -> list[str]:
 
 def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, str]:
     key = str(path[-1])
+    if problem := _key_of_other_phase(path, plain):
+        return problem
     allowed = sorted(_fields(path, plain, model))
     close = suggest_closest(key, allowed)
     if key in streamling.KEYS and not close:
@@ -109,6 +118,23 @@ def _unknown_key(path: Path, plain: Json, model: type[BaseModel]) -> tuple[str, 
     silent = nodes.without_effect(str(path[0]), str(node.get("type")) if isinstance(node, dict) else "")
     useful = [name for name in allowed if name not in silent]
     return f"unknown key `{shorten(key)}`{close}", f"Allowed: {', '.join(useful)}."
+
+
+def _is_in_phase(path: Path) -> bool:
+    """Return whether a path leads to a bounded phase of a hybrid source, or into one."""
+    return path[2:3] == ("bounded_sources",) and len(path) > 3
+
+
+def _key_of_other_phase(path: Path, plain: Json) -> tuple[str, str] | None:
+    """Return the mistake if the key belongs to a bounded phase of another `source_type`."""
+    if not _is_in_phase(path) or len(path) != 5:
+        return None
+    key, kind = str(path[-1]), _at(path[:-1], plain).get("source_type")
+    phases = {get_args(model.model_fields["source_type"].annotation)[0]: model for model in _models_in(BoundedPhaseConfig)}
+    others = [name for name, model in phases.items() if key in {field.alias or name for name, field in model.model_fields.items()}]
+    if not others:
+        return None
+    return f"`{key}` does nothing in a {kind} phase; it is for {' and '.join(others)}", "Remove it, or change source_type."
 
 
 def _unknown_type(part: str, path: Path, tree: YamlDocument) -> tuple[str, str]:
@@ -138,9 +164,9 @@ def _and(plugin_ids: list[str]) -> str:
     return f"; plugins: {', '.join(plugin_ids)}" if plugin_ids else ""
 
 
-def _unknown_value(path: Path, item: ErrorDetails, tree: YamlDocument) -> tuple[str, str]:
+def _unknown_value(path: Path, expected: str, tree: YamlDocument) -> tuple[str, str]:
     value = display_value(path, tree)
-    options = re.findall(r"'([^']*)'|(\d+)", str(item.get("ctx", {}).get("expected", "")))
+    options = re.findall(r"'([^']*)'|(\d+)", expected)
     names = [text or number for text, number in options]
     if value in names:
         return f"`{dotted(path)}` cannot be the text `{value}`", "Write it without quotes."
@@ -189,19 +215,23 @@ def _at(path: Path, plain: Any) -> Any:
 
 
 def _file_path(loc: Path) -> Path:
-    """Return pydantic's location without the node's type, which pydantic adds after the node's name."""
-    return (*loc[:2], *loc[3:]) if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)) else loc
+    """Return pydantic's location without the types of nodes and phases, which pydantic adds after a name or an index."""
+    if len(loc) > 2 and ((loc[0], loc[2]) in _TAGS or (loc[0] in PARTS and loc[2] == TAG)):
+        loc = (*loc[:2], *loc[3:])
+    return (*loc[:4], *loc[5:]) if len(loc) > 4 and loc[2] == "bounded_sources" else loc
 
 
 def _fields(path: Path, plain: Json, model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Return the fields of the model that has the last key of a path, by their names in the file."""
     kind: Any = model
+    inside = _at(path[:-1], plain)
     if len(path) > 2 and path[0] in PARTS:
         part, name = str(path[0]), plain[str(path[0])][path[1]]["type"]
         kind = _TAGS.get((part, name)) or model_of(part, name)
         path = path[3:] if (part, name) not in _TAGS and path[2] == "options" and len(path) > 3 else path[2:]
     for part in path[:-1]:
         kind = _inner(kind, part)
+    kind = _phase_of(kind, inside) or kind
     return {field.alias or name: field for name, field in (_model_in(kind) or model).model_fields.items()}
 
 
@@ -213,6 +243,19 @@ def _inner(annotation: Any, part: str | int) -> Any:
     if get_origin(annotation) in (dict, tuple):
         return inside[1 if get_origin(annotation) is dict else 0]
     return next((_inner(other, part) for other in inside if _model_in(other)), annotation)
+
+
+def _phase_of(annotation: Any, phase: Any) -> type[BaseModel] | None:
+    """Return the model of a phase of a hybrid source, by the `source_type` in the file."""
+    kind = phase.get("source_type") if isinstance(phase, dict) else None
+    models = [model for model in _models_in(annotation) if "source_type" in model.model_fields]
+    return next((model for model in models if kind in get_args(model.model_fields["source_type"].annotation)), None)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _models_in(part)]
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

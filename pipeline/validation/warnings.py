@@ -7,13 +7,10 @@ from typing import Any
 
 from headrace.pipeline.errors import FileLocation, UserError
 from headrace.pipeline.model import nodes
-from headrace.pipeline.model.graph import key_of, upstream_sources
+from headrace.pipeline.model.graph import key_of, lacks_commit_record, upstream_sources
 from headrace.pipeline.model.handler import find_handler_warnings
 from headrace.pipeline.model.plugins import PluginSinkConfig, PluginTransformConfig
 from headrace.pipeline.validation.dynamic_tables import table_warnings
-
-_KEYED = ("postgres", "delta", "iceberg")
-"""Sinks that upsert and delete if they have a key."""
 
 
 def warnings_of(model: nodes.PipelineModel, place: Callable[..., FileLocation]) -> Iterator[UserError]:
@@ -41,7 +38,7 @@ def _of_plugins(model: nodes.PipelineModel, place: Callable[..., FileLocation]) 
             if isinstance(node, PluginTransformConfig):
                 for key in sorted({"batch_size"} & node.model_fields_set):
                     yield UserError(f"`{key}` has no effect", hint=_description(node, key), node=name, place=place(part, name, key))
-            if isinstance(node, PluginSinkConfig) and node.lacks_commit_record and node.delivery is None:
+            if isinstance(node, PluginSinkConfig) and lacks_commit_record(node) and node.delivery is None:
                 msg = "the plugin keeps no record of epochs: after a crash it gets rows of the last epoch twice"
                 yield UserError(msg, hint="Say `delivery: at_least_once` if that is good.", node=name, place=place(part, name))
 
@@ -52,7 +49,7 @@ def missing_keys(model: nodes.PipelineModel, place: Callable[..., FileLocation])
         appending = [
             sink
             for sink, node in model.sinks.items()
-            if (node.type in _KEYED or getattr(node, "keyed", False)) and not key_of(model, sink) and name in upstream_sources(model, sink)
+            if node.upserts_by_key and not key_of(model, sink) and name in upstream_sources(model, sink)
         ]
         if not source.primary_key and appending:
             msg = f"Can't determine primary key for source '{name}'!"

@@ -17,8 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.connectors.delta import DeltaTableSink
-from headrace.connectors.postgres import PostgresSink
+from headrace.connectors.delta.sink import DeltaTableSink
+from headrace.connectors.postgres.sink import PostgresSink
 from headrace.jobs.dynamic_tables.memory import MemoryTable
 from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
 from headrace.jobs.run.epoch_writer import EpochWriter

@@ -17,9 +17,9 @@ from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from headrace.connectors.base import EpochFrame, SinkContext
-from headrace.connectors.postgres import PostgresSink
+from headrace.connectors.postgres.config import PostgresSinkConfig as Node
+from headrace.connectors.postgres.sink import PostgresSink
 from headrace.pipeline.config.settings import PostgresConnection, Settings
-from headrace.pipeline.model.nodes import PostgresSinkConfig as Node
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])

@@ -20,9 +20,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, EpochFrame, Sink, SinkContext
+from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.config import IcebergSinkConfig
+from headrace.connectors.postgres.config import PostgresSinkConfig
 from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
-from headrace.pipeline.model import nodes
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 
 KEYED = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -70,7 +72,7 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
         path = str(folder / "lake")
         return SinkMaker(
             kind,
-            lambda columns: nodes.DeltaSinkConfig.model_validate({"type": "delta", "path": path, "primary_key": columns, "from": "x"}),
+            lambda columns: DeltaSinkConfig.model_validate({"type": "delta", "path": path, "primary_key": columns, "from": "x"}),
             Settings(home=folder),
             spark,
             lambda names: _tuples(spark.read.format("delta").load(path).select(*[f"`{name}`" for name in names]).toArrow()),
@@ -80,7 +82,7 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
         catalog = WarehouseTable(str(folder), "n.target", "reader")
         return SinkMaker(
             kind,
-            lambda columns: nodes.IcebergSinkConfig.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
+            lambda columns: IcebergSinkConfig.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
             Settings(home=folder, iceberg=IcebergSettings(warehouse=str(folder))),
             spark,
             lambda names: _tuples(catalog.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
@@ -104,7 +106,7 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
 
     return SinkMaker(
         kind,
-        lambda columns: nodes.PostgresSinkConfig.model_validate(
+        lambda columns: PostgresSinkConfig.model_validate(
             {"type": "postgres", "table": "target", "primary_key": columns, "max_driver_rows": limit, "from": "x"}
         ),
         Settings(home=folder, postgres_sink=connection),

@@ -23,11 +23,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors import registry, splitting
 from headrace.connectors.base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
+from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.iceberg.catalog import WarehouseTable
+from headrace.connectors.iceberg.config import IcebergSourceConfig
+from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import HeadraceError, UserError
-from headrace.pipeline.model import nodes
 from headrace.pipeline.protocol.epochs import Json
 from headrace.services import Services
 
@@ -171,7 +174,7 @@ class ClickHouseWorld(BoundedWorld):
             client.command(statement)
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.ClickHouseSourceConfig.model_validate({"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more)
+        return ClickHouseSourceConfig.model_validate({"type": "clickhouse", "table_name": name, "split_rows": PIECE} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         place = self.services.clickhouse
@@ -214,7 +217,7 @@ class IcebergWorld(BoundedWorld):
         self.writer.sql(f"CREATE TABLE w.{self.name} (id bigint, v string) USING iceberg")
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.IcebergSourceConfig.model_validate({"type": "iceberg", "table_name": name} | more)
+        return IcebergSourceConfig.model_validate({"type": "iceberg", "table_name": name} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings(iceberg=IcebergSettings.model_validate({"warehouse": str(self.folder)} | wrong))
@@ -251,7 +254,7 @@ class FileWorld(BoundedWorld):
         self.add([])
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.FileSourceConfig.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
+        return FileSourceConfig.model_validate({"type": "file", "path": name, "format": "parquet", "mode": "bounded"} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings.model_validate(wrong)
@@ -290,7 +293,7 @@ class KafkaWorld(SourceWorld):
         self.producer = Producer({"bootstrap.servers": services.kafka.brokers, "log_level": 0})
 
     def node(self, name: str, **more: Any) -> Any:
-        return nodes.KafkaSourceConfig.model_validate({"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more)
+        return KafkaSourceConfig.model_validate({"type": "kafka", "topic": name, "schema": {"id": "int64", "v": "string"}} | more)
 
     def settings(self, **wrong: Any) -> Settings:
         return Settings(kafka_source=KafkaConnection.model_validate({"brokers": self.services.kafka.brokers} | wrong))

@@ -10,14 +10,14 @@ from typing import Any, get_args
 import option_tables
 from pydantic import BaseModel
 
-from headrace.connectors import registry
-from headrace.connectors.base import BoundedSource, Delivery, SinkCapabilities, SourceCapabilities, UnboundedSource, Visibility
+from headrace.connectors.base import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.compat import streamling
 from headrace.pipeline.model import nodes
+from headrace.pipeline.model.connectors import sink_entries, source_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS
 
-UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.SourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True))
+UNIONS: Mapping[str, Any] = dict(zip(PARTS, (nodes.AnySourceConfig, nodes.TransformConfig, nodes.AnySinkConfig), strict=True))
 _WRITTEN = "<!-- Written by `make docs` from pipeline/model/nodes.py and tools/docs/parts/{part}. Change those. -->\n"
 _FIRST = ("Example", "Options", "Guarantee", "Types", "Rights")
 _READERS = {
@@ -70,9 +70,9 @@ def _read_sections(path: Path) -> tuple[str, dict[str, str]]:
 
 def _guarantee(part: str, kind: str) -> str:
     if part == "sinks":
-        rows = _sink_rows(registry.sink_class_of(kind).capabilities)
-    elif part == "sources" and (source := registry.source_class_of(kind)):
-        rows = _source_rows(source)
+        rows = _sink_rows(sink_entries()[kind].capabilities)
+    elif part == "sources" and (entry := source_entries().get(kind)):
+        rows = _source_rows(entry.capabilities)
     else:
         return ""
     return "| | |\n|---|---|\n" + "".join(f"| {what} | {text} |\n" for what, text in rows)
@@ -98,8 +98,7 @@ def _sink_rows(capabilities: SinkCapabilities) -> Iterator[tuple[str, str]]:
     yield "Changes are counted", counts if capabilities.counts_changes else "as rows only; the check `row_count_matches` does not apply"
 
 
-def _source_rows(source: type[BoundedSource | UnboundedSource]) -> Iterator[tuple[str, str]]:
-    capabilities: SourceCapabilities = source.capabilities
+def _source_rows(capabilities: SourceCapabilities) -> Iterator[tuple[str, str]]:
     yield "Kind", "bounded: history" if capabilities.bounded else "unbounded: a stream"
     if capabilities.bounded:
         yield (
@@ -142,14 +141,14 @@ def _first_line(model: type[BaseModel]) -> str:
 
 def _promise(part: str, kind: str) -> str:
     if part == "sinks":
-        return str(registry.sink_class_of(kind).capabilities.delivery).replace("_", " ")
+        return str(sink_entries()[kind].capabilities.delivery).replace("_", " ")
     if part == "transforms":
         return "per row; a replay gives the same rows"
-    if (found := registry.source_class_of(kind)) is None:
+    if (entry := source_entries().get(kind)) is None:
         return "that of its phases, with an exact handoff"
-    if not found.capabilities.bounded:
+    if not entry.capabilities.bounded:
         return "the same range gives the same rows"
-    return "a snapshot" if found.capabilities.stable_snapshot else "no snapshot"
+    return "a snapshot" if entry.capabilities.stable_snapshot else "no snapshot"
 
 
 def _not_yet() -> str:

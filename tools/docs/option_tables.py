@@ -68,9 +68,11 @@ def _type(key: str, field: FieldInfo) -> str:
 
 def _nested_tables(fields: Mapping[str, FieldInfo], level: int) -> Iterator[str]:
     for key, field in fields.items():
-        for model in _nested_models(field.annotation) if key not in _ELSEWHERE else ():
-            yield f"{'#' * level} `{key}`\n\n{summary(model)}\n"
-            yield from tables(model, level + 1)
+        models = list(_nested_models(field.annotation)) if key not in _ELSEWHERE else []
+        for found in models:
+            kind = f" of `{get_args(found.model_fields['source_type'].annotation)[0]}`" if len(models) > 1 else ""
+            yield f"{'#' * level} `{key}`{kind}\n\n{summary(found)}\n"
+            yield from tables(found, level + 1)
 
 
 def _cell(text: str) -> str:

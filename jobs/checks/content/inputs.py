@@ -62,7 +62,7 @@ def unfiltered(model: PipelineModel, settings: Settings, contents: Callable[[str
         nodes[name] = node
         if keyed and getattr(node, "unbounded_source", None) is not None:
             nodes[name] = node.model_copy(update={"unbounded_source": node.unbounded_source.model_copy(update={"filter": None})})
-        elif keyed and node.type == "kafka":
+        elif keyed and node.is_unbounded and hasattr(node, "filter"):
             nodes[name] = node.model_copy(update={"filter": None})
     found = create_pipeline_sources(nodes, settings)
     for source in found.values():

@@ -22,12 +22,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
-from headrace.connectors.clickhouse import ClickHouseTable, client, reader
+from headrace.connectors.clickhouse import client, reader
 from headrace.connectors.clickhouse import snapshot as pin
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import expressions
+from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
-from headrace.pipeline.model.nodes import ClickHouseSourceConfig, OffsetTable
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 
 NO_SPARK: Any = None
@@ -284,8 +286,8 @@ def test_killed_while_pinning(server: Server, step: str) -> None:
     body = half if step == "_build" else f"def _rename(*given):\n    {kill}\n"
     token = f"killed{step}"
     script = (
-        "import os\nfrom headrace.connectors.clickhouse import ClickHouseTable; from headrace.connectors.clickhouse import snapshot as pin\n"
-        "from headrace.pipeline.model.nodes import ClickHouseSourceConfig\nfrom headrace.pipeline.config.settings import Settings\n"
+        "import os\nfrom headrace.connectors.clickhouse.source import ClickHouseTable; from headrace.connectors.clickhouse import snapshot as pin\n"
+        "from headrace.connectors.clickhouse.config import ClickHouseSourceConfig\nfrom headrace.pipeline.config.settings import Settings\n"
         f"{body}pin.{step} = {step}\n"
         f"ClickHouseTable(ClickHouseSourceConfig(table_name='{table}'), Settings()).create_snapshot(None, '{token}')\n"
     )

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.connectors import registry
 from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, HistoryPartition, Snapshot
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import PipelineStateError, TargetError
+from headrace.pipeline.model.connectors import source_entries
 from headrace.services import Services
 
 WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld)}
@@ -72,8 +72,9 @@ def content(world: SourceWorld, source: Any, fixed: Any, pieces: Any) -> list[tu
 
 
 def test_every_registered_source_is_here() -> None:
-    assert set(WORLDS) == {*registry._BOUNDED, *registry._UNBOUNDED}
-    assert {kind for kind, one in WORLDS.items() if one.bounded} == set(registry._BOUNDED)
+    assert {kind: one.bounded for kind, one in WORLDS.items()} == {
+        kind: entry.capabilities.bounded for kind, entry in source_entries().items()
+    }
 
 
 def test_describe_opens_nothing_and_tells_no_secret(world: SourceWorld) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.clickhouse import ClickHouseTable
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
+from headrace.connectors.clickhouse.source import ClickHouseTable
 from headrace.jobs.planning.clickhouse_sql import translate
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
-from headrace.pipeline.model.nodes import ClickHouseSourceConfig
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from headrace.connectors import registry
 from headrace.connectors.base import OP, POS, POS_TYPE, Delivery, EpochFrame, Sink, SinkContext
 from headrace.connectors.console import BlackholeSink, PrintSink
+from headrace.connectors.console_config import BlackholeSinkConfig, PrintSinkConfig
 from headrace.pipeline.config.settings import Settings
-from headrace.pipeline.model import nodes
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey, WriteCounts
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
@@ -24,7 +24,7 @@ PLAN = EpochPlan(1, Phase.LIVE, {"s": 0}, {"s": 1}, "hash", datetime.now(UTC))
 
 
 def context(kind: str, **more: Any) -> SinkContext:
-    node = {"print": nodes.PrintSinkConfig, "blackhole": nodes.BlackholeSinkConfig}[kind].model_validate({"from": "x", **more})
+    node = {"print": PrintSinkConfig, "blackhole": BlackholeSinkConfig}[kind].model_validate({"from": "x", **more})
     return SinkContext(KEY, node, Settings(), SCHEMA)
 
 

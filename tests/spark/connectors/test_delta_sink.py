@@ -25,13 +25,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors.base import OP, POS, POS_TYPE, EpochFrame, SinkContext
-from headrace.connectors.delta import DeltaTableSink
+from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.connectors.delta.errors import explain
+from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.delta.table import create
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, SchemaError, SinkStateError, TargetError, TransientError
-from headrace.pipeline.model.nodes import DeltaSinkConfig
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 

@@ -17,13 +17,16 @@ from pyspark.sql import SparkSession
 
 from headrace.connectors import registry, splitting
 from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
-from headrace.connectors.files import Files, listing
+from headrace.connectors.files import listing
 from headrace.connectors.files import schema as shape
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.files.source import Files
 from headrace.connectors.row_errors import explain_failure
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, PipelineFileError, PipelineStateError, SchemaError, TargetError
 from headrace.pipeline.file.loader import from_compiled, parse_pipeline
-from headrace.pipeline.model.nodes import FileSourceConfig, HybridSourceConfig, OffsetTable
+from headrace.pipeline.model.hybrid import HybridSourceConfig
+from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
 

@@ -21,9 +21,10 @@ from helpers.lakehouse_tables import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 
 from headrace.connectors.base import OP, POS, SinkContext
-from headrace.connectors.iceberg import IcebergTableSink
 from headrace.connectors.iceberg.catalog import WarehouseTable as Catalog
+from headrace.connectors.iceberg.config import IcebergSinkConfig
 from headrace.connectors.iceberg.metadata import IcebergMetadata
+from headrace.connectors.iceberg.sink import IcebergTableSink
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     DataError,
@@ -35,7 +36,6 @@ from headrace.pipeline.errors import (
     TargetError,
     TransientError,
 )
-from headrace.pipeline.model.nodes import IcebergSinkConfig
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
 

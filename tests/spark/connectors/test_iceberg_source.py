@@ -15,10 +15,11 @@ from py4j.protocol import Py4JJavaError
 
 from headrace.connectors import splitting
 from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
-from headrace.connectors.iceberg import IcebergTable
+from headrace.connectors.iceberg.config import IcebergSourceConfig
+from headrace.connectors.iceberg.source import IcebergTable
 from headrace.pipeline.config.settings import IcebergSettings, Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
-from headrace.pipeline.model.nodes import IcebergSourceConfig, OffsetTable
+from headrace.pipeline.model.sources import OffsetTable
 
 MERGE_ON_READ = "TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')"
 

@@ -7,18 +7,16 @@ from typing import Any
 
 import pytest
 
+from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
+from headrace.connectors.files.config import FileSourceConfig
+from headrace.connectors.iceberg.config import IcebergSourceConfig
+from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.pipeline.file.changes import FileChanges, file_changes
 from headrace.pipeline.file.loader import PipelineFile, parse_pipeline
-from headrace.pipeline.model.nodes import (
-    ClickHouseSourceConfig,
-    FileSourceConfig,
-    HybridSourceConfig,
-    IcebergSourceConfig,
-    KafkaSourceConfig,
-)
+from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, content_ref
-from headrace.pipeline.protocol.source_identity import FIXED, source_identity
+from headrace.pipeline.protocol.source_identity import source_identity
 
 TABLE = """
 name: orders
@@ -325,7 +323,7 @@ class TestSources:
         for kind in (ClickHouseSourceConfig, IcebergSourceConfig, FileSourceConfig, KafkaSourceConfig, HybridSourceConfig):
             name = kind.model_fields["type"].default
             keys = {field.alias or key for key, field in kind.model_fields.items()} - shared
-            assert keys == FIXED[name] | may_change[name]
+            assert keys == kind.identity_keys | may_change[name]
 
 
 class TestSinks:

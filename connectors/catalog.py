@@ -1,0 +1,102 @@
+"""The catalog of built-in connectors: one entry per `type` of a pipeline file.
+
+The entry and the connector's package are the two places of a connector. Importing this module imports no connector.
+The order is that of lists in messages and in the docs.
+"""
+
+from __future__ import annotations
+
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
+from headrace.pipeline.model.connectors import Connector, SinkEntry, SourceEntry
+
+_PACKAGE = "headrace.connectors"
+
+_TRANSACTIONAL = {
+    "delivery": Delivery.EXACTLY_ONCE,
+    "upsert": True,
+    "delete": True,
+    "visibility": Visibility.EPOCH,
+    "creates_target": True,
+    "fences": True,
+    "counts_changes": True,
+    "versions": True,
+}
+_STATELESS = SinkCapabilities(
+    delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, creates_target=True, without_spark=True
+)
+
+CONNECTORS: tuple[Connector, ...] = (
+    Connector(
+        "postgres",
+        extra="postgres",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.postgres.config:PostgresSinkConfig",
+            implementation=f"{_PACKAGE}.postgres.sink:PostgresSink",
+            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True, direct=True, without_spark=True),
+        ),
+    ),
+    Connector(
+        "delta",
+        extra="delta",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.delta.config:DeltaSinkConfig",
+            implementation=f"{_PACKAGE}.delta.sink:DeltaTableSink",
+            capabilities=SinkCapabilities(**_TRANSACTIONAL, can_truncate=True),
+        ),
+    ),
+    Connector(
+        "clickhouse",
+        extra="clickhouse",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.clickhouse.config:ClickHouseSourceConfig",
+            implementation=f"{_PACKAGE}.clickhouse.source:ClickHouseTable",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True, direct=True, without_spark=True),
+        ),
+    ),
+    Connector(
+        "iceberg",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.iceberg.config:IcebergSourceConfig",
+            implementation=f"{_PACKAGE}.iceberg.source:IcebergTable",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+        ),
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.iceberg.config:IcebergSinkConfig",
+            implementation=f"{_PACKAGE}.iceberg.sink:IcebergTableSink",
+            capabilities=SinkCapabilities(**_TRANSACTIONAL),
+        ),
+    ),
+    Connector(
+        "file",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.files.config:FileSourceConfig",
+            implementation=f"{_PACKAGE}.files.source:Files",
+            capabilities=SourceCapabilities(bounded=True, stable_snapshot=True),
+        ),
+    ),
+    Connector(
+        "kafka",
+        extra="kafka",
+        source=SourceEntry(
+            config=f"{_PACKAGE}.kafka.config:KafkaSourceConfig",
+            implementation=f"{_PACKAGE}.kafka.source:KafkaStream",
+            capabilities=SourceCapabilities(bounded=False, job_mode=False, without_spark=True),
+        ),
+    ),
+    Connector(
+        "print",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.console_config:PrintSinkConfig",
+            implementation=f"{_PACKAGE}.console:PrintSink",
+            capabilities=_STATELESS,
+        ),
+    ),
+    Connector(
+        "blackhole",
+        sink=SinkEntry(
+            config=f"{_PACKAGE}.console_config:BlackholeSinkConfig",
+            implementation=f"{_PACKAGE}.console:BlackholeSink",
+            capabilities=_STATELESS,
+        ),
+    ),
+)

@@ -1,0 +1,55 @@
+"""The `file` source of a pipeline file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from headrace.pipeline.compat import streamling
+from headrace.pipeline.model.base import PARALLELISM
+from headrace.pipeline.model.sources import SourceConfig
+from headrace.pipeline.model.strict import Columns
+
+_FORMATS = {"ndjson": "json", "jsonl": "json"}
+
+
+def _format(value: object) -> object:
+    return _FORMATS.get(value, value) if isinstance(value, str) else value
+
+
+def _mode(value: object) -> object:
+    """Accept `bounded` and `{type: bounded}`. Raise ValueError for other modes."""
+    if not isinstance(value, dict) or value == {"type": "bounded"}:
+        return "bounded" if isinstance(value, dict) else value
+    instead = streamling.VALUES["mode", "continuous"]
+    msg = f"only `bounded` is available yet; {instead[:1].lower()}{instead[1:].rstrip('.')}"
+    raise ValueError(msg)
+
+
+FileFormat = Annotated[Literal["parquet", "csv", "json"], BeforeValidator(_format)]
+
+
+class FileSourceConfig(SourceConfig):
+    """Files of one format, read once: pinned by size and time of change, split by file or parquet row group."""
+
+    identity_keys: ClassVar[frozenset[str]] = frozenset({"path", "format", "mode", "schema", "filter", "header", "delimiter", "null_value"})
+    metric_labels: ClassVar[tuple[str, ...]] = ("path",)
+    phase_constants: ClassVar[Mapping[str, Any]] = {"mode": "bounded", "parallelism": None}
+
+    type: Literal["file"] = "file"
+    path: str = Field(description="A file, a folder that is read with all below it, or a pattern such as /data/*.csv; local.")
+    format: FileFormat = Field(description="parquet, csv, or json with one object per line (also ndjson, jsonl).")
+    mode: Annotated[Literal["bounded"], BeforeValidator(_mode)] = Field(
+        description="`bounded`: the files that are there at the first start. Files that come later are not watched for yet."
+    )
+    schema_: dict[str, str] = Field(
+        default_factory=dict, alias="schema", description="Column names and types; needed for csv and json, a check for parquet."
+    )
+    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
+    header: bool = Field(default=True, description="csv: whether the first line of each file names its columns.")
+    delimiter: str = Field(default=",", description="csv: one character.")
+    null_value: str = Field(default="", description="csv: the unquoted field that means null.")
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)

@@ -1,0 +1,58 @@
+"""What a connector can do. The planner, the checks, the docs and the shared test suite read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Delivery(StrEnum):
+    """What a sink can promise for its own target."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+
+
+class Visibility(StrEnum):
+    """The smallest whole that a reader of the target sees."""
+
+    EPOCH = "epoch"
+    SPLIT = "split"
+    PARTITION = "partition"
+    ROW = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkCapabilities:
+    """What a sink can do."""
+
+    delivery: Delivery
+    upsert: bool = False
+    delete: bool = False
+    visibility: Visibility = Visibility.ROW
+    creates_target: bool = False
+    fences: bool = False
+    """Compares generations in its atomic act. Where not, a newcomer also waits out lease plus commit timeout."""
+    counts_changes: bool = False
+    """Knows how many rows were inserted, updated and deleted."""
+    can_truncate: bool = False
+    """Can remove all rows of its target (`Sink.truncate`)."""
+    direct: bool = False
+    """Takes Arrow from a task without Spark's rows in between (`DirectSink`)."""
+    without_spark: bool = False
+    """`validate_target` needs no session; None will do."""
+    versions: bool = False
+    """Keeps the row with the highest `version_column` of its node, see `connectors.versions`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCapabilities:
+    """What a source can do."""
+
+    bounded: bool
+    stable_snapshot: bool = False
+    """`create_snapshot` gives a snapshot that stays the same while the source is written to."""
+    direct: bool = False
+    job_mode: bool = True
+    without_spark: bool = False
+    """`schema`, `describe_snapshot` and `splits` need no session; None will do."""

@@ -1,0 +1,50 @@
+"""What sink nodes share, and what a type of sink answers about its nodes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from headrace.pipeline.model.base import FLUSH, PARALLELISM, VERSION_COLUMN, NodeConfig
+from headrace.pipeline.model.capabilities import SinkCapabilities
+from headrace.pipeline.model.connectors import sink_entries
+from headrace.pipeline.model.run_options import Duration
+
+
+class SinkConfig(NodeConfig):
+    """What all sinks share. The class variables are the answers of a type; no list of types has them."""
+
+    target_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of the file that name the target: they cannot change, and no two sinks of a file have the same."""
+    upserts_by_key: ClassVar[bool] = False
+    """Whether the sink upserts and deletes with a primary key, and can only append without one."""
+    metric_labels: ClassVar[tuple[str, ...]] = ()
+    """Labels that the metrics of a node carry by themselves."""
+
+    from_: str = Field(alias="from", description="The node whose rows are written.")
+    delivery: Literal["exactly_once", "at_least_once"] | None = Field(
+        default=None,
+        description="What the sink can keep if not given. A weaker guarantee than exactly once must be asked for, where the file needs one.",
+    )
+    share: bool = Field(
+        default=False,
+        description="Lets another pipeline write the same target, if its sink sets this too. Checks that count rows do not apply then.",
+    )
+    batch_size: PositiveInt | None = Field(default=None, description=FLUSH)
+    batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
+    parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)
+    deduplicate: bool = Field(default=True, description="Taken for Streamling's files; the last row of a key always wins.")
+
+    @property
+    def capabilities(self) -> SinkCapabilities:
+        """What the connector's sink can do."""
+        return sink_entries()[str(getattr(self, "type", ""))].capabilities
+
+
+class KeyedSinkConfig(SinkConfig):
+    """What sinks share that keep one row for each key."""
+
+    upserts_by_key: ClassVar[bool] = True
+
+    version_column: str | None = Field(default=None, description=VERSION_COLUMN)
