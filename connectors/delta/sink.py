@@ -21,10 +21,11 @@ from headrace.connectors.delta.errors import explain, is_duplicate_transaction
 from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import DeltaCommit, TableLog, decode_commit_metadata, encode_commit_metadata, first_step
+from headrace.connectors.fencing import check_generation, fenced
 from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
-from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TransientError, UserError
+from headrace.pipeline.errors import InternalError, SinkStateError, TransientError, UserError
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
@@ -77,8 +78,7 @@ class DeltaTableSink(Sink):
         check_columns(sink, session, self._path, schema, key)
         self._generation = generation
         held = self._read_newest_commit()
-        if held is not None and held.generation > generation:
-            raise self._fenced(held)
+        self._check_generation(held)
         if held is None or held.generation < generation:
             record = held.record if held else None
             self._commit_empty(first_step(generation), record)
@@ -245,8 +245,7 @@ class DeltaTableSink(Sink):
         if held is None or held.generation < self._generation:
             msg = f"the Delta table `{self._path}` was replaced after it was prepared"
             raise SinkStateError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._context.key.sink)
-        if held.generation > self._generation:
-            raise self._fenced(held)
+        self._check_generation(held)
         return held
 
     def _write_rows(self, frame: EpochFrame, txn: int, metadata: str) -> None:
@@ -301,8 +300,7 @@ class DeltaTableSink(Sink):
         held = self._read_newest_commit()
         if held is not None and held.txn == txn:
             return held
-        if held is not None and held.generation > self._generation:
-            raise self._fenced(held)
+        self._check_generation(held)
         msg = f"Delta did not commit step {txn} to `{self._path}`; the newest one is {held and held.txn}"
         raise InternalError(msg, node=self._context.key.sink)
 
@@ -310,16 +308,17 @@ class DeltaTableSink(Sink):
         session, _ = self._open()
         return session.read.format("delta").option("versionAsOf", version).load(self._path).count()
 
-    def _fenced(self, held: DeltaCommit) -> FencedError:
-        msg = f"generation {held.generation} has taken the Delta table `{self._path}` over; this process is generation {self._generation}"
-        return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._context.key.sink)
+    def _check_generation(self, held: DeltaCommit | None) -> None:
+        """Raise FencedError if a newer generation has written the table."""
+        found = held.generation if held else None
+        check_generation(found, self._generation, target=self._what, sink=self._context.key.sink)
 
     def _explain(self, error: Exception) -> Exception:
         """Return the Headrace error of a failed write, or the error itself if there is none."""
         if is_duplicate_transaction(error):
             held = self._read_newest_commit()
             if held is not None and held.generation > self._generation:
-                return self._fenced(held)
+                return fenced(held.generation, self._generation, target=self._what, sink=self._context.key.sink)
         return explain(error, self._path, self._context.key.sink)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.base import EpochFrame, Sink, SinkCapabilities, SinkContext
 from headrace.connectors.content import TargetContent
+from headrace.connectors.fencing import check_generation
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
@@ -26,7 +27,7 @@ from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
 from headrace.connectors.row_errors import explain_failure
-from headrace.pipeline.errors import FencedError, InternalError, SinkStateError, TargetError, TransientError
+from headrace.pipeline.errors import InternalError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
@@ -76,8 +77,7 @@ class IcebergTableSink(Sink):
                 state.start()
                 continue
             held = state.sink_state()
-            if held is not None and held.generation > generation:
-                raise self._fenced(held)
+            self._check_generation(held)
             fence = replace(held or IcebergSinkState(generation, None, 0, None), generation=generation, share=self._context.owner.share)
             if state.commit_if_unchanged(held=fence, drop=tuple(state.branches(self._branches))):
                 return
@@ -213,8 +213,7 @@ class IcebergTableSink(Sink):
     def _mine(self, state: IcebergMetadata) -> IcebergSinkState:
         """Return this sink's state if this generation may write."""
         held = state.sink_state()
-        if held is not None and held.generation > self._generation:
-            raise self._fenced(held)
+        self._check_generation(held)
         if held is None or held.generation < self._generation:
             msg = f"the Iceberg table `{self._table.name}` was replaced after it was prepared"
             raise SinkStateError(msg, hint="Use `headrace replay --from` or `accept-target`.", node=self._name)
@@ -289,9 +288,10 @@ class IcebergTableSink(Sink):
 
     # --- errors
 
-    def _fenced(self, held: IcebergSinkState) -> FencedError:
-        msg = f"generation {held.generation} has taken the Iceberg table `{self._table.name}` over; this process is generation {self._generation}"
-        return FencedError(msg, hint="Another run of this pipeline holds the lane; this one stops.", node=self._name)
+    def _check_generation(self, held: IcebergSinkState | None) -> None:
+        """Raise FencedError if a newer generation has the table."""
+        found = held.generation if held else None
+        check_generation(found, self._generation, target=f"the Iceberg table `{self._table.name}`", sink=self._name)
 
     def _busy(self) -> TransientError:
         return TransientError(f"others write to the Iceberg table `{self._table.name}` without pause", node=self._name)

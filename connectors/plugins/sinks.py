@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from headrace.connectors.base import OP, POS, Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
+from headrace.connectors.fencing import check_generation, fenced
 from headrace.connectors.keys import canonical
 from headrace.connectors.plugins.pickling import contract_error
-from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, PipelineStateError, TransientError
+from headrace.pipeline.errors import DataError, GuaranteeError, PipelineStateError, TransientError
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
@@ -201,9 +202,7 @@ class TransactionalSink(_DriverSink):
         return counts
 
     def _refuse_newer(self, held: Json | None, generation: int) -> None:
-        if held is not None and held["generation"] > generation:
-            msg = f"the target belongs to generation {held['generation']}, and this run is generation {generation}"
-            raise FencedError(msg)
+        check_generation(held["generation"] if held else None, generation, target="the target", sink=self._context.key.sink)
 
     def _swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> None:
         swapped = self.compare_and_swap(expected, note, rows)
@@ -211,9 +210,8 @@ class TransactionalSink(_DriverSink):
             what = f"`swap` returned {type(swapped).__name__}, and not True or False"
             raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
-            self._refuse_newer(self.load_note(), note["generation"])
-            msg = "the target's note was changed by another writer"
-            raise FencedError(msg)
+            now = self.load_note()
+            raise fenced(now["generation"] if now else None, note["generation"], target="the target", sink=self._context.key.sink)
 
 
 def in_order(frame: EpochFrame) -> pa.Table:

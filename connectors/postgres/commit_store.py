@@ -13,8 +13,9 @@ from typing import NoReturn
 
 from psycopg import sql
 
+from headrace.connectors.fencing import fenced
 from headrace.connectors.postgres.session import Session, trusted
-from headrace.pipeline.errors import FencedError, SinkStateError
+from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, WriteCounts
 
@@ -237,9 +238,7 @@ class RecordStore:
 
     def _fenced(self, session: Session, generation: int) -> NoReturn:
         rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
-        newer = rows[0][0] if rows else "none"
-        msg = f"generation {generation} is not the one that holds {self.target}: the row there says {newer}"
-        raise FencedError(msg, node=self.node, hint="Another run has taken the lane over; this one stops.")
+        raise fenced(rows[0][0] if rows else None, generation, target=self.target, sink=self.node)
 
 
 def _speaks_of(record: CommitRecord, plan: EpochPlan) -> bool:
