@@ -10,9 +10,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
-from headrace.connectors.base import OP, EpochFrame, Sink, SinkCapabilities, SinkContext
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.sink_base import Sink, SinkContext
+from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     import pyarrow as pa

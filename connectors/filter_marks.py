@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import POS
 from headrace.pipeline.sql.filter_marking import FAILED, conditions_for_good
+from headrace.pipeline.sql.system_columns import POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

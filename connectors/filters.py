@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HandoffFilter, HistoryPartition
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

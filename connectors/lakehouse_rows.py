@@ -11,12 +11,13 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP, POS, EpochFrame
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical, canonical_frame
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.versions import ENDED, winners, winners_frame
 from headrace.pipeline.errors import DataError
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HistoryPartition, UnpartitionedRows
 from headrace.connectors.filters import quote_identifier, select_columns
 from headrace.pipeline.model.sources import OffsetTable
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from headrace.connectors.base import BoundedSource, Sink, SinkContext, UnboundedSource
 from headrace.connectors.plugins.contract_checks import create_checked
+from headrace.connectors.sink_base import Sink, SinkContext
+from headrace.connectors.source_base import BoundedSource, UnboundedSource
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities, SourceCapabilities

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
 from headrace.pipeline.errors import DataError
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,36 +8,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.connectors.base import (
-        OP,
-        POS,
-        BoundedSource,
-        Delivery,
-        EpochFrame,
-        ReadLimits,
-        Sink,
-        SinkCapabilities,
-        SinkContext,
-        Snapshot,
-        SourceCapabilities,
-        UnboundedSource,
-        Visibility,
-    )
+    from headrace.connectors.frame import EpochFrame
     from headrace.connectors.plugins.sinks import ArrowSink, TransactionalSink
     from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
+    from headrace.connectors.sink_base import Sink, SinkContext
+    from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
     from headrace.jobs.sources.side_outputs import SideOutput
     from headrace.jobs.transforms.base import RowTransform, TransformContext
     from headrace.jobs.transforms.plugin import ArrowTransform, fan_out
     from headrace.pipeline.errors import DataError, FencedError, HeadraceError, TargetError, TransientError, UserError
+    from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
     from headrace.pipeline.plugins.api import Options, Plugin
     from headrace.pipeline.plugins.runtime import PluginContext
     from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, WriteCounts
+    from headrace.pipeline.sql.system_columns import OP, POS
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "connectors.base": "OP POS BoundedSource Delivery EpochFrame ReadLimits Sink SinkCapabilities SinkContext Snapshot SourceCapabilities"
-    " UnboundedSource Visibility",
+    "connectors.frame": "EpochFrame",
+    "connectors.sink_base": "Sink SinkContext",
+    "connectors.source_base": "BoundedSource ReadLimits Snapshot UnboundedSource",
+    "pipeline.model.capabilities": "Delivery SinkCapabilities SourceCapabilities Visibility",
+    "pipeline.sql.system_columns": "OP POS",
     "connectors.plugins.sinks": "ArrowSink TransactionalSink",
     "connectors.plugins.sources": "ArrowSource ArrowStream",
     "jobs.sources.side_outputs": "SideOutput",

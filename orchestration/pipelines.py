@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, Sink
+from headrace.connectors.sink_base import Sink
 from headrace.jobs.checks.content.scope import refusal
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.run.status import has_stream_work
@@ -19,6 +19,7 @@ from headrace.pipeline.config.settings import CONFIG_NAMES, Settings, load_setti
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.file.loader import PipelineFile, load_pipeline
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json

@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import SplitReader
 from headrace.connectors.clickhouse.client import arrow_settings, shared, translate_errors
 from headrace.connectors.clickhouse.key_ranges import SqlParameters, by_offset, has_topic_offset_sql, in_range, in_scope
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, quote
 from headrace.connectors.filters import LOWEST
+from headrace.connectors.source_base import SplitReader
 from headrace.connectors.spark_types import spark_schema
 from headrace.pipeline.config.settings import ClickHouseConnection
 from headrace.pipeline.errors import PipelineStateError, TransientError

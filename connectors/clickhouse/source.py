@@ -6,16 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.base import (
-    OP,
-    POS,
-    BoundedSource,
-    HandoffFilter,
-    HistoryPartition,
-    Snapshot,
-    SourceCapabilities,
-    UnpartitionedRows,
-)
 from headrace.connectors.clickhouse import offsets, reader
 from headrace.connectors.clickhouse import snapshot as pin
 from headrace.connectors.clickhouse.client import connect, translate_errors
@@ -24,12 +14,16 @@ from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import INSERTED, expressions
 from headrace.connectors.clickhouse.split_planner import SplitPlanner
 from headrace.connectors.clickhouse.types import ClickHouseColumn, arrow_schema, columns_of, quote
+from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import TableOffsets
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HandoffFilter, HistoryPartition, UnpartitionedRows
 from headrace.connectors.clickhouse.client import translate_errors
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import INSERTED, SortingKeyColumn, SqlParameters, expressions, in_range, in_scope, usable
@@ -17,6 +16,8 @@ from headrace.connectors.clickhouse.types import quote
 from headrace.connectors.splitting import SPLIT_BYTES
 from headrace.pipeline.errors import SchemaError, TargetError
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from headrace.connectors.base import HIDDEN
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.types.int256 import INT256, SPARK_DIGITS, UINT256, is_wide
 
 if TYPE_CHECKING:

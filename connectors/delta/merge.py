@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, EpochFrame
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import MergeSource
 from headrace.connectors.versions import ENDED
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import EpochFrame, Sink, SinkCapabilities, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.delta.claims import claim, end_claims, read_claims
 from headrace.connectors.delta.errors import explain, is_duplicate_transaction
@@ -22,10 +21,13 @@ from headrace.connectors.delta.merge import conf_for, merge
 from headrace.connectors.delta.table import check_columns, check_location, create
 from headrace.connectors.delta.transaction_log import DeltaCommit, TableLog, decode_commit_metadata, encode_commit_metadata, first_step
 from headrace.connectors.fencing import check_generation, fenced
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.errors import InternalError, SinkStateError, TransientError, UserError
+from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts

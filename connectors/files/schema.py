@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.base import HIDDEN
 from headrace.connectors.files import reader
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.listing import File
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import is_wide
 

@@ -10,16 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from headrace.connectors import offsets
-from headrace.connectors.base import (
-    OP,
-    POS,
-    BoundedSource,
-    HandoffFilter,
-    HistoryPartition,
-    Snapshot,
-    SourceCapabilities,
-    UnpartitionedRows,
-)
 from headrace.connectors.files import listing, reader, text_values
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.listing import File
@@ -27,13 +17,17 @@ from headrace.connectors.files.reader import FOLDER, GROUP, LINE, OFF, PART, Fil
 from headrace.connectors.files.schema import FileSchema, check_file, shape_of, unpack
 from headrace.connectors.filters import EVERYTHING, apply_filter, apply_scope, position_column, quote_identifier, scope_of, select_columns
 from headrace.connectors.kafka.json_decoder import checked, exact_text, parsed
+from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import is_full
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import TableOffsets
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import EpochFrame, Sink, SinkCapabilities, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.fencing import check_generation
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.metadata import IcebergMetadata, IcebergSinkState
 from headrace.connectors.iceberg.table import check_columns, check_warehouse, create
@@ -27,7 +27,9 @@ from headrace.connectors.lakehouse import find_committed_record
 from headrace.connectors.lakehouse_content import content_of
 from headrace.connectors.lakehouse_rows import build_merge_source, select_append_rows
 from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.errors import InternalError, SinkStateError, TargetError, TransientError
+from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts

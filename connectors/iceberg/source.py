@@ -6,17 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors import offsets
-from headrace.connectors.base import (
-    HIDDEN,
-    OP,
-    POS,
-    BoundedSource,
-    HandoffFilter,
-    HistoryPartition,
-    Snapshot,
-    SourceCapabilities,
-    UnpartitionedRows,
-)
 from headrace.connectors.filters import (
     EVERYTHING,
     apply_filter,
@@ -29,13 +18,17 @@ from headrace.connectors.filters import (
 )
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSourceConfig
+from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.connectors.splitting import PACKED, is_full
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, SchemaError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import TableOffsets
+from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, TableOffsets
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,11 +8,12 @@ import uuid
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, EpochFrame
 from headrace.connectors.filters import quote_identifier
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import MergeSource
 from headrace.connectors.versions import ENDED
 from headrace.pipeline.protocol.epochs import WriteCounts
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.row_errors import row_error
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import parse_type, spark_type
 from headrace.pipeline.types.int256 import MINUS_NOTHING, SPARK_DIGITS, SPELLED, WideInteger, is_wide, pattern
 

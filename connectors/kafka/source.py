@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.base import OP, POS, ReadLimits, SourceCapabilities, UnboundedSource
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.kafka.admin import Topic, TopicCluster
 from headrace.connectors.kafka.client_config import spark_options
@@ -23,15 +22,18 @@ from headrace.connectors.kafka.growth import TopicGrowth
 from headrace.connectors.kafka.json_decoder import JsonMessageDecoder, payload_schema
 from headrace.connectors.kafka.peek import MessagePeeker
 from headrace.connectors.kafka.sizes import SizeEstimator, fair_shares
+from headrace.connectors.source_base import ReadLimits, UnboundedSource
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import spark_schema
 from headrace.connectors.stall import Stall
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError, RetentionError, SchemaError, TargetError, UserError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.connectors import source_entries
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.table_offsets import Range
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     import pyarrow as pa

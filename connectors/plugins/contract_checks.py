@@ -9,14 +9,17 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import HIDDEN, BoundedSource, Sink, Snapshot, UnboundedSource, UnpartitionedRows
 from headrace.connectors.plugins.pickling import GUARDED, contract_error
 from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.sink_base import Sink
+from headrace.connectors.source_base import BoundedSource, Snapshot, UnboundedSource
 from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.plugins.discovery import InstalledPlugin
 from headrace.pipeline.plugins.runtime import plugin_error
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, WriteCounts
+from headrace.pipeline.protocol.partitions import UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import TableOffsets
+from headrace.pipeline.sql.system_columns import HIDDEN
 
 Check = Callable[[Any], str]
 Made = TypeVar("Made")

@@ -10,14 +10,17 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS, Delivery, EpochFrame, Sink, SinkCapabilities, SinkContext, Visibility
 from headrace.connectors.fencing import check_generation, fenced
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical
 from headrace.connectors.plugins.pickling import contract_error
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.errors import DataError, GuaranteeError, PipelineStateError, TransientError
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
+from headrace.pipeline.sql.system_columns import OP, POS
 
 BATCH_ROWS = 10_000
 

@@ -8,23 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.base import (
-    OP,
-    POS,
-    BoundedSource,
-    HandoffFilter,
-    HistoryPartition,
-    ReadLimits,
-    Snapshot,
-    SourceCapabilities,
-    UnboundedSource,
-)
 from headrace.connectors.filters import EVERYTHING, apply_scope, position_column, quote_identifier, scope_of
 from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
+from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
 from headrace.connectors.spark_types import spark_schema
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.postgres.nested import as_json
 from headrace.connectors.versions import refuse_unversioned
 from headrace.pipeline.errors import DataError, GuaranteeError, SchemaError
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.arrow import is_nested, postgres_type, spark_type
 from headrace.pipeline.types.int256 import is_wide, pattern
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import stamina
 from psycopg import sql
 
-from headrace.connectors.base import SplitReader
 from headrace.connectors.keys import canonical
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.convert import cast_to_schema, wire_schema
@@ -25,6 +24,7 @@ from headrace.connectors.postgres.markers import fill_marker, markers, set_marke
 from headrace.connectors.postgres.merge import OP, POSITION, StagingTable, create_stage, merge
 from headrace.connectors.postgres.session import Address, ControlConnection, Loader, LoadSession
 from headrace.connectors.postgres.small_batches import TEMPORARY
+from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import HeadraceError, SchemaError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import EpochPlan, Json, WriteCounts
 from headrace.pipeline.types.arrow import is_nested

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from psycopg import sql
 
-from headrace.connectors.base import EpochFrame, SinkContext, SplitReader
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical_frame
 from headrace.connectors.postgres.commit_store import RecordStore
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
@@ -23,6 +23,8 @@ from headrace.connectors.postgres.session import Address, ControlConnection, Loa
 from headrace.connectors.postgres.small_batches import write_table
 from headrace.connectors.postgres.staging import drop_staging_tables, find_stale_staging_tables, write_staged
 from headrace.connectors.postgres.target import check_target, prepare_target
+from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import InternalError, SchemaError, TransientError, UserError
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, WriteCounts

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headrace.connectors.base import DirectSink, EpochFrame, SinkCapabilities, SinkContext, SplitReader
 from headrace.connectors.content import TargetContent
-from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.frame import DRIVER_BYTES, EpochFrame
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
+from headrace.connectors.sink_base import DirectSink, SinkContext
+from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import UserError
+from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, WriteCounts

@@ -10,7 +10,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from headrace.connectors import registry
-from headrace.connectors.base import SinkContext
+from headrace.connectors.sink_base import SinkContext
 from headrace.demo.flights import KEY
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import InternalError

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, EpochFrame, Sink, SinkContext
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import FencedError, HeadraceError
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.model.plugins import PluginSinkConfig
 from headrace.pipeline.plugins.api import Plugin
 from headrace.pipeline.plugins.discovery import temporary_plugin

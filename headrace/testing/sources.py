@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, BoundedSource, ReadLimits, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, ReadLimits, UnboundedSource
 from headrace.pipeline.model.plugins import PluginSourceConfig
 from headrace.pipeline.plugins.api import Plugin
 from headrace.pipeline.plugins.discovery import temporary_plugin
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.testing.harness import Row, collect_rows, drop_system_columns, row_position, session, temporary_settings
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, Sink, SinkContext
 from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.ledger_proof import LedgerProof
 from headrace.jobs.checks.ledger_proof import verify_epochs as walk_epochs
 from headrace.jobs.planning.compiled_pipeline import node_types
@@ -22,6 +22,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineStateError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import CommitRecord, Json, Phase, SinkKey, digest
 from headrace.pipeline.protocol.ledger import Ledger, PipelineState

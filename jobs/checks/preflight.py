@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
-from headrace.connectors.base import BoundedSource, SinkContext, UnboundedSource
 from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.sink_base import SinkContext
+from headrace.connectors.source_base import BoundedSource, UnboundedSource
 from headrace.jobs.dynamic_tables.factory import value_tables
 from headrace.jobs.planning.column_checks import version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types

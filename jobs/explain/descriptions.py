@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, SinkCapabilities, Visibility
 from headrace.connectors.postgres.lookup_table import LookupTableColumns
 from headrace.jobs.explain.model import ExplainedTarget, Guarantee, Order, SourcePart
 from headrace.jobs.planning.load_path import LoadPath
@@ -15,6 +14,7 @@ from headrace.jobs.transforms.retractions import follows_updates, retractions_of
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol import positions

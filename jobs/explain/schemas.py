@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self, cast
 
 import pyarrow as pa
 
-from headrace.connectors.base import BoundedSource, HistoryPartition
+from headrace.connectors.source_base import BoundedSource
 from headrace.jobs.explain.model import HistorySplits, SplitSummary
 from headrace.jobs.planning.column_checks import missing_key, version_problems
 from headrace.jobs.planning.compiled_pipeline import node_types
@@ -24,6 +24,7 @@ from headrace.pipeline.errors import ServiceError, SettingsError, TransientError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol import positions
+from headrace.pipeline.protocol.partitions import HistoryPartition
 from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:

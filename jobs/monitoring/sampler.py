@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import POS
 from headrace.jobs.monitoring.json_values import json_value
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.jobs.transforms.retractions import without_marked
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.sql.system_columns import POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,10 +14,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import POS
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.model.telemetry import EventTime
+from headrace.pipeline.sql.system_columns import POS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation

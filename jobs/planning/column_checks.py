@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import OP
 from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model import graph
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.int256 import is_wide
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery, Sink, SinkContext
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.dynamic_tables.factory import EVENT, open_tables
 from headrace.jobs.dynamic_tables.memory import CommittedTables
 from headrace.jobs.planning.load_path import LoadPath, plan_load_paths
@@ -18,6 +18,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import PipelineFileError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord, SinkKey, WriteCounts
 from headrace.pipeline.protocol.ledger import Ledger

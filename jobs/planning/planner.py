@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, EpochFrame
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.spark_plan import refuse_relative_timestamps
 from headrace.connectors.spark_types import marked, spark_schema, wide_columns
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, EmptyLookup, ValueLookup, check_arguments, distinct_texts, register
@@ -37,6 +37,7 @@ from headrace.pipeline.protocol.epochs import EpochPlan
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import double_quoted
 from headrace.pipeline.sql.filter_marking import Marking
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS, POS_TYPE
 from headrace.pipeline.sql.types import WideColumns, apply_types, needs_types
 
 if TYPE_CHECKING:

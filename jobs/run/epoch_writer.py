@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import DirectSink, EpochFrame, Sink, SplitReader
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.sink_base import DirectSink, Sink
+from headrace.connectors.source_base import SplitReader
 from headrace.jobs.monitoring.monitor import NullMonitor
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.planning.planner import PipelinePlanner

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from headrace.connectors import registry
-from headrace.connectors.base import Delivery
 from headrace.connectors.ledger_factory import open_ledger
 from headrace.jobs.planning.compiled_pipeline import PipelineSink
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun
@@ -19,6 +18,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import GuaranteeError, PipelineStateError, UserError
 from headrace.pipeline.file.loader import PipelineFile
 from headrace.pipeline.model import graph
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Position
 from headrace.pipeline.protocol.ledger import Lease, Ledger, PipelineState, describe_launcher

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import HistoryPartition
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json, Phase, Position
+from headrace.pipeline.protocol.partitions import HistoryPartition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import BoundedSource, HandoffFilter, Snapshot, UnboundedSource
+from headrace.connectors.source_base import BoundedSource, Snapshot, UnboundedSource
 from headrace.pipeline.errors import GuaranteeError, RetentionError, TargetError
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import HandoffPosition, TableOffsets, find_handoff_position
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, HandoffPosition, TableOffsets, find_handoff_position
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

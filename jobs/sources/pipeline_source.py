@@ -9,19 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.connectors import registry
-from headrace.connectors.base import (
-    OP,
-    POS,
-    BoundedSource,
-    HandoffFilter,
-    HistoryPartition,
-    ReadLimits,
-    Snapshot,
-    SplitReader,
-    UnboundedSource,
-)
 from headrace.connectors.filters import quote_identifier
 from headrace.connectors.row_errors import row_error
+from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, SplitReader, UnboundedSource
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.sources.casts import Cast, cast_column, cast_of, spell_type
 from headrace.jobs.sources.handoff import Handoff
@@ -30,7 +20,9 @@ from headrace.pipeline.errors import HeadraceError, RetentionError, SchemaError,
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
+from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
 from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:

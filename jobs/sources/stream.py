@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.connectors.base import ReadLimits
+from headrace.connectors.source_base import ReadLimits
 from headrace.jobs.sources.backfill import EpochRange
 from headrace.jobs.sources.pipeline_source import PipelineSource
 from headrace.pipeline.protocol import positions

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HistoryPartition, Snapshot
+from headrace.connectors.source_base import Snapshot
 from headrace.jobs.sources.handoff import DEFAULT_LAG
 from headrace.pipeline.errors import GuaranteeError
 from headrace.pipeline.model.run_options import PartitionsConfig
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.partitions import history_end
+from headrace.pipeline.protocol.partitions import HistoryPartition, history_end
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HIDDEN
 from headrace.pipeline.functions import suggestable_names
 from headrace.pipeline.plugins.discovery import function_names
+from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.sql.unsupported import AGGREGATE
 from headrace.pipeline.suggestions import suggest_closest
 

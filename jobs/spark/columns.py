@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import HIDDEN
 from headrace.connectors.spark_types import arrow_schema
 from headrace.pipeline.errors import UserError
 from headrace.pipeline.sql.int256.types import type_of_wide
+from headrace.pipeline.sql.system_columns import HIDDEN
 from headrace.pipeline.sql.types import spark_type
 
 if TYPE_CHECKING:

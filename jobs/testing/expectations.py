@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP
 from headrace.jobs.testing.inputs import cast_rows, check_columns, check_operations
 from headrace.jobs.testing.sink_state import Row, keeps_operations
 from headrace.pipeline.errors import PipelineFileError, UserError
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows

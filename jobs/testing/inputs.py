@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.spark_types import POS_ARROW, arrow_schema, spark_schema
 from headrace.jobs.dynamic_tables.base import DynamicTableBackend, ValueLookup, texts
@@ -17,6 +16,7 @@ from headrace.jobs.testing.formatting import plain
 from headrace.pipeline.errors import DataError, PipelineFileError, UserError
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 from headrace.pipeline.suggestions import suggest_closest
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.testcases.rows import Rows

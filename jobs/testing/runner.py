@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
@@ -27,7 +26,7 @@ from headrace.pipeline.errors import DataError, HeadraceError, PipelineFileError
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
 from headrace.pipeline.sql.dynamic_tables import VALUE
-from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
 from headrace.pipeline.testcases.loader import Case
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headrace.connectors.base import OP
 from headrace.pipeline.errors import DataError, GuaranteeError
 from headrace.pipeline.model.graph import lacks_commit_record
+from headrace.pipeline.sql.system_columns import OP
 
 Row = dict[str, Any]
 

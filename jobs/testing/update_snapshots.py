@@ -18,7 +18,6 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
-from headrace.connectors.base import OP
 from headrace.jobs.testing.diff import NodeDifference, compare
 from headrace.jobs.testing.expectations import Expectation
 from headrace.jobs.testing.expectations import expectation as expected_of
@@ -28,6 +27,7 @@ from headrace.jobs.testing.runner import CaseOutcome
 from headrace.jobs.testing.sink_state import Row
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model.testcases import CaseConfig
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.testcases.loader import Case
 from headrace.pipeline.types.int256 import stored
 from headrace.pipeline.yaml.reader import read_tree

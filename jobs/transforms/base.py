@@ -39,7 +39,7 @@ class RowTransform(ABC):
     """One node of a compiled pipeline with one input. It is created once per planner and opens nothing.
 
     Its rows have the system columns `_gs_op` and `_gs_pos`. Several rows from one are numbered in
-    `_gs_pos.sub` (`connectors.base.FAN_OUT`), so that their order is the same in every run.
+    `_gs_pos.sub` (`system_columns.FAN_OUT`), so that their order is the same in every run.
     """
 
     def __init__(self, context: TransformContext) -> None:

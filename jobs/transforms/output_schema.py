@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.kafka.json_decoder import payload_schema
 from headrace.connectors.spark_types import POS_ARROW
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from headrace.pipeline.types.int256 import stored
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 from headrace.connectors.plugins.contract_checks import create_checked
 from headrace.connectors.plugins.pickling import PickledPlugin, contract_error
 from headrace.connectors.registry import plugin_context
@@ -17,6 +16,7 @@ from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.transforms.base import RowTransform, TransformContext
 from headrace.pipeline.errors import DataError
 from headrace.pipeline.plugins.runtime import PluginContext
+from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS
 from headrace.connectors.filters import quote_identifier
 from headrace.pipeline.errors import GuaranteeError, SchemaError
 from headrace.pipeline.file.loader import PipelineFile
@@ -17,7 +16,7 @@ from headrace.pipeline.lineage.retractions import Retractions, kept_columns, ret
 from headrace.pipeline.model import graph
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.sql.filter_marking import EMPTIED
-from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
+from headrace.pipeline.sql.system_columns import OP, ORDINALS_PER_NODE, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

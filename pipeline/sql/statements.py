@@ -99,7 +99,7 @@ def compile_statement(
 
     Args:
         text: in Spark's SQL, or the result of `parse`.
-        hidden: `connectors.base.HIDDEN`, or some of it.
+        hidden: `system_columns.HIDDEN`, or some of it.
         now: the epoch's planned time, which clocks return. A replay computes the same rows.
         rename: views by the names of nodes.
         node: the node of the statement, for errors.

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS, POS_TYPE, EpochFrame, Sink, SinkContext
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
 KEY = SinkKey("uuid-1", "flights", "main", "lake")

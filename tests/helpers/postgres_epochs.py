@@ -16,9 +16,10 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
-from headrace.connectors.base import EpochFrame, SinkContext
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.postgres.sink import PostgresSink
+from headrace.connectors.sink_base import SinkContext
 from headrace.pipeline.config.settings import PostgresConnection, Settings
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 

@@ -17,12 +17,14 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from headrace.connectors.base import BoundedSource, HandoffFilter, HistoryPartition, Snapshot, SourceCapabilities
 from headrace.connectors.kafka.admin import Topic
 from headrace.connectors.kafka.peek import MessageInfo
+from headrace.connectors.source_base import BoundedSource, Snapshot
 from headrace.pipeline.errors import InternalError
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import BLOCK, Block, Range, TableOffsets, table_offsets
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import BLOCK, Block, HandoffFilter, Range, TableOffsets, table_offsets
 
 Row = dict[str, Any]
 """A row with its payload, and with `_gs_op` and `_gs_pos` once a source has read it."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.connectors.base import HIDDEN
 from headrace.connectors.kafka.growth import TopicGrowth
 from headrace.connectors.kafka.sizes import SizeEstimator
 from headrace.connectors.kafka.source import KafkaStream
@@ -37,6 +36,7 @@ from headrace.pipeline.protocol.ledger import PipelineState
 from headrace.pipeline.protocol.table_offsets import Range
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.filter_marking import FAILED
+from headrace.pipeline.sql.system_columns import HIDDEN
 from helpers.model_fakes import Clock, Crash, Interrupt, MemoryStore, Probe, process_ledger
 from helpers.replication_fakes import Frame, Message, ModelPeeker, ModelTable, ModelTarget, Row, SqlEngine, TableServer, TopicServer
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
 from headrace.jobs.transforms.script.executor import Script
 from headrace.jobs.transforms.script.transform import script_of
 from headrace.pipeline.errors import FileLocation
 from headrace.pipeline.model.transforms import ScriptTransformConfig
+from headrace.pipeline.sql.system_columns import OP, POS
 
 Row = dict[str, Any]
 

@@ -19,13 +19,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, EpochFrame, Sink, SinkContext
 from headrace.connectors.delta.config import DeltaSinkConfig
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSinkConfig
 from headrace.connectors.postgres.config import PostgresSinkConfig
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
+from headrace.pipeline.sql.system_columns import OP, POS
 
 KEYED = pa.schema([("id", pa.int64()), ("name", pa.string())])
 POSITION_0 = {"src": {"stream": {"offsets": {"0": 0}}}}

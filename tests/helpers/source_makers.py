@@ -22,13 +22,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.connectors import registry, splitting
-from headrace.connectors.base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.iceberg.catalog import WarehouseTable
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.protocol.epochs import Json

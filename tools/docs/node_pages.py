@@ -10,9 +10,9 @@ from typing import Any, get_args
 import option_tables
 from pydantic import BaseModel
 
-from headrace.connectors.base import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.compat import streamling
 from headrace.pipeline.model import nodes
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
 from headrace.pipeline.model.connectors import sink_entries, source_entries
 from headrace.pipeline.model.telemetry import Telemetry
 from headrace.pipeline.validation.messages import PARTS

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from headrace.connectors import registry
-from headrace.connectors.base import Sink, SinkContext
 from headrace.connectors.content import TargetContent
 from headrace.connectors.frame import DRIVER_BYTES
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, compare
 from headrace.jobs.checks.content.expected import ExpectedRows, expected_at_sink, expected_by_key, passes_key, reads_the_clock
 from headrace.jobs.checks.content.inputs import SourceRows, SourceRowsReader, unfiltered

@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, POS
 from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW, SourceRows, stream_filter
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
@@ -19,7 +18,7 @@ from headrace.jobs.transforms.retractions import SinkBoundary, without_marked
 from headrace.pipeline.lineage.columns import lineage
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
-from headrace.pipeline.sql.system_columns import HIDDEN, ORDINALS_PER_NODE
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, ORDINALS_PER_NODE, POS
 from headrace.pipeline.types.arrow import spark_type
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headrace.connectors.base import OP, POS, HistoryPartition, Snapshot
+from headrace.connectors.source_base import Snapshot
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.checks.content.scope import AuditScope
 from headrace.jobs.sources.backfill import splits_by_phase
@@ -21,6 +21,8 @@ from headrace.pipeline.errors import HeadraceError
 from headrace.pipeline.model.nodes import PipelineModel
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import Json
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.sql.system_columns import OP, POS
 
 if TYPE_CHECKING:
     import pyarrow as pa

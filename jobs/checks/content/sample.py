@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.content import TargetContent
 from headrace.connectors.keys import canonical
 from headrace.jobs.checks.content.compare import ContentDifference, normal
@@ -22,7 +21,7 @@ from headrace.jobs.checks.content.tables import compare_tables, keys_of, last_ro
 from headrace.jobs.planning.planner import PipelinePlanner
 from headrace.pipeline.model import graph
 from headrace.pipeline.protocol.epochs import EpochPlan
-from headrace.pipeline.sql.system_columns import HIDDEN
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

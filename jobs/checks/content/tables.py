@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.keys import canonical
 from headrace.jobs.checks.content.compare import SHOWN, ContentDifference, describe_difference
 from headrace.jobs.checks.content.inputs import STREAM, TIER, WINDOW
+from headrace.pipeline.sql.system_columns import OP, POS
 
 pc: Any = pyarrow.compute
 """Its functions are made at import, so type checkers do not see them."""

@@ -21,7 +21,7 @@ import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.int256 import WideInteger, is_wide, pattern, plain_columns, plain_digits
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them

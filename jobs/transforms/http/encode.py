@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.connectors.base import OP
+from headrace.pipeline.sql.system_columns import OP
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -1,6 +1,6 @@
 """Matches rows of a response to rows of the request, for their positions.
 
-Every returned row gets its own sub-position (`connectors.base.FAN_OUT`), so that no two are equal and a
+Every returned row gets its own sub-position (`system_columns.FAN_OUT`), so that no two are equal and a
 replay of stored results has the same order. The position comes from this row of the request:
 
 1. one row per request: that row.
@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute
 from pyarrow import types as kinds
 
-from headrace.connectors.base import FAN_OUT
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.transforms.http.decode import AnswerError
+from headrace.pipeline.sql.system_columns import FAN_OUT
 
 pc: Any = pyarrow.compute  # its functions are made at run time, where no type checker sees them
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.row_errors import row_error
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.staging.pending_calls import PendingCall, waits_folder
@@ -22,6 +21,7 @@ from headrace.pipeline.errors import SchemaError
 from headrace.pipeline.model.handler import HandlerTransformConfig, override_types, redact_url
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

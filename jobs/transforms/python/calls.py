@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.pipeline.errors import DataError, SchemaError, UserError
+from headrace.pipeline.sql.system_columns import FAN_OUT, OP, POS
 from headrace.pipeline.types.int256 import is_wide, plain_columns, stored
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers

@@ -17,8 +17,8 @@ import pyarrow.compute
 import pyarrow.json as pj
 from pyarrow import types as kinds
 
-from headrace.connectors.base import OP
 from headrace.pipeline.errors import SchemaError
+from headrace.pipeline.sql.system_columns import OP
 from headrace.pipeline.types.arrow import is_binary
 from headrace.pipeline.types.int256 import WideInteger, digits, is_wide, plain_columns
 

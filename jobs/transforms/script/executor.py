@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-from headrace.connectors.base import FAN_OUT, OP, POS
 from headrace.jobs.transforms.script.arrow_json import ValueRefusedError, decoded, encoded
 from headrace.jobs.transforms.script.process import Program, ScriptLimits, ScriptProcess, StoppedError, borrow_process
 from headrace.pipeline.errors import DataError, FileLocation, HeadraceError, UserError
+from headrace.pipeline.sql.system_columns import FAN_OUT, OP, POS
 from headrace.pipeline.types.durations import spell_duration
 
 pc: Any = pyarrow.compute  # its functions are made at import, unseen by type checkers

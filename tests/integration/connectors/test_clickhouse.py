@@ -21,16 +21,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.clickhouse import client, reader
 from headrace.connectors.clickhouse import snapshot as pin
 from headrace.connectors.clickhouse.config import ClickHouseSourceConfig
 from headrace.connectors.clickhouse.key_ranges import expressions
 from headrace.connectors.clickhouse.source import ClickHouseTable
+from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import ClickHouseConnection, Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, TargetError, TransientError
 from headrace.pipeline.model.sources import OffsetTable
-from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, PartitionOffsets, TableOffsets
 
 NO_SPARK: Any = None
 """Planning and pinning need no session."""

@@ -13,11 +13,11 @@ import pytest
 from helpers.kafka_log import await_marker
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import ReadLimits
 from headrace.connectors.kafka.config import KafkaSourceConfig
 from headrace.connectors.kafka.growth import founding_moments
 from headrace.connectors.kafka.source import KafkaStream
 from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.source_base import ReadLimits
 from headrace.pipeline.config.settings import KafkaConnection, Settings
 from headrace.pipeline.errors import DataError, HeadraceError, RetentionError, SchemaError, TargetError, TransientError, UserError
 

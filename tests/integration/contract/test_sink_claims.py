@@ -10,7 +10,7 @@ import pytest
 from helpers.sink_makers import KEYED, SinkMaker, frame, plan, position, sink_maker
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import Sink
+from headrace.connectors.sink_base import Sink
 from headrace.pipeline.errors import FencedError, HeadraceError, SinkStateError
 from headrace.pipeline.protocol.claims import Claim
 from headrace.pipeline.protocol.epochs import CommitRecord

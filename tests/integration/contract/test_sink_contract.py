@@ -14,7 +14,7 @@ import pytest
 from helpers.sink_makers import KEYED, TYPES, VALUES, SinkMaker, frame, plan, position, sink_maker
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import Sink
+from headrace.connectors.sink_base import Sink
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 

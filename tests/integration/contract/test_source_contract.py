@@ -14,10 +14,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.connectors.base import HIDDEN, OP, POS, POS_TYPE, HistoryPartition, Snapshot
+from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import ClickHouseConnection, IcebergSettings, KafkaConnection, Settings
 from headrace.pipeline.errors import PipelineStateError, TargetError
 from headrace.pipeline.model.connectors import source_entries
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS, POS_TYPE
 from headrace.services import Services
 
 WORLDS = {one.kind: one for one in (ClickHouseWorld, FileWorld, IcebergWorld, KafkaWorld)}

@@ -18,7 +18,7 @@ from helpers.source_makers import ClickHouseWorld, FileWorld, IcebergWorld, Kafk
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.connectors.base import Snapshot
+from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.errors import DataError, SchemaError
 from headrace.services import Services
 

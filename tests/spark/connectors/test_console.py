@@ -12,11 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors import registry
-from headrace.connectors.base import OP, POS, POS_TYPE, Delivery, EpochFrame, Sink, SinkContext
 from headrace.connectors.console import BlackholeSink, PrintSink
 from headrace.connectors.console_config import BlackholeSinkConfig, PrintSinkConfig
+from headrace.connectors.frame import EpochFrame
+from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.config.settings import Settings
+from headrace.pipeline.model.capabilities import Delivery
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey, WriteCounts
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("raw", pa.binary())])
 KEY = SinkKey("uuid-1", "flights", "main", "screen")

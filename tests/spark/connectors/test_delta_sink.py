@@ -24,15 +24,17 @@ from helpers.lakehouse_tables import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.connectors.base import OP, POS, POS_TYPE, EpochFrame, SinkContext
 from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.connectors.delta.errors import explain
 from headrace.connectors.delta.sink import DeltaTableSink
 from headrace.connectors.delta.table import create
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.lakehouse_rows import DRIVER_ROWS, build_merge_source
+from headrace.connectors.sink_base import SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, FencedError, GuaranteeError, SchemaError, SinkStateError, TargetError, TransientError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 
 class Table(LakeTable):

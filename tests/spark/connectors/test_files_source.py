@@ -16,19 +16,20 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.connectors import registry, splitting
-from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.files import listing
 from headrace.connectors.files import schema as shape
 from headrace.connectors.files.config import FileSourceConfig
 from headrace.connectors.files.source import Files
 from headrace.connectors.row_errors import explain_failure
+from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, PipelineFileError, PipelineStateError, SchemaError, TargetError
 from headrace.pipeline.file.loader import from_compiled, parse_pipeline
 from headrace.pipeline.model.hybrid import HybridSourceConfig
 from headrace.pipeline.model.sources import OffsetTable
 from headrace.pipeline.protocol.epochs import Json
-from headrace.pipeline.protocol.table_offsets import PartitionOffsets, TableOffsets
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter, PartitionOffsets, TableOffsets
 
 
 def files(path: Path | str, kind: str = "parquet", **node: Any) -> Files:

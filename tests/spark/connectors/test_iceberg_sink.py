@@ -20,11 +20,11 @@ from helpers.checkout import ROOT
 from helpers.lakehouse_tables import KEY, SCHEMA, LakeTable, plan, position
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS, SinkContext
 from headrace.connectors.iceberg.catalog import WarehouseTable as Catalog
 from headrace.connectors.iceberg.config import IcebergSinkConfig
 from headrace.connectors.iceberg.metadata import IcebergMetadata
 from headrace.connectors.iceberg.sink import IcebergTableSink
+from headrace.connectors.sink_base import SinkContext
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import (
     DataError,
@@ -37,6 +37,7 @@ from headrace.pipeline.errors import (
     TransientError,
 )
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
+from headrace.pipeline.sql.system_columns import OP, POS
 
 
 class Table(LakeTable):

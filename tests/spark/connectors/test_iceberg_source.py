@@ -14,12 +14,14 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from headrace.connectors import splitting
-from headrace.connectors.base import HandoffFilter, HistoryPartition, Snapshot
 from headrace.connectors.iceberg.config import IcebergSourceConfig
 from headrace.connectors.iceberg.source import IcebergTable
+from headrace.connectors.source_base import Snapshot
 from headrace.pipeline.config.settings import IcebergSettings, Settings
 from headrace.pipeline.errors import PipelineStateError, SchemaError, SettingsError, TargetError
 from headrace.pipeline.model.sources import OffsetTable
+from headrace.pipeline.protocol.partitions import HistoryPartition
+from headrace.pipeline.protocol.table_offsets import HandoffFilter
 
 MERGE_ON_READ = "TBLPROPERTIES ('format-version' = '2', 'write.delete.mode' = 'merge-on-read')"
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.postgres_epochs import SCHEMA, Bench, plan
 from pyspark import cloudpickle
 
-from headrace.connectors.base import SplitReader
+from headrace.connectors.source_base import SplitReader
 from headrace.pipeline.errors import DataError, FencedError, SchemaError, SinkStateError, TransientError
 from headrace.pipeline.protocol.epochs import Phase, WriteCounts
 

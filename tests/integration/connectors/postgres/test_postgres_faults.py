@@ -21,7 +21,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import functions as f
 
 from headrace import services as local
-from headrace.connectors.base import EpochFrame
+from headrace.connectors.frame import EpochFrame
 from headrace.connectors.postgres import staging
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import FencedError, TransientError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import HIDDEN, OP, POS
 from headrace.pipeline.sql import statements
 from headrace.pipeline.sql.dialects.translation import DIALECTS
+from headrace.pipeline.sql.system_columns import HIDDEN, OP, POS
 
 ROW = f"""
 SELECT 7 AS i, 2 AS j, 7.5D AS f, -7.5D AS g, 'Ann Bee' AS name, 'a,b.c' AS csv, CAST(NULL AS STRING) AS nothing, array(10, 20, 30) AS xs,

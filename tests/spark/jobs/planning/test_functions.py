@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
@@ -21,6 +20,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 from headrace.pipeline.types.int256 import INT256, UINT256
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
 from headrace.jobs.spark.errors import as_headrace_error
@@ -18,6 +17,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import OP, POS
 from headrace.pipeline.types.int256 import UINT256
 
 SCHEMA = pa.schema(

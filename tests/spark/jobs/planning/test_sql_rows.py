@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import FAN_OUT, HIDDEN, OP, POS
 from headrace.jobs.spark.errors import as_headrace_error
 from headrace.pipeline.errors import DataError, HeadraceError
 from headrace.pipeline.sql import statements
+from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS
 
 Run = Callable[..., list[tuple[Any, ...]]]
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import POS_TYPE
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import arrow_schema, spark_schema
 from headrace.jobs.run.epoch_writer import EpochWriter
@@ -29,6 +28,7 @@ from headrace.pipeline.errors import PipelineStateError, SettingsError, SinkStat
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.coordinator import Pending
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import POS_TYPE
 from headrace.pipeline.types.int256 import UINT256
 
 UUID = "0a6c1d2e-0000-4000-8000-000000000001"

@@ -12,7 +12,6 @@ import pytest
 from helpers.web_server import Asked, Service, served
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import POS_TYPE
 from headrace.connectors.spark_types import spark_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
 from headrace.jobs.sources.pipeline_source import SourceBatch
@@ -22,6 +21,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import POS_TYPE
 from headrace.pipeline.types.int256 import UINT256
 
 FILE = """

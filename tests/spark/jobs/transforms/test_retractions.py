@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.connectors.base import OP, POS, POS_TYPE
 from headrace.connectors.filter_marks import mark_filtered_rows
 from headrace.connectors.spark_types import arrow_schema
 from headrace.jobs.planning.planner import FixedSchemaSource, PipelinePlanner
@@ -21,6 +20,7 @@ from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.errors import DataError, UserError
 from headrace.pipeline.file.loader import parse_pipeline
 from headrace.pipeline.protocol.epochs import EpochPlan, Phase
+from headrace.pipeline.sql.system_columns import OP, POS, POS_TYPE
 
 COLUMNS = "id bigint, v bigint, code string, xs array<int>"
 FILE = """

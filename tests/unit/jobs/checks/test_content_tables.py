@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.base import OP, POS
 from headrace.connectors.postgres.content import array_text
 from headrace.jobs.checks.content.inputs import BEFORE, HISTORY, STREAM, TIER, WINDOW
 from headrace.jobs.checks.content.tables import compare_tables, last_rows, rows_of_keys
+from headrace.pipeline.sql.system_columns import OP, POS
 
 PLACE = pa.struct([("source", pa.int32()), ("part", pa.int32()), ("off", pa.int64()), ("sub", pa.int32())])
 

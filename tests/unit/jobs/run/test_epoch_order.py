@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.base import EpochFrame
+from headrace.connectors.frame import EpochFrame
 from headrace.jobs.run.epoch_writer import EpochWriter
 from headrace.jobs.run.events import Event
 from headrace.jobs.run.pipeline_run import PipelineRun

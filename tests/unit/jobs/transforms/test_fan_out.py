@@ -7,8 +7,8 @@ import pytest
 from helpers.script_nodes import hidden
 
 from headrace import fan_out
-from headrace.connectors.base import FAN_OUT, POS
 from headrace.pipeline.errors import DataError
+from headrace.pipeline.sql.system_columns import FAN_OUT, POS
 
 
 def batch(sub: int = 0) -> pa.RecordBatch:

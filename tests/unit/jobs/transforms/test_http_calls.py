@@ -20,7 +20,6 @@ from helpers.web_server import Asked, served
 from helpers.web_server import Service as Web
 from pyspark.accumulators import Accumulator
 
-from headrace.connectors.base import FAN_OUT
 from headrace.connectors.row_errors import explain_failure
 from headrace.connectors.spark_types import POS_ARROW
 from headrace.jobs.staging.pending_calls import PendingCall, read_pending_calls
@@ -30,6 +29,7 @@ from headrace.jobs.transforms.http.circuit_breaker import Breaker
 from headrace.jobs.transforms.http.client import HandlerTask, Service
 from headrace.jobs.transforms.http.decode import ResponseDecoder
 from headrace.pipeline.errors import DataError, HeadraceError, TransientError, UserError
+from headrace.pipeline.sql.system_columns import FAN_OUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

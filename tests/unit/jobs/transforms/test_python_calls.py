@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from helpers.script_nodes import hidden
 
-from headrace.connectors.base import FAN_OUT, POS
 from headrace.jobs.transforms.output_schema import final_schema, with_hidden
 from headrace.jobs.transforms.python.calls import PythonTransformTask, load_function
 from headrace.jobs.transforms.python.transform import allowed, check_function
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import DataError, SchemaError, UserError
 from headrace.pipeline.model.transforms import PythonTransformConfig
+from headrace.pipeline.sql.system_columns import FAN_OUT, POS
 
 MODULE = """
 import pyarrow as pa

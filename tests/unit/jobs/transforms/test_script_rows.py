@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from helpers.script_nodes import bare, hidden, rows, run, script
 
-from headrace.connectors.base import FAN_OUT, POS
 from headrace.pipeline.errors import DataError, FileLocation, UserError
+from headrace.pipeline.sql.system_columns import FAN_OUT, POS
 
 ONE = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 3, "name": None}]
 

@@ -1,151 +1,30 @@
-"""The contracts of connectors.
+"""The contracts of sources.
 
-A source or sink object is cheap configuration: making one opens nothing. The connection lives in what `open` returns.
-Rows travel as Spark DataFrames (or Arrow, on the direct path) with two columns in addition to the payload:
+A source object is configuration: creating one opens nothing. Rows are Spark DataFrames, or Arrow batches for bulk
+loads, with two columns in addition to the payload:
 
     _gs_op   string, never null: i, u or d
-    _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order that "last one wins" means;
-             `sub` tells rows apart that were made of one row (`FAN_OUT`)
+    _gs_pos  struct<source: int, part: int, off: bigint, sub: bigint>, never null: the order of rows, of which the
+             last one wins; `sub` distinguishes rows that come from one row (`FAN_OUT`)
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from headrace.connectors.claimable import Claimable
-from headrace.connectors.frame import EpochFrame
 from headrace.connectors.stall import Stall
-from headrace.pipeline.errors import UserError
-from headrace.pipeline.model import graph
-from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, SourceCapabilities, Visibility
+from headrace.pipeline.model.capabilities import SourceCapabilities
 from headrace.pipeline.model.sources import OffsetTable
-from headrace.pipeline.plugins.runtime import PluginContext
-from headrace.pipeline.protocol.claims import TargetClaimant
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Json, SinkKey, WriteCounts
+from headrace.pipeline.protocol.epochs import Json
 from headrace.pipeline.protocol.partitions import HistoryPartition, UnpartitionedRows
 from headrace.pipeline.protocol.table_offsets import HandoffFilter, Range, TableOffsets
-from headrace.pipeline.sql.system_columns import FAN_OUT, HIDDEN, OP, POS, POS_TYPE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from headrace.connectors.content import TargetContent
-
-__all__ = (
-    "FAN_OUT",
-    "HIDDEN",
-    "OP",
-    "POS",
-    "POS_TYPE",
-    "Delivery",
-    "HandoffFilter",
-    "SinkCapabilities",
-    "SourceCapabilities",
-    "Visibility",
-)
-
-
-class Sink(Claimable, ABC):
-    """One target, opened for one lane. Not shared between threads.
-
-    Subclasses say in their docstring which delivery they give and what their atomic act is. `write` must be a
-    compare-and-set from epoch N-1 to N under the generation that `prepare` announced.
-    """
-
-    capabilities: ClassVar[SinkCapabilities]
-
-    def __init__(self, context: SinkContext) -> None:
-        """Store the context without opening a connection."""
-        self._context = context
-
-    @abstractmethod
-    def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Check the connection, the rights and the target, then fence older generations.
-
-        Create a missing target if the sink can. Remove what crashed attempts left (staging tables, attempt
-        files). Raise TargetError or SchemaError if the target cannot take `schema`, TransientError if the
-        target cannot be reached, and FencedError if a newer generation has already prepared it.
-        """
-
-    @abstractmethod
-    def record(self) -> CommitRecord | None:
-        """Return the commit record of this pipeline and sink from the target system, or None without one."""
-
-    @abstractmethod
-    def register(self, record: CommitRecord) -> CommitRecord:
-        """Write the first record and return it with `baseline` set to the number of rows in the target.
-
-        The record replaces any other record of this sink key, including one of a higher epoch; a replay uses
-        this to set a sink back. The write is a compare-and-set: raise FencedError if the record has a newer
-        generation or changed in the meantime.
-        """
-
-    @abstractmethod
-    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Write the epoch's rows and record in one atomic step. Raise FencedError for an older generation."""
-
-    def validate_target(self) -> None:
-        """Check that an existing target takes rows of the context's schema under its primary key.
-
-        This creates and fences nothing. Raise TargetError or SchemaError if the target does not fit, and
-        TransientError if the system does not answer.
-        """
-
-    def truncate(self) -> None:
-        """Remove all rows from the target in one atomic step, and keep the record.
-
-        Raise FencedError for a generation older than the one that `prepare` announced, and UserError if the
-        sink cannot do this (`SinkCapabilities.can_truncate`).
-        """
-        msg = "Headrace cannot empty this target"
-        raise UserError(msg, hint="Empty it yourself, then `headrace reset FILE --keep-targets`.", node=self._context.key.sink)
-
-    def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """Return whether the target has rows of this epoch without its record.
-
-        This can be true only for a sink that writes an epoch in several steps. It is called before rows are
-        recomputed that such a sink may already contain.
-        """
-        del plan
-        return False
-
-    def find_conflicting_record(self) -> CommitRecord | None:
-        """Return a record of the same pipeline name and sink under another UUID, or None."""
-        return None
-
-    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """Return the record and the target's row count from one snapshot, or None if the sink cannot know."""
-        return None
-
-    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
-        """Return the record and the rows of one snapshot, but no rows if there are more than `limit`.
-
-        The sink may write files to `folder`. Return None without a record, or if the sink cannot read its
-        target.
-        """
-        del schema, folder, limit
-        return None
-
-    def describe(self) -> Json:
-        """Return type, asset key parts, table name and location for users and Dagster, without secrets."""
-        return {}
-
-    def close(self) -> None:
-        """Close the connections. Called once, also after errors."""
-
-
-class DirectSink(Sink):
-    """A sink that tasks can load by themselves during a backfill, split by split."""
-
-    @abstractmethod
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Load each split as Arrow in its own task under the marker (epoch, split), then set the record."""
 
 
 class SplitReader(ABC):
@@ -160,7 +39,10 @@ class SplitReader(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A pinned state of a bounded source. `handle` is JSON that goes to the ledger; `pinned` says whether it holds still."""
+    """A pinned state of a bounded source.
+
+    `handle` is JSON that goes to the ledger; `pinned` says whether it holds still.
+    """
 
     handle: Json
     is_stable: bool
@@ -173,13 +55,17 @@ class BoundedSource(ABC):
 
     @abstractmethod
     def schema(self, spark: SparkSession) -> pa.Schema:
-        """Return the payload's schema, without `_gs_op` and `_gs_pos`."""
+        """Return the payload's schema, without `_gs_op` and `_gs_pos`.
+
+        Called in every run and by `headrace validate`.
+        """
 
     @abstractmethod
     def create_snapshot(self, spark: SparkSession, token: str) -> Snapshot:
         """Create the snapshot that splits read.
 
-        The same token returns the same snapshot, also in another process.
+        Called once, before the first epoch; the ledger stores the handle of the snapshot. The same token returns the
+        same snapshot, also in another process.
         """
 
     def describe_snapshot(self, spark: SparkSession) -> Snapshot:
@@ -193,12 +79,17 @@ class BoundedSource(ABC):
     def splits(self, spark: SparkSession, snapshot: Snapshot, window: HistoryPartition | None, cut: HandoffFilter | None) -> Sequence[Json]:
         """Return deterministic splits of the snapshot inside the partition, in a stable order.
 
-        Each split has an estimate in `rows`, and in `bytes` where known.
+        Called when a run reaches the partition; the ledger stores the result. Also called for previews. Each
+        split has an estimate in `rows`, and in `bytes` where known.
         """
 
     @abstractmethod
     def read(self, spark: SparkSession, snapshot: Snapshot, splits: Sequence[Json], columns: Sequence[str] | None = None) -> DataFrame:
-        """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload."""
+        """Return the rows of these splits with `_gs_op` and `_gs_pos`; `columns` limits the payload.
+
+        Called once per attempt at an epoch. The same splits must give the same rows and positions at every
+        call.
+        """
 
     def create_split_reader(
         self, snapshot: Snapshot, splits: Sequence[Json], query: str | None, key: Sequence[str] = ()
@@ -286,7 +177,10 @@ class ReadLimits:
 
 
 class UnboundedSource(ABC):
-    """A source that never ends: a topic, a change log. Positions are JSON: {"topic_id": …, "offsets": {"0": 12, …}}."""
+    """A source that never ends: a topic, a change log.
+
+    Positions are JSON: {"topic_id": …, "offsets": {"0": 12, …}}.
+    """
 
     capabilities: ClassVar[SourceCapabilities]
     marks: bool = False
@@ -294,23 +188,34 @@ class UnboundedSource(ABC):
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Return the payload's schema, without `_gs_op` and `_gs_pos`."""
+        """Return the payload's schema, without `_gs_op` and `_gs_pos`.
+
+        Called in every run and by `headrace validate`.
+        """
 
     @abstractmethod
     def initial_offsets(self) -> Json:
-        """Return the position where a stream without history starts (`starting_offsets`)."""
+        """Return the position where a stream without history starts (`starting_offsets`).
+
+        Called once, before the first epoch.
+        """
 
     @abstractmethod
     def next_end_offsets(self, after: Json, limits: ReadLimits) -> Json:
         """Return the furthest end position of one epoch after `after`, or `after` if there is nothing new.
 
+        Called before each epoch of the stream.
         Raise RetentionError if the source no longer has `after`, and TargetError if the topic was removed or
         recreated.
         """
 
     @abstractmethod
     def read(self, spark: SparkSession, start: Json, end: Json) -> DataFrame:
-        """Return the rows in [start, end) with `_gs_op` and `_gs_pos`."""
+        """Return the rows in [start, end) with `_gs_op` and `_gs_pos`.
+
+        Called once per attempt at an epoch. The same range must give the same rows and positions at every
+        call.
+        """
 
     def estimate_bytes(self, start: Json, end: Json, most: int) -> int | None:
         """Estimate the bytes in [start, end), or return None if unknown. Reads no rows with Spark.
@@ -386,25 +291,3 @@ class UnboundedSource(ABC):
 
     def close(self) -> None:
         """Close the connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """What a sink is opened with: its identity, its node from the file, the settings, and a session if it needs one."""
-
-    key: SinkKey
-    node: Any
-    settings: Any
-    schema: pa.Schema
-    spark: SparkSession | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def owner(self) -> TargetClaimant:
-        """The claimant of the sink's target. `extra` names the sinks of the same file."""
-        return TargetClaimant(self.key, graph.is_shared(self.node), frozenset(self.extra.get("sinks", ())))
-
-    @property
-    def plugin(self) -> PluginContext:
-        """The plugin's context. Only available for a plugin's node."""
-        return self.extra["plugin"]
