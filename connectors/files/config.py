@@ -47,7 +47,7 @@ class FileSourceConfig(SourceConfig):
     schema_: dict[str, str] = Field(
         default_factory=dict, alias="schema", description="Column names and types; needed for csv and json, a check for parquet."
     )
-    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
     filter: str | None = Field(default=None, description="A predicate in Spark SQL.")
     header: bool = Field(default=True, description="csv: whether the first line of each file names its columns.")
     delimiter: str = Field(default=",", description="csv: one character.")

@@ -20,11 +20,11 @@ class IcebergSourceConfig(SourceConfig):
     type: Literal["iceberg"] = "iceberg"
     table_name: str = Field(description="`namespace.table`.")
     warehouse: str | None = Field(
-        default=None, description="The hadoop catalog's folder or URI; `iceberg.warehouse` of the settings if not given."
+        default=None, description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`."
     )
-    columns: Columns = Field(default=(), description="Columns to read; all if not given.")
+    columns: Columns = Field(default=(), description="Columns to read. Defaults to all.")
     filter: str | None = Field(default=None, description="Only rows for which this holds: a predicate in Spark SQL.")
-    snapshot_id: int | None = Field(default=None, description="The snapshot to read; the newest at the first start if not given.")
+    snapshot_id: int | None = Field(default=None, description="Snapshot to read. Defaults to the newest at the first start.")
 
 
 class IcebergSinkConfig(KeyedSinkConfig):
@@ -35,4 +35,6 @@ class IcebergSinkConfig(KeyedSinkConfig):
 
     type: Literal["iceberg"] = "iceberg"
     table_name: str = Field(description="`namespace.table`.")
-    warehouse: str | None = Field(default=None, description="The hadoop catalog's folder; from the settings if not given.")
+    warehouse: str | None = Field(
+        default=None, description="Folder or URI of the Hadoop catalog. Defaults to the setting `iceberg.warehouse`."
+    )

@@ -40,7 +40,7 @@ class KafkaSourceConfig(SourceConfig):
         default=None, description="Only rows for which this holds: a predicate in Spark SQL over all columns of `schema`."
     )
     batch_size: PositiveInt | None = Field(
-        default=None, description="At most this many messages of this source in one epoch; its share of `epoch.stream_rows` if not given."
+        default=None, description="Maximum number of messages of this source in one epoch. Defaults to its share of `epoch.stream_rows`."
     )
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
     parallelism: PositiveInt | None = Field(default=None, description=PARALLELISM)

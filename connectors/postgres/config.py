@@ -25,7 +25,7 @@ class PostgresSinkConfig(KeyedSinkConfig):
     )
     update_where: dict[str, UpdateOp] = Field(
         default_factory=dict,
-        description="`{column: op}`: update only where EXCLUDED.column op t.column, for all of them. Not given: always.",
+        description="`{column: op}`: update only if EXCLUDED.column op t.column holds for all of them. By default always updates.",
     )
     max_driver_rows: PositiveInt = Field(
         default=20_000, description="Epochs of up to this many rows go out by one connection of the driver, larger ones by Spark's tasks."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic import Field, ValidationInfo, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from headrace.pipeline.model.base import NodeConfig
@@ -16,11 +15,6 @@ from headrace.pipeline.model.sources import OffsetTable, SourceConfig
 from headrace.pipeline.model.strict import Strict
 from headrace.pipeline.sql.system_columns import ORDINALS_PER_NODE
 
-_FORMER_KEYS = frozenset(
-    {"table_name", "columns", "filter", "start_at", "snapshot", "split_rows", "warehouse", "snapshot_id"}
-    | {"path", "format", "schema", "header", "delimiter", "null_value"}
-)
-"""Keys of every bounded phase in ledgers of releases before the union. No author of a file writes all of them."""
 SOURCE_TYPE = "What the phase reads."
 
 
@@ -37,15 +31,6 @@ class PhaseConfig(Strict):
 
 class BoundedPhase(PhaseConfig):
     """A phase that ends by itself."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _take_stored_phase(cls, value: Any) -> Any:
-        """Take a phase that a former release stored in the ledger: it has the keys of all types, most with their defaults."""
-        if not isinstance(value, Mapping) or not value.keys() >= _FORMER_KEYS:
-            return value
-        own = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: one for key, one in value.items() if key in own}
 
     @field_validator("*")
     @classmethod
@@ -117,7 +102,7 @@ class HybridSourceConfig(NodeConfig):
         description="Exact fence: the table that says which offsets history holds. `{}` takes the history table and its defaults.",
     )
     handoff_lag: Duration | None = Field(
-        default=None, description="Fence by time, without `offset_table`: how far history may lag its topic. 1h if not given."
+        default=None, description="Handoff by time, without `offset_table`: how long history may lag its topic. Defaults to 1h."
     )
     cursor: Cursor | None = Field(
         default=None, description="With `handoff_lag`, for sinks without a key: tells history from stream inside the overlap."

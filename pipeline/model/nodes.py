@@ -57,13 +57,15 @@ class PipelineModel(Strict):
     version: Literal[1] = Field(default=1, description="The version of the format.")
     name: str = Field(
         pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$",
-        description="Letters, digits, `_` and `-`; the file's own name if not given. Another name is another pipeline.",
+        description="Name of the pipeline: letters, digits, `_` and `-`. Defaults to the name of the file. Another name is another pipeline.",
     )
     sources: dict[str, _Source] = Field(description="What is read: node names and nodes. At least one.")
     transforms: dict[str, _Transform] = Field(default_factory=dict, description="What is done to rows on their way; may be left out.")
     sinks: Annotated[dict[str, _Sink], Field(min_length=1)] = Field(description="What is written: node names and nodes. At least one.")
-    partitions: PartitionsConfig | None = Field(default=None, description="Divides history into days or months; one piece if not given.")
-    schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline by itself; only on demand if not given.")
+    partitions: PartitionsConfig | None = Field(
+        default=None, description="Divides history into days or months. By default history is one partition."
+    )
+    schedule: Schedule | None = Field(default=None, description="When Dagster runs the pipeline. By default only on demand.")
     job_mode: bool = Field(default=False, description="Ends after history and never reads a stream.")
     epoch: EpochOptions = Field(default=EpochOptions(), description="How large epochs are and how often they come.")
     stream: StreamOptions = Field(default=StreamOptions(), description="How Dagster runs the stream.")

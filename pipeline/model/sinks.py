@@ -25,7 +25,8 @@ class SinkConfig(NodeConfig):
     from_: str = Field(alias="from", description="The node whose rows are written.")
     delivery: Literal["exactly_once", "at_least_once"] | None = Field(
         default=None,
-        description="What the sink can keep if not given. A weaker guarantee than exactly once must be asked for, where the file needs one.",
+        description="Delivery guarantee. Defaults to the strongest that the sink supports."
+        " If the pipeline can only deliver at least once, set `at_least_once`.",
     )
     share: bool = Field(
         default=False,

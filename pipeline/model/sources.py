@@ -40,13 +40,13 @@ class OffsetTable(Strict):
     """Where history says which Kafka offsets it holds."""
 
     topic_name: str | None = Field(
-        default=None, description="The topic as the table spells it; the stream's topic if not given. Used with `topic_column`."
+        default=None, description="Name of the topic in the table. Defaults to the topic of the stream. Used with `topic_column`."
     )
     table_name: str | None = Field(
-        default=None, description="The table; the last history table itself if not given, which makes the cut exact."
+        default=None, description="The table. Defaults to the last history table, which makes the handoff exact."
     )
     topic_column: str | None = Field(
-        default=None, description="Column with the topic, where the table holds several topics; if not given, all rows are of this one."
+        default=None, description="Column with the topic, if the table has several topics. By default all rows are of this topic."
     )
     partition_column: str = Field(default="_kafka_partition", description="Column with the topic partition, a whole number or null.")
     offset_column: str = Field(

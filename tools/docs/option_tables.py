@@ -121,7 +121,7 @@ def _bounds(metadata: list[Any]) -> str:
 def _is_required(field: FieldInfo) -> bool:
     """Return whether the file must set it. A description can name what applies otherwise."""
     needed = field.is_required() or any(isinstance(bound, MinLen) for bound in field.metadata)
-    return needed and not any(word in (field.description or "") for word in ("if not given", "Defaults to", "By default"))
+    return needed and not any(word in (field.description or "") for word in ("Defaults to", "By default"))
 
 
 def _default(field: FieldInfo) -> str:

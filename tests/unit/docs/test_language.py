@@ -30,6 +30,7 @@ REJECTED = (
     r"stands? (?:at|by|in|there|before)",
     r"is asked|are asked",
     r"brings",
+    r"if not given",
 )
 WORDS = re.compile(rf"\b(?:{'|'.join(REJECTED)})\b", re.IGNORECASE)
 FOLDERS = ("pipeline", "jobs", "connectors", "orchestration", "headrace", "tools", "benchmarks", "examples", "docs")
