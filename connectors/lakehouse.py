@@ -1,4 +1,4 @@
-"""What sinks into tables of files share: whether a table takes the rows, and whether it holds an epoch already."""
+"""Whether a table of files can store the rows of a sink."""
 
 from __future__ import annotations
 
@@ -6,32 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from headrace.connectors.filters import quote_identifier
-from headrace.pipeline.errors import SinkStateError
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
 _WIDENS = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
-_REPAIR = "Use `headrace replay --from` or `accept-target`."
-
-
-def find_committed_record(record: CommitRecord | None, plan: EpochPlan, *, what: str, sink: str) -> CommitRecord | None:
-    """Return the record if it is of the epoch of `plan`; return None if `plan` is the next epoch.
-
-    Raise SinkStateError if the epoch cannot follow the record of the table `what`.
-    """
-    if record is None:
-        msg = f"{what} holds no record of this sink"
-        raise SinkStateError(msg, hint=_REPAIR, node=sink)
-    if record.epoch == plan.number and record.is_of(plan):
-        return record
-    if record.epoch != plan.number - 1:
-        other = " from other positions" if record.epoch == plan.number else ""
-        msg = f"{what} holds epoch {record.epoch}{other}, epoch {plan.number} can only follow {plan.number - 1}"
-        raise SinkStateError(msg, hint=_REPAIR, node=sink)
-    return None
 
 
 def find_schema_mismatches(session: SparkSession, table: StructType, wanted: Mapping[str, str], key: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.connectors.frame import EpochFrame
-    from headrace.connectors.plugins.sinks import ArrowSink, TransactionalSink
+    from headrace.connectors.plugins.sinks import ArrowSink, ArrowTransactionalSink
     from headrace.connectors.plugins.sources import ArrowSource, ArrowStream
     from headrace.connectors.sink_base import Sink, SinkContext
     from headrace.connectors.source_base import BoundedSource, ReadLimits, Snapshot, UnboundedSource
@@ -31,7 +31,7 @@ _HOMES = {
     "connectors.source_base": "BoundedSource ReadLimits Snapshot UnboundedSource",
     "pipeline.model.capabilities": "Delivery SinkCapabilities SourceCapabilities Visibility",
     "pipeline.sql.system_columns": "OP POS",
-    "connectors.plugins.sinks": "ArrowSink TransactionalSink",
+    "connectors.plugins.sinks": "ArrowSink ArrowTransactionalSink",
     "connectors.plugins.sources": "ArrowSource ArrowStream",
     "jobs.sources.side_outputs": "SideOutput",
     "jobs.transforms.plugin": "ArrowTransform fan_out",
@@ -49,6 +49,7 @@ __all__ = [
     "ArrowSink",
     "ArrowSource",
     "ArrowStream",
+    "ArrowTransactionalSink",
     "ArrowTransform",
     "BoundedSource",
     "CommitRecord",
@@ -70,7 +71,6 @@ __all__ = [
     "Snapshot",
     "SourceCapabilities",
     "TargetError",
-    "TransactionalSink",
     "TransformContext",
     "TransientError",
     "UnboundedSource",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipeline.errors import InternalError, SinkStateError
-from headrace.pipeline.protocol.epochs import CommitRecord, Json, WriteCounts
+from headrace.pipeline.protocol.epochs import CommitRecord, Json, SinkKey, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,4 +173,17 @@ class TableLog:
                 msg = f"version {restored[0]} of the Delta table `{self.path}` restored version {restored[1]}, older than what this sink wrote"
                 raise SinkStateError(msg, hint="Rows of committed epochs are gone from it. Use `headrace replay --from` an epoch before.")
             return found[1]
+        return None
+
+    def find_conflicting_record(self, mine: SinkKey) -> CommitRecord | None:
+        """Return the newest record of the same pipeline name, `lane` and sink under another UUID."""
+        snapshot = self.snapshot()
+        tail = f"/{mine.lane}/{mine.sink}"
+        others = {app for app in self.transactions(snapshot) if app.endswith(tail) and app != mine.text}
+        for version, info in self.commits(int(snapshot.version())) if others else ():
+            found = decode_commit_metadata(version, info, None)
+            if found is None or found[0] not in others or found[1].record is None:
+                continue
+            if found[1].record.key.name == mine.name:
+                return found[1].record
         return None

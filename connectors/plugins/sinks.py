@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.fencing import check_generation, fenced
+from headrace.connectors.fencing import fenced
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.keys import canonical
 from headrace.connectors.plugins.pickling import contract_error
 from headrace.connectors.sink_base import Sink, SinkContext
-from headrace.pipeline.errors import DataError, GuaranteeError, PipelineStateError, TransientError
+from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
+from headrace.pipeline.errors import DataError, GuaranteeError, TransientError
 from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
 from headrace.pipeline.plugins.runtime import PluginContext
 from headrace.pipeline.protocol.claims import Claim
@@ -25,8 +26,12 @@ from headrace.pipeline.sql.system_columns import OP, POS
 BATCH_ROWS = 10_000
 
 
-class _DriverSink(Sink):
-    """What both bases share."""
+class ArrowSink(Sink):
+    """A sink that takes batches: at least once. After a crash the rows of the epoch that was open come again, with the same number."""
+
+    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
+        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, without_spark=True
+    )
 
     def __init__(self, context: SinkContext) -> None:
         """Store the context without opening a connection."""
@@ -34,15 +39,6 @@ class _DriverSink(Sink):
         self.context: PluginContext = context.plugin
         self.options: Any = self.context.options
         self.key: tuple[str, ...] = tuple(context.extra.get("key", ()))
-        self._note_of = context.key.text
-
-
-class ArrowSink(_DriverSink):
-    """A sink that takes batches: at least once. After a crash the rows of the epoch that was open come again, with the same number."""
-
-    capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
-        delivery=Delivery.AT_LEAST_ONCE, upsert=True, delete=True, visibility=Visibility.ROW, without_spark=True
-    )
 
     @abstractmethod
     def send(self, batch: pa.RecordBatch, epoch: int) -> None:
@@ -67,11 +63,12 @@ class ArrowSink(_DriverSink):
         return WriteCounts(table.num_rows, None, None, None)
 
 
-class TransactionalSink(_DriverSink):
+class ArrowTransactionalSink(TransactionalSink):
     """A sink that swaps a note together with the rows: exactly once.
 
-    The target keeps one small JSON note per sink. `swap` replaces it and writes the rows in one atomic act, if the note is still the
-    one that is expected. All else follows from that: generations, epochs, crashes between any two steps.
+    The target keeps one small JSON note per sink. `compare_and_swap` replaces it and writes the rows in one
+    atomic step, if the note is still the one that is expected. The base class does the rest: generations,
+    epochs, crashes between any two steps.
     """
 
     capabilities: ClassVar[SinkCapabilities] = SinkCapabilities(
@@ -83,6 +80,14 @@ class TransactionalSink(_DriverSink):
         fences=True,
         without_spark=True,
     )
+
+    def __init__(self, context: SinkContext) -> None:
+        """Store the context without opening a connection."""
+        super().__init__(context)
+        self.context: PluginContext = context.plugin
+        self.options: Any = self.context.options
+        self.key: tuple[str, ...] = tuple(context.extra.get("key", ()))
+        self._note_of = context.key.text
 
     @abstractmethod
     def load_note(self) -> Json | None:
@@ -113,28 +118,31 @@ class TransactionalSink(_DriverSink):
         """
         return None
 
-    def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Fence older generations with a note of the new one."""
-        del schema
-        held = self.load_note()
-        self._refuse_newer(held, generation)
-        self._generation = generation
-        if held is None or held["generation"] < generation:
-            self._swap(held, {"generation": generation, "record": held and held["record"]}, None)
+    @property
+    def target(self) -> str:
+        """The target as messages name it."""
+        return f"the target `{self.target_id}`" if self.target_id is not None else "the target"
 
-    def record(self) -> CommitRecord | None:
-        """See `Sink.record`."""
-        held = self.load_note()
-        return CommitRecord.from_json(held["record"]) if held and held["record"] else None
+    def prepare_target(self, schema: pa.Schema) -> None:
+        """Check the connection, and create or check the target. The default does nothing."""
 
-    def register(self, record: CommitRecord) -> CommitRecord:
-        """See `Sink.register`."""
-        held = self.load_note()
-        self._refuse_newer(held, record.generation)
-        self._claim()
-        joined = replace(record, baseline=self.count_rows())
-        self._swap(held, {"generation": record.generation, "record": joined.to_json()}, None)
-        return joined
+    def read_state(self) -> SinkState:
+        """Return generation and record of the note. `version` is the note."""
+        note = self.load_note()
+        if note is None:
+            return SinkState()
+        return SinkState(note["generation"], CommitRecord.from_json(note["record"]) if note["record"] else None, note)
+
+    def commit(self, expected: SinkState, change: SinkCommit) -> SinkState:
+        """Swap the note. A note that changed in the meantime means that another process has the target."""
+        record, rows = change.record, None
+        if change.frame is not None:
+            rows = changes(change.frame)
+            record = change.complete(WriteCounts(rows.num_rows, None, None, None))
+        elif change.kind is CommitKind.REGISTER and record is not None:
+            record = replace(record, baseline=self.count_rows())
+        self._swap(expected.version, {"generation": change.generation, "record": record.to_json() if record else None}, rows)
+        return SinkState(change.generation, record)
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims in the target's note, if `target_id` is set."""
@@ -149,11 +157,12 @@ class TransactionalSink(_DriverSink):
         note, there = self._claims()
         self._put_claims(note, [claim for claim in there if claim not in claims])
 
-    def _claim(self) -> None:
+    def claim_target(self) -> None:
+        """Add this sink's claim to the note of the claims, if `target_id` is set."""
         if not self._claim_key:
             return
         owner, (note, there) = self._context.owner, self._claims()
-        owner.refuse(there, f"the target `{self.target_id}`")
+        owner.refuse(there, self.target)
         mine, former = Claim(owner.key, owner.share), owner.former(there)
         wanted = [*(claim for claim in there if claim.key != owner.key and claim not in former), mine]
         if wanted != there:
@@ -173,7 +182,7 @@ class TransactionalSink(_DriverSink):
         with self._noting(self._claim_key):
             swapped = self.compare_and_swap(expected, note, None)
         if not swapped:
-            msg = f"the claims to the target `{self.target_id}` were changed by another process at the same moment"
+            msg = f"the claims to {self.target} were changed by another process at the same moment"
             raise TransientError(msg, node=self._context.key.sink)
 
     @property
@@ -189,32 +198,14 @@ class TransactionalSink(_DriverSink):
         finally:
             self._note_of = self._context.key.text
 
-    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """See `Sink.write`."""
-        held = self.load_note()
-        self._refuse_newer(held, self._generation)
-        record = CommitRecord.from_json(held["record"]) if held and held["record"] else None
-        if record is None or record.epoch not in (plan.number, plan.number - 1):
-            msg = f"the target holds epoch {record.epoch if record else None}, and epoch {plan.number} does not follow"
-            raise PipelineStateError(msg, hint="See `headrace status`; `headrace replay` writes epochs again.")
-        if record.epoch == plan.number:
-            return record.counts
-        rows = changes(frame)
-        counts = WriteCounts(rows.num_rows, None, None, None)
-        self._swap(held, {"generation": self._generation, "record": record.after_epoch(plan, self._generation, counts).to_json()}, rows)
-        return counts
-
-    def _refuse_newer(self, held: Json | None, generation: int) -> None:
-        check_generation(held["generation"] if held else None, generation, target="the target", sink=self._context.key.sink)
-
     def _swap(self, expected: Json | None, note: Json, rows: pa.Table | None) -> None:
         swapped = self.compare_and_swap(expected, note, rows)
         if not isinstance(swapped, bool):
-            what = f"`swap` returned {type(swapped).__name__}, and not True or False"
+            what = f"`compare_and_swap` returned {type(swapped).__name__}, and not True or False"
             raise contract_error(self.context.found, what, self.context.name)
         if not swapped:
             now = self.load_note()
-            raise fenced(now["generation"] if now else None, note["generation"], target="the target", sink=self._context.key.sink)
+            raise fenced(now["generation"] if now else None, note["generation"], target=self.target, sink=self._name)
 
 
 def in_order(frame: EpochFrame) -> pa.Table:

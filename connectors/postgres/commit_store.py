@@ -15,6 +15,7 @@ from psycopg import sql
 
 from headrace.connectors.fencing import fenced
 from headrace.connectors.postgres.session import Session, trusted
+from headrace.connectors.transactional_sink import SinkState
 from headrace.pipeline.errors import SinkStateError
 from headrace.pipeline.protocol.claims import Claim, TargetClaimant
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, SinkKey, WriteCounts
@@ -106,18 +107,23 @@ class RecordStore:
         if not raised:
             self._fenced(session, generation)
 
-    def read(self, session: Session) -> CommitRecord | None:
-        """Return the record; None if there is none, or if its table was dropped or recreated."""
+    def read_state(self, session: Session) -> SinkState | None:
+        """Return generation and record, or None without a row.
+
+        The record is None if its table was dropped or recreated.
+        """
         if not self._there(session):
             return None
-        rows = session.run(_sql("SELECT body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
-        if not rows or rows[0][0] is None:
+        rows = session.run(_sql("SELECT generation, body::text, target, target_oid, {oid} FROM headrace.records WHERE {mine}"), *self._id)
+        if not rows:
             return None
-        body, target, then, now = rows[0]
-        if target != self.target or then != now:
+        generation, body, target, recorded, current = rows[0]
+        if body is None:
+            return SinkState(generation)
+        if target != self.target or recorded != current:
             log.warning("event=record_without_its_table node=%s recorded=%s target=%s", self.node, target, self.target)
-            return None
-        return CommitRecord.from_json(json.loads(body))
+            return SinkState(generation)
+        return SinkState(generation, CommitRecord.from_json(json.loads(body)))
 
     def find_conflicting_record(self, session: Session) -> CommitRecord | None:
         """Return the newest record of the same pipeline name, `lane`, sink and target under another UUID."""
@@ -184,7 +190,7 @@ class RecordStore:
         record = held.record if held else None
         if held and record and record.epoch == plan.number - 1:
             return held
-        if record and record.epoch == plan.number and _speaks_of(record, plan):
+        if record and record.epoch == plan.number and record.is_of(plan):
             log.info("event=epoch_already_held node=%s epoch=%d", self.node, plan.number)
             return record.counts
         msg = f"epoch {plan.number} cannot follow {f'epoch {record.epoch}' if record else 'no record'}, which {self.target} holds"
@@ -239,8 +245,3 @@ class RecordStore:
     def _fenced(self, session: Session, generation: int) -> NoReturn:
         rows = session.run(_sql("SELECT generation FROM headrace.records WHERE {mine}"), *self._id)
         raise fenced(rows[0][0] if rows else None, generation, target=self.target, sink=self.node)
-
-
-def _speaks_of(record: CommitRecord, plan: EpochPlan) -> bool:
-    """Return whether `plan` produced the record."""
-    return (record.planned_at, record.pipeline_hash) == (plan.planned_at, plan.pipeline_hash)

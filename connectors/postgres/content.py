@@ -75,7 +75,8 @@ class TargetReader:
             self._session = LoadSession(connection)
             self._session.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             self._session.run("SET LOCAL TimeZone = 'UTC'")
-            self.record = store.read(self._session)
+            state = store.read_state(self._session)
+            self.record = state.record if state else None
             self._closing = self._closing.pop_all()
 
     def has_more_than(self, limit: int) -> bool:

@@ -1,9 +1,8 @@
-"""An opened Postgres sink: its connections, its target, its record."""
+"""What a Postgres sink does with its drivers: connections, target table, record store, ways to write."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -25,9 +24,8 @@ from headrace.connectors.postgres.staging import drop_staging_tables, find_stale
 from headrace.connectors.postgres.target import check_target, prepare_target
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import SplitReader
-from headrace.pipeline.errors import InternalError, SchemaError, TransientError, UserError
-from headrace.pipeline.protocol.claims import Claim
-from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, WriteCounts
+from headrace.pipeline.errors import InternalError, SchemaError, TransientError
+from headrace.pipeline.protocol.epochs import EpochPlan, Phase, WriteCounts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class PostgresSinkHandle:
-    """Connections are created on first use, and again after they were lost."""
+    """The drivers' side of `PostgresSink`. Connections are created on first use, and again after they were lost."""
 
     def __init__(self, context: SinkContext, generation: int | None) -> None:
         self._node: Node = context.node
@@ -45,32 +43,25 @@ class PostgresSinkHandle:
         self._columns: tuple[str, ...] = tuple(context.extra.get("key", self._node.primary_key))
         self._generation = generation
         self._table = sql.Identifier(self._node.schema_, self._node.table)
-        self._store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
-        self._address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
-        self._control = ControlConnection(self._address)
-        self._loader = Loader(self._address)
+        self.store = RecordStore(context.key, self._table.as_string(None), self._name, context.owner)
+        self.address = Address(context.settings.postgres_for(self._name), application_name(context.key, generation), self._name)
+        self.control = ControlConnection(self.address)
+        self.loader = Loader(self.address)
         self._version = self._node.version_column
         self._policy = ConflictPolicy(self._node.on_conflict == "nothing", tuple(self._node.update_where.items()), self._version)
         self._load: LoadContext | None = None
         self._direct: DirectLoad | None = None
 
-    def prepare(self, schema: pa.Schema) -> None:
-        """Check the target first, so that an unfit target leaves a running older generation alone."""
-        generation = self._required_generation()
+    def prepare_target(self, schema: pa.Schema, generation: int) -> None:
+        """Create or check the table, then terminate connections of older generations."""
         self._check_policy(schema)
-        with self._control.transaction() as session:
+        with self.control.transaction() as session:
             self._check_writable(session)
-            self._store.create(session)
-        with self._control.transaction() as session:
+            self.store.create(session)
+        with self.control.transaction() as session:
             place = (self._node.schema_, self._node.table)
             target = prepare_target(session, node=self._name, table=place, schema=schema, key=self._columns, version=self._version)
-        self._end_older(generation)
-        with self._control.transaction() as session:
-            self._store.announce(session, generation)
-        self._end_older(generation)
-        with self._control.transaction() as session:
-            left = find_stale_staging_tables(session, self._key, generation)
-        drop_staging_tables(self._control, left)
+        self.end_older_backends(generation)
         self._load = LoadContext(
             node=self._name,
             target=target,
@@ -80,10 +71,16 @@ class PostgresSinkHandle:
             generation=generation,
         )
 
+    def drop_stale_staging_tables(self, generation: int) -> None:
+        """Drop the staging tables of older generations."""
+        with self.control.transaction() as session:
+            stale = find_stale_staging_tables(session, self._key, generation)
+        drop_staging_tables(self.control, stale)
+
     def validate_target(self, schema: pa.Schema) -> None:
-        """See `PostgresSink.validate_target`."""
+        """Check an existing table over a connection of its own, which does not wait for a server that is down."""
         self._check_policy(schema)
-        control = ControlConnection(self._address, patient=False)
+        control = ControlConnection(self.address, patient=False)
         try:
             with control.transaction() as session:
                 place = (self._node.schema_, self._node.table)
@@ -91,100 +88,60 @@ class PostgresSinkHandle:
         finally:
             control.close()
 
-    def record(self) -> CommitRecord | None:
-        """See `PostgresSink.record`."""
-        with self._control.transaction() as session:
-            return self._store.read(session)
-
-    def register(self, record: CommitRecord) -> CommitRecord:
-        """See `PostgresSink.register`."""
-        if record.generation != self._required_generation():
-            msg = f"a record of generation {record.generation} is written under generation {self._generation}"
-            raise InternalError(msg, node=self._name)
-        with self._control.transaction() as session:
-            return self._store.register(session, record, self._rows(session))
-
-    def truncate(self) -> None:
-        """See `PostgresSink.truncate`."""
-        with self._control.transaction() as session:
-            if self._store.shared(session):
-                msg = f"other sinks write to {self._table.as_string(None)} too"
-                raise UserError(
-                    msg, hint="Delete the rows of this sink yourself, then `headrace reset FILE --keep-targets`.", node=self._name
-                )
-            self._store.lock(session, self._required_generation())
-            session.run(sql.SQL("DELETE FROM {}").format(self._table))
-
-    def find_conflicting_record(self) -> CommitRecord | None:
-        """See `PostgresSink.find_conflicting_record`."""
-        with self._control.transaction() as session:
-            return self._store.find_conflicting_record(session)
-
-    def claims(self) -> list[Claim]:
-        """See `PostgresSink.claims`."""
-        with self._control.transaction() as session:
-            return self._store.claims(session)
-
-    def release(self, claims: Sequence[Claim]) -> None:
-        """See `PostgresSink.release`."""
-        with self._control.transaction() as session:
-            self._store.release(session, claims)
-
-    def has_partial_epoch(self, plan: EpochPlan) -> bool:
-        """See `PostgresSink.has_partial_epoch`. Only history is loaded by splits."""
+    def has_marker(self, plan: EpochPlan) -> bool:
+        """Return whether a split of the epoch has a marker. Only history is loaded by splits."""
         if plan.phase is not Phase.HISTORY:
             return False
-        with self._control.transaction() as session:
+        with self.control.transaction() as session:
             return bool(markers(session, self._key, plan.number))
 
-    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
-        """See `PostgresSink.read_row_count`."""
-        with self._control.transaction(snapshot=True) as session:
-            if self._store.shared(session):
-                return None
-            record = self._store.read(session)
-            return (record, self._rows(session)) if record else None
+    def count_rows(self, session: Session) -> int:
+        """Return the number of rows in the table."""
+        ((rows,),) = session.run(sql.SQL("SELECT count(*) FROM {}").format(self._table))
+        return rows
 
-    def content(self, schema: pa.Schema) -> TargetReader:
+    def delete_rows(self, session: Session) -> None:
+        """Delete all rows of the table."""
+        session.run(sql.SQL("DELETE FROM {}").format(self._table))
+
+    def read_content(self, schema: pa.Schema) -> TargetReader:
         """Return the reader of the record and the rows of one snapshot."""
-        return TargetReader(self._address, self._store, self._table, schema, self._columns)
+        return TargetReader(self.address, self.store, self._table, schema, self._columns)
 
     def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
         """Write a small epoch from the driver alone, and a larger one through tasks that stage its rows."""
-        load = self._loading()
+        load = self.loading()
         if frame.key != self._columns:
             msg = f"the frame has key {frame.key}, the sink was prepared with {self._columns}"
             raise InternalError(msg, node=self._name)
         rows = flatten_columns(canonical_frame(frame.rows, load.schema, frame.key), load.schema)
         if (table := frame.collect_if_small(rows, self._node.max_driver_rows)) is not None:
-            return write_table(self._loader, self._store, load, plan, table)
-        return write_staged(self._control, self._address, self._store, load, plan, rows)
+            return write_table(self.loader, self.store, load, plan, table)
+        return write_staged(self.control, self.address, self.store, load, plan, rows)
 
     def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
         """See `PostgresSink.write_direct`."""
-        self._direct = self._direct or DirectLoad(self._control, self._address, self._store, self._loading())
+        self._direct = self._direct or DirectLoad(self.control, self.address, self.store, self.loading())
         return self._direct.write(plan, fetch, spark)
 
     def close(self) -> None:
         """Close both connections."""
-        self._loader.close()
-        self._control.close()
+        self.loader.close()
+        self.control.close()
 
-    def _loading(self) -> LoadContext:
+    def loading(self) -> LoadContext:
+        """Return the prepared target. Raise InternalError before `prepare_target`."""
         if self._load is None:
             msg = "a Postgres sink is written to before prepare, or although it failed"
             raise InternalError(msg, node=self._name)
         return self._load
 
-    def _required_generation(self) -> int:
-        if self._generation is None:
-            msg = "a Postgres sink is used for writing without a generation"
-            raise InternalError(msg, node=self._name)
-        return self._generation
-
-    def _rows(self, session: Session) -> int:
-        ((rows,),) = session.run(sql.SQL("SELECT count(*) FROM {}").format(self._table))
-        return rows
+    def end_older_backends(self, generation: int) -> None:
+        """Terminate server processes of older generations, so that their locks and COPYs end."""
+        with self.control.transaction() as session:
+            stubborn = terminate_older_backends(session, self._key, generation)
+        if stubborn:
+            log.warning("event=backends_still_alive node=%s pids=%s", self._name, stubborn)
 
     def _check_policy(self, schema: pa.Schema) -> None:
         """Raise SchemaError unless `update_where` names columns of the rows and the sink updates by key."""
@@ -204,10 +161,3 @@ class PostgresSinkHandle:
         if session.run("SHOW transaction_read_only")[0][0] == "on":
             msg = "the server is read-only: a standby, or failing over"
             raise TransientError(msg, node=self._name)
-
-    def _end_older(self, generation: int) -> None:
-        """Terminate server processes of older generations, so that their locks and COPYs end."""
-        with self._control.transaction() as session:
-            stubborn = terminate_older_backends(session, self._key, generation)
-        if stubborn:
-            log.warning("event=backends_still_alive node=%s pids=%s", self._name, stubborn)

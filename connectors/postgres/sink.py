@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.connectors.content import TargetContent
-from headrace.connectors.frame import DRIVER_BYTES, EpochFrame
+from headrace.connectors.fencing import fenced
+from headrace.connectors.frame import DRIVER_BYTES
 from headrace.connectors.postgres.config import PostgresSinkConfig as Node
 from headrace.connectors.sink_base import DirectSink, SinkContext
 from headrace.connectors.source_base import SplitReader
-from headrace.pipeline.errors import UserError
+from headrace.connectors.transactional_sink import CommitKind, SinkCommit, SinkState, TransactionalSink
+from headrace.pipeline.errors import HeadraceError, UserError
 from headrace.pipeline.model.capabilities import SinkCapabilities
 from headrace.pipeline.model.connectors import sink_entries
 from headrace.pipeline.protocol.claims import Claim
@@ -25,10 +26,8 @@ if TYPE_CHECKING:
     from headrace.connectors.postgres.content import TargetReader
     from headrace.connectors.postgres.handle import PostgresSinkHandle
 
-log = logging.getLogger(__name__)
 
-
-class PostgresSink(DirectSink):
+class PostgresSink(TransactionalSink, DirectSink):
     """One table. Delivery is exactly once: rows and record of an epoch share one transaction.
 
     Epochs of up to `max_driver_rows` go out by one connection of the driver; larger ones are staged by tasks and merged by the
@@ -39,51 +38,92 @@ class PostgresSink(DirectSink):
     capabilities: ClassVar[SinkCapabilities] = sink_entries()["postgres"].capabilities
 
     def __init__(self, context: SinkContext) -> None:
-        self._context = context
+        """Store the context. The drivers are imported when the sink is first used."""
+        super().__init__(context)
         self._node: Node = context.node
         self._handle: PostgresSinkHandle | None = None
 
+    @property
+    def target(self) -> str:
+        """The table as messages name it."""
+        return f"the Postgres table `{self._node.schema_}.{self._node.table}`"
+
     def prepare(self, schema: pa.Schema, generation: int) -> None:
-        """Check or create the table, raise the generation, and remove what older generations left."""
+        """Open connections under the name of the generation, then prepare the table."""
         self.close()
-        self._handle = self._made(generation)
-        self._handle.prepare(schema)
+        self._handle = self._create_handle(generation)
+        super().prepare(schema, generation)
+
+    def prepare_target(self, schema: pa.Schema) -> None:
+        """Create or check the table, and end the connections of older generations."""
+        self._open.prepare_target(schema, self._generation)
+
+    def remove_stale_attempts(self) -> None:
+        """End connections that older generations opened in the meantime, and drop their staging tables."""
+        self._open.end_older_backends(self._generation)
+        self._open.drop_stale_staging_tables(self._generation)
 
     def validate_target(self) -> None:
         """Check an existing table on the server. A missing table is fine: `prepare` would create it."""
         self._open.validate_target(self._context.schema)
 
-    def record(self) -> CommitRecord | None:
-        """Return the record in the target's database."""
-        return self._open.record()
+    def read_state(self) -> SinkState | None:
+        """Return generation and record of this sink's row in the target's database."""
+        with self._open.control.transaction() as session:
+            return self._open.store.read_state(session)
 
-    def register(self, record: CommitRecord) -> CommitRecord:
-        """Write the first record or set it back; `baseline` is the table's count in the same transaction."""
-        return self._open.register(record)
+    def commit(self, expected: SinkState, change: SinkCommit) -> SinkState:
+        """Change the record's row, and the table, in one transaction.
 
-    def truncate(self) -> None:
-        """Remove all rows of the table in a transaction that locks the record's row first."""
-        self._open.truncate()
+        The transaction locks the row and checks generation and epoch again, so `expected` is not needed.
+        """
+        del expected
+        handle, generation = self._open, change.generation
+        if change.plan is not None and change.frame is not None:
+            return SinkState(generation, change.complete(handle.write(change.plan, change.frame)))
+        record = change.record
+        with handle.control.transaction() as session:
+            if change.kind is CommitKind.FENCE:
+                handle.store.announce(session, generation)
+            elif change.kind is CommitKind.TRUNCATE:
+                handle.store.lock(session, generation)
+                handle.delete_rows(session)
+            elif record is not None:
+                record = handle.store.register(session, record, handle.count_rows(session))
+        return SinkState(generation, record)
+
+    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
+        """Load each split in a transaction that sets its marker first, then write the record.
+
+        The record is written when every split has its marker.
+        """
+        return self._open.write_direct(plan, fetch, spark)
 
     def has_partial_epoch(self, plan: EpochPlan) -> bool:
         """Return whether there are direct-load markers of splits of the epoch."""
-        return self._open.has_partial_epoch(plan)
+        return self._open.has_marker(plan)
 
     def find_conflicting_record(self) -> CommitRecord | None:
         """Return the newest record of the same pipeline name, `lane`, sink and table under another UUID."""
-        return self._open.find_conflicting_record()
+        with self._open.control.transaction() as session:
+            return self._open.store.find_conflicting_record(session)
 
     def claims(self) -> Sequence[Claim]:
         """Return the claims of records in the target's database that name this table."""
-        return self._open.claims()
+        with self._open.control.transaction() as session:
+            return self._open.store.claims(session)
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Remove the records of these sinks."""
-        self._open.release(claims)
+        with self._open.control.transaction() as session:
+            self._open.store.release(session, claims)
 
     def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
         """Return record and row count of one snapshot; None if records show other writers of the table."""
-        return self._open.read_row_count()
+        handle = self._open
+        with handle.control.transaction(snapshot=True) as session:
+            state = None if handle.store.shared(session) else handle.store.read_state(session)
+            return (state.record, handle.count_rows(session)) if state and state.record else None
 
     def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
         """Return the rows in the driver if they are small, else through a parquet file.
@@ -93,7 +133,7 @@ class PostgresSink(DirectSink):
         from headrace.connectors.postgres.content import readable
 
         columns = tuple(readable(schema))
-        reader, keeps = self._open.content(schema), False
+        reader, keeps = self._open.read_content(schema), False
         try:
             content = self._read(reader, columns, folder, limit)
             keeps = content is not None and not content.is_whole
@@ -111,17 +151,6 @@ class PostgresSink(DirectSink):
         table = reader.read(path, DRIVER_BYTES)
         spark: Any = self._context.spark
         return TargetContent(reader.record, spark.read.parquet(str(path)) if table is None else None, columns, table)
-
-    def write(self, plan: EpochPlan, frame: EpochFrame) -> WriteCounts:
-        """Write rows and record in one transaction. An epoch that was committed before returns its counts."""
-        return self._open.write(plan, frame)
-
-    def write_direct(self, plan: EpochPlan, fetch: SplitReader, spark: SparkSession) -> WriteCounts:
-        """Load each split in a transaction that sets its marker first, then write the record.
-
-        The record is written when every split has its marker.
-        """
-        return self._open.write_direct(plan, fetch, spark)
 
     def describe(self) -> Json:
         """Return the type, asset key and table name without opening a connection."""
@@ -143,13 +172,17 @@ class PostgresSink(DirectSink):
     def _open(self) -> PostgresSinkHandle:
         """The handle. Without `prepare` it has no generation and can only read."""
         if self._handle is None:
-            self._handle = self._made(None)
+            self._handle = self._create_handle(None)
         return self._handle
 
-    def _made(self, generation: int | None) -> PostgresSinkHandle:
+    def _create_handle(self, generation: int | None) -> PostgresSinkHandle:
         try:
             from headrace.connectors.postgres.handle import PostgresSinkHandle
         except ImportError as error:
             msg = f"type `postgres` needs the package `{error.name}`"
             raise UserError(msg, hint="pip install 'headrace[postgres]'", node=self._context.key.sink) from error
         return PostgresSinkHandle(self._context, generation)
+
+    def _lost_state_error(self) -> HeadraceError:
+        """Return the fencing error: another pipeline that takes the table over deletes the row."""
+        return fenced(None, self._generation, target=self.target, sink=self._name)

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import Field, SecretStr
 
 from headrace import (
-    ArrowSink, ArrowSource, ArrowStream, ArrowTransform, TransactionalSink, Options, Plugin, SideOutput, SourceCapabilities, fan_out,
+    ArrowSink, ArrowSource, ArrowStream, ArrowTransform, ArrowTransactionalSink, Options, Plugin, SideOutput, SourceCapabilities, fan_out,
 )
 
 
@@ -89,7 +89,7 @@ class FolderOptions(Options):
     primary_key: list[str] = []
 
 
-class Folder(TransactionalSink):
+class Folder(ArrowTransactionalSink):
     """One file holds rows and note: replacing it is the atomic act."""
 
     @property

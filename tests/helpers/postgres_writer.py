@@ -31,7 +31,7 @@ def write_next(sink: PostgresSink) -> int:
     record = sink.record()
     assert record is not None
     handle = sink._open
-    write_table(handle._loader, handle._store, handle._loading(), plan(record.epoch + 1), rows(record.epoch + 1))
+    write_table(handle.loader, handle.store, handle.loading(), plan(record.epoch + 1), rows(record.epoch + 1))
     return record.epoch + 1
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -13,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from headrace.connectors import registry
+from headrace.connectors import catalog, registry
 from headrace.connectors.delta.config import DeltaSinkConfig
 from headrace.connectors.frame import EpochFrame
 from headrace.connectors.iceberg.catalog import WarehouseTable
@@ -26,6 +30,8 @@ from headrace.connectors.iceberg.config import IcebergSinkConfig
 from headrace.connectors.postgres.config import PostgresSinkConfig
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.pipeline.config.settings import IcebergSettings, PostgresConnection, Settings
+from headrace.pipeline.model.capabilities import Delivery, SinkCapabilities, Visibility
+from headrace.pipeline.model.connectors import Connector, SinkEntry, connectors, load_reference
 from headrace.pipeline.protocol.epochs import CommitRecord, EpochPlan, Phase, SinkKey
 from headrace.pipeline.sql.system_columns import OP, POS
 
@@ -81,13 +87,13 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
             key,
         )
     if kind == "iceberg":
-        catalog = WarehouseTable(str(folder), "n.target", "reader")
+        table = WarehouseTable(str(folder), "n.target", "reader")
         return SinkMaker(
             kind,
             lambda columns: IcebergSinkConfig.model_validate({"table_name": "n.target", "primary_key": columns, "from": "x"}),
             Settings(home=folder, iceberg=IcebergSettings(warehouse=str(folder))),
             spark,
-            lambda names: _tuples(catalog.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
+            lambda names: _tuples(table.frame(spark, None).select(*[f"`{name}`" for name in names]).toArrow()),
             key,
         )
     found = conninfo_to_dict(conninfo)
@@ -116,6 +122,44 @@ def sink_maker(kind: str, spark: SparkSession, conninfo: str, folder: Path) -> S
         rows,
         key,
     )
+
+
+def sqlite_sink_maker(spark: SparkSession, folder: Path, package: str) -> SinkMaker:
+    """Return the maker of the sink that `sqlite_connector` added under the name `package`."""
+    path, config = str(folder / "target.db"), load_reference(f"{package}.config:SqliteSinkConfig")
+
+    def rows(names: list[str]) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return connection.execute(f"SELECT {', '.join(names)} FROM target").fetchall()
+
+    return SinkMaker(
+        "sqlite",
+        lambda columns: config.model_validate({"type": "sqlite", "path": path, "table": "target", "primary_key": columns, "from": "x"}),
+        Settings(home=folder),
+        spark,
+        rows,
+        SinkKey(secrets.token_hex(16), "contract", "main", "sqlite"),
+    )
+
+
+@contextmanager
+def sqlite_connector(folder: Path) -> Iterator[str]:
+    """Add a connector for SQLite: copy its package to `folder` and add one entry to the catalog. Yield the package's name."""
+    package = f"sqlite_{secrets.token_hex(4)}"
+    shutil.copytree(Path(__file__).parent / "sqlite_connector", folder / package)
+    capabilities = SinkCapabilities(
+        delivery=Delivery.EXACTLY_ONCE, upsert=True, delete=True, visibility=Visibility.EPOCH, creates_target=True, fences=True
+    )
+    entry = Connector("sqlite", sink=SinkEntry(f"{package}.config:SqliteSinkConfig", f"{package}.sink:SqliteSink", capabilities))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setattr(catalog, "CONNECTORS", (*catalog.CONNECTORS, entry))
+        connectors.cache_clear()
+        try:
+            yield package
+        finally:
+            patch.undo()
+            connectors.cache_clear()
 
 
 def _tuples(table: pa.Table) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import Field
 
-from headrace import OP, Options, Plugin, TransactionalSink
+from headrace import OP, ArrowTransactionalSink, Options, Plugin
 
 
 class TableOptions(Options):
@@ -20,7 +20,7 @@ class TableOptions(Options):
     table: str = Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$$", description="The table; made if it is missing.")
 
 
-class Table(TransactionalSink):
+class Table(ArrowTransactionalSink):
     """`swap` is the atomic act: it compares the note, and writes note and rows, in one transaction."""
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,17 +12,26 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.sink_makers import KEYED, TYPES, VALUES, SinkMaker, frame, plan, position, sink_maker
+from helpers.sink_makers import KEYED, TYPES, VALUES, SinkMaker, frame, plan, position, sink_maker, sqlite_connector, sqlite_sink_maker
 from pyspark.sql import SparkSession
 
 from headrace.connectors.sink_base import Sink
 from headrace.pipeline.errors import DataError, FencedError, HeadraceError
 from headrace.pipeline.protocol.epochs import CommitRecord, WriteCounts
 
+BUILT_IN = ["postgres", "postgres-staged", "delta", "iceberg"]
+# SQLite has neither the types nor versions: these tests run over the connectors that ship.
+only_built_in = pytest.mark.parametrize("maker", BUILT_IN, indirect=True)
 
-@pytest.fixture(params=["postgres", "postgres-staged", "delta", "iceberg"])
-def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> SinkMaker:
-    return sink_maker(request.param, spark, pg, tmp_path)
+
+@pytest.fixture(params=[*BUILT_IN, "sqlite"])
+def maker(request: pytest.FixtureRequest, spark: SparkSession, pg: str, tmp_path: Path) -> Iterator[SinkMaker]:
+    """A target of each type of sink; `sqlite` is a connector that the test adds from a temporary folder."""
+    if request.param == "sqlite":
+        with sqlite_connector(tmp_path) as package:
+            yield sqlite_sink_maker(spark, tmp_path, package)
+    else:
+        yield sink_maker(request.param, spark, pg, tmp_path)
 
 
 def people(*pairs: tuple[int, str | None]) -> list[dict[str, object]]:
@@ -108,6 +118,7 @@ def test_a_record_of_another_ledger_is_found(maker: SinkMaker) -> None:
     sink.close()
 
 
+@only_built_in
 def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink = maker.joined(TYPES)
     sink.write(plan(1), frame(maker.spark, TYPES, VALUES, "iiii"))
@@ -116,6 +127,7 @@ def test_values_come_back_as_they_went_in(maker: SinkMaker) -> None:
     sink.close()
 
 
+@only_built_in
 def test_not_a_number_comes_back(maker: SinkMaker) -> None:
     schema = TYPES.empty_table().select(["id", "single", "double"]).schema
     sink = maker.joined(schema)
@@ -182,6 +194,7 @@ def random_changes(dice: random.Random, epoch: int) -> list[Change]:
     return ops
 
 
+@only_built_in
 def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) -> None:
     maker = replace(maker, node=lambda columns, node=maker.node: node(columns).model_copy(update={"version_column": "at"}))
     sink = maker.joined(VERSIONED)
@@ -221,6 +234,7 @@ def test_the_highest_version_wins_in_an_epoch_and_over_epochs(maker: SinkMaker) 
     sink.close()
 
 
+@only_built_in
 def test_zero_has_no_sign_in_a_key_and_nan_is_one(maker: SinkMaker) -> None:
     schema = pa.schema([("id", pa.float64()), ("name", pa.string())])
     sink = maker.joined(schema)

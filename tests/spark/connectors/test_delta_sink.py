@@ -268,11 +268,11 @@ def test_step_that_somebody_else_took_is_noticed(table: Any, monkeypatch: pytest
     """Delta skips our write without a word then, also where the step is taken only after we looked (`late`)."""
     t = table()
     sink = t.joined()
-    held = sink._mine()
+    state = sink._read_own_state()
     options = {"txnAppId": KEY.text, "txnVersion": (1 << 32) + 9}
     t.spark.createDataFrame([], "id bigint, name string").write.format("delta").mode("append").options(**options).save(t.path)
     if late:
-        monkeypatch.setattr(sink, "_mine", lambda: held)
+        monkeypatch.setattr(sink, "_read_own_state", lambda: state)
     with pytest.raises(SinkStateError, match="remembers step 4294967305 of this sink"):
         sink.write(plan(1), t.frame((1, "a", "i")))
     assert t.rows() == []

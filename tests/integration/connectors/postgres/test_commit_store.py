@@ -90,8 +90,8 @@ def test_prepare_ends_the_transaction_of_a_zombie(bench: Bench) -> None:
     handle = old._open
 
     def woken() -> None:
-        with handle._loader.transaction() as session:
-            handle._store.lock(session, 1)
+        with handle.loader.transaction() as session:
+            handle.store.lock(session, 1)
             bench.sink().prepare(SCHEMA, 2)
             session.run("SELECT 1")
 
@@ -102,7 +102,7 @@ def test_prepare_ends_the_transaction_of_a_zombie(bench: Bench) -> None:
 
 def test_prepare_leaves_other_sinks_alone(bench: Bench) -> None:
     other = bench.joined(name="out2", generation=1)
-    with other._open._control.transaction() as session:
+    with other._open.control.transaction() as session:
         bench.sink().prepare(SCHEMA, 2)
         assert session.run("SELECT 1") == [(1,)]
 

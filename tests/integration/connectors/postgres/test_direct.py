@@ -165,7 +165,7 @@ def test_a_zombies_task_is_fenced_in_its_own_transaction(bench: Bench, fetching:
 
     old = bench.joined(key=(), generation=1)
     handle = old._open
-    task = SplitTask(handle._address, handle._store, handle._loading(), plan(1), fetching(), straight=True)
+    task = SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)
     assert task(SPLITS[0])["failure"] is None
     bench.sink(key=()).prepare(SCHEMA, 2)
     failure = task(SPLITS[1])["failure"]
@@ -177,7 +177,7 @@ def test_the_next_generation_finishes_what_splits_it_finds(bench: Bench, fetchin
     from headrace.connectors.postgres.direct import SplitTask
 
     handle = bench.joined(key=(), generation=1)._open
-    task = SplitTask(handle._address, handle._store, handle._loading(), plan(1), fetching(), straight=True)
+    task = SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)
     task(SPLITS[0])
     task(SPLITS[3])
     new = bench.sink(key=())
@@ -193,7 +193,7 @@ def test_an_epoch_begun_by_splits_is_not_finished_by_rows(bench: Bench, fetching
     handle = sink._open
     history = replace(plan(1), phase=Phase.HISTORY)
     assert not sink.has_partial_epoch(history)
-    SplitTask(handle._address, handle._store, handle._loading(), plan(1), fetching(), straight=True)(SPLITS[0])
+    SplitTask(handle.address, handle.store, handle.loading(), plan(1), fetching(), straight=True)(SPLITS[0])
     assert sink.has_partial_epoch(history)
     with pytest.raises(SinkStateError, match="begun by direct load"):
         sink.write(plan(1), bench.frame([("i", 1, "a")], key=()))

@@ -139,9 +139,9 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
     import psycopg
 
     if of_write:
-        with handle._loader.transaction():
+        with handle.loader.transaction():
             pass
-        connection = handle._loader._connection
+        connection = handle.loader._connection
 
         class Lossy:
             def __getattr__(self, name: str) -> Any:
@@ -152,9 +152,9 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
                 msg = "server closed the connection unexpectedly"
                 raise adbc_driver_manager.OperationalError(msg, status_code=adbc_driver_manager.AdbcStatusCode.IO)
 
-        handle._loader._connection = Lossy()
+        handle.loader._connection = Lossy()
         return
-    advance = handle._store.advance
+    advance = handle.store.advance
 
     def advancing(session: Any, *given: Any) -> None:
         advance(session, *given)
@@ -167,7 +167,7 @@ def lose_answer(handle: Any, monkeypatch: pytest.MonkeyPatch, *, of_write: bool)
         msg = "server closed the connection unexpectedly"
         raise psycopg.OperationalError(msg)
 
-    monkeypatch.setattr(handle._store, "advance", advancing)
+    monkeypatch.setattr(handle.store, "advance", advancing)
 
 
 def test_a_server_killed_between_staging_and_merge_is_staged_again(

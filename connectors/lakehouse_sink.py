@@ -1,0 +1,72 @@
+"""The base of sinks into tables of files (Delta, Iceberg): the key, and what audits read of a table version."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.connectors.content import TargetContent
+from headrace.connectors.filters import quote_identifier
+from headrace.connectors.lakehouse_rows import bounds_of
+from headrace.connectors.transactional_sink import SinkState, TransactionalSink
+from headrace.pipeline.errors import InternalError
+from headrace.pipeline.protocol.epochs import CommitRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+LOOKUP_ROWS = 5_000_000
+"""Keys are looked up in tables of at most this many rows, because a table of files has no index."""
+
+
+class LakehouseSink(TransactionalSink):
+    """A sink into a table whose versions Spark reads."""
+
+    @abstractmethod
+    def read_rows(self, state: SinkState) -> DataFrame:
+        """Return all rows of the table version that `state` was read from."""
+
+    @property
+    def _spark(self) -> SparkSession:
+        if self._context.spark is None:
+            msg = f"a sink of type `{self._context.node.type}` was opened without a Spark session"
+            raise InternalError(msg, node=self._name)
+        return self._context.spark
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return tuple(self._context.extra.get("key", self._context.node.primary_key))
+
+    def read_row_count(self) -> tuple[CommitRecord | None, int] | None:
+        """Return the record and the row count of one table version; None and 0 if there is no table.
+
+        Return None if other sinks share the table.
+        """
+        if any(claim.key != self._context.key for claim in self.claims()):
+            return None
+        state = self.read_state()
+        return (state.record, self.read_rows(state).count()) if state else (None, 0)
+
+    def content(self, schema: pa.Schema, folder: Path, limit: int | None = None) -> TargetContent | None:
+        """Return the record and the rows of one table version."""
+        del folder
+        state = self.read_state()
+        if state is None or state.record is None:
+            return None
+        frame, columns = self.read_rows(state), tuple(schema.names)
+        rows = 0 if limit is None else frame.count()
+        if limit is None or rows <= limit:
+            return TargetContent(state.record, frame, columns)
+        return TargetContent(state.record, None, columns, lookup=lambda keys: _rows_of_keys(frame, keys) if rows <= LOOKUP_ROWS else None)
+
+
+def _rows_of_keys(frame: DataFrame, keys: pa.Table) -> DataFrame:
+    """Return the rows of these keys. The bounds of the keys let Spark skip files."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    for name, (low, high) in bounds_of(keys, tuple(keys.column_names)).items():
+        frame = frame.where(F.col(quote_identifier(name)).between(low, high))
+    listed = frame.sparkSession.createDataFrame(keys, frame.select(*map(quote_identifier, keys.column_names)).schema)
+    return frame.join(F.broadcast(listed), keys.column_names, "left_semi")
