@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.orchestration.pipelines import Pipeline
 from headrace.pipeline.protocol.coordinator.blocking import find_block
 from headrace.pipeline.protocol.epochs import WriteCounts

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.console import format_count, print_json, stdout_console
 from headrace.jobs.explain.formats import Format, render
 from headrace.jobs.run.events import CheckResult

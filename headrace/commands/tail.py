@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.console import WIDTH, stderr_console, stdout_console
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.errors import PipelineStateError, UserError

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.console import format_count, stdout_console
 from headrace.pipeline.config.settings import load_settings
 from headrace.pipeline.file.loader import load_pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.status import completed_partitions, history_complete
 from headrace.pipeline.config.settings import Settings
 from headrace.pipeline.file.loader import PipelineFile

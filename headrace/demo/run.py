@@ -8,7 +8,7 @@ import threading
 from rich.console import Console
 
 from headrace import services
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.console import stdout_console
 from headrace.demo import report
 from headrace.demo.environment import DemoEnvironment, prepare_environment, set_delta_path

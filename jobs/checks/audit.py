@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.connectors import registry
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import Sink, SinkContext
 from headrace.jobs.checks.ledger_proof import LedgerProof
 from headrace.jobs.checks.ledger_proof import verify_epochs as walk_epochs

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors import registry
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.connectors.sink_base import SinkContext
 from headrace.connectors.source_base import BoundedSource, UnboundedSource
 from headrace.jobs.dynamic_tables.factory import value_tables

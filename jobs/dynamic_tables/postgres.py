@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from headrace.connectors.postgres.lookup_table import PostgresLookup, ValueTable
+    from headrace.jobs.dynamic_tables.lookup_table import PostgresLookup, ValueTable
 
 
 class PostgresTableBackend(DynamicTableBackend):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.connectors import registry
-from headrace.connectors.postgres.lookup_table import LookupTableColumns
+from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns
 from headrace.jobs.explain.model import ExplainedTarget, Guarantee, Order, SourcePart
 from headrace.jobs.planning.load_path import LoadPath
 from headrace.jobs.staging.determinism import nondeterministic_nodes, nondeterministic_upstream

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from headrace.connectors import registry
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.planning.compiled_pipeline import PipelineSink
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun
 from headrace.jobs.sources.pipeline_source import create_pipeline_sources

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.dynamic_tables.factory import EVENT
 from headrace.jobs.monitoring.monitor import open_monitor
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, PipelineSink, node_types

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.planning.compiled_pipeline import CompiledPipeline, node_types
 from headrace.jobs.run.events import Listener, RunResult
 from headrace.jobs.run.pipeline_run import LANE, PipelineRun

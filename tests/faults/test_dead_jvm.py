@@ -14,7 +14,7 @@ from helpers.checkout import ROOT
 from helpers.pipeline_world import World
 from pyspark.sql import SparkSession
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.instance import dagster_home
 from headrace.orchestration.pipelines import read_pipeline

@@ -96,7 +96,7 @@ def test_a_row_deleted_behind_the_sink_comes_back_by_replay(world: World, settin
 
 @pytest.mark.slow
 def test_replay_is_refused_while_the_pipeline_runs(world: World, settings: Settings, spark: SparkSession) -> None:
-    from headrace.connectors.ledger_factory import open_ledger
+    from headrace.connectors.ledger.factory import open_ledger
 
     file = to_the_end(world, settings, spark)
     ledger = open_ledger(settings)

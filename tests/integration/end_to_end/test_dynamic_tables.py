@@ -18,10 +18,10 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from headrace import services as local
-from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
 from headrace.jobs.checks.preflight import check_pipeline
 from headrace.jobs.dynamic_tables.base import distinct_texts, register
+from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.postgres import PostgresTableBackend
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.formats import Format, render

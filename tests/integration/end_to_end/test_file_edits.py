@@ -18,7 +18,7 @@ from helpers.pipeline_world import World, clickhouse_database, postgres_database
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import EpochCommitted, Event, RunMessage, RunResult, Until
 from headrace.jobs.run.repair import replay
 from headrace.jobs.run.runner import run

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from headrace.commands import tail as tail_command
 from headrace.commands import watch as watch_command
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import Until
 from headrace.jobs.run.runner import run
 from headrace.pipeline.config.settings import InspectSettings, MetricsSettings, Settings

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import clickhouse_connect
 from helpers.pipeline_world import World
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.explain.build import explain
 from headrace.jobs.explain.text import text
 from headrace.jobs.run.events import Until

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from headrace.connectors.postgres.lookup_table import LookupTableColumns, ValueTable
 from headrace.connectors.postgres.session import Address
+from headrace.jobs.dynamic_tables.lookup_table import LookupTableColumns, ValueTable
 from headrace.jobs.dynamic_tables.postgres import CachedPostgresTableBackend, PostgresTableBackend
 from headrace.pipeline.config.settings import TableConnection
 from headrace.pipeline.errors import DataError, SchemaError, TargetError, TransientError, UserError

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headrace.connectors.postgres.ledger import open_postgres
+from headrace.connectors.ledger.postgres import open_postgres
 from headrace.pipeline.protocol.ledger import Ledger, open_sqlite
 
 

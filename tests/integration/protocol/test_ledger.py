@@ -304,7 +304,7 @@ def test_a_newer_schema_is_refused(tmp_path):
 def test_a_newer_schema_in_postgres_is_refused(postgres):
     import psycopg
 
-    from headrace.connectors.postgres.ledger import open_postgres
+    from headrace.connectors.ledger.postgres import open_postgres
 
     open_postgres(postgres).close()
     with psycopg.connect(postgres, autocommit=True) as connection:
@@ -319,7 +319,7 @@ def test_a_schema_of_the_users_name_that_comes_later_hides_no_ledger(postgres):
     import psycopg
     from psycopg.conninfo import make_conninfo
 
-    from headrace.connectors.postgres.ledger import open_postgres
+    from headrace.connectors.ledger.postgres import open_postgres
 
     with psycopg.connect(postgres, autocommit=True) as connection:
         connection.execute("create schema later_first")
@@ -345,7 +345,7 @@ def test_a_schema_of_the_users_name_that_comes_later_hides_no_ledger(postgres):
 def test_a_lost_connection_is_passing_and_the_next_try_connects_again(postgres):
     import psycopg
 
-    from headrace.connectors.postgres.ledger import open_postgres
+    from headrace.connectors.ledger.postgres import open_postgres
 
     ledger = open_postgres(postgres)
     with psycopg.connect(postgres, autocommit=True) as connection:
@@ -357,7 +357,7 @@ def test_a_lost_connection_is_passing_and_the_next_try_connects_again(postgres):
 
 
 def test_a_process_that_stopped_inside_a_transaction_does_not_stop_others_for_ever(postgres, monkeypatch):
-    from headrace.connectors.postgres import ledger as module
+    from headrace.connectors.ledger import postgres as module
 
     monkeypatch.setattr(module, "_STALLED", "1s")
     one, two = module.open_postgres(postgres), module.open_postgres(postgres)

@@ -9,7 +9,7 @@ import pytest
 from dagster import AssetCheckKey
 from helpers.dagster_runs import FLIGHTS, LAKE, PARTITIONS, PG
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.run.events import PartitionCompleted, Until
 from headrace.orchestration.build import build_definitions
 from headrace.pipeline.errors import BlockedError, FileLocation, LeaseHeldError

@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 from helpers.dagster_runs import FLIGHTS
 
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.orchestration.build import build_definitions
 from headrace.orchestration.pipelines import read_pipeline
 from headrace.orchestration.state import describe_blocked_epoch, read_pipeline_state

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headrace.commands import tail as tail_command
 from headrace.commands.tail import RowPrinter, tail
-from headrace.connectors.ledger_factory import open_ledger
+from headrace.connectors.ledger.factory import open_ledger
 from headrace.jobs.monitoring.admin import Admin, EndpointData
 from headrace.jobs.monitoring.sample_buffer import SampleBuffer
 from headrace.pipeline.config.settings import Settings, SqliteBackend, StateBackend

@@ -12,7 +12,7 @@ def open_ledger(settings: Settings) -> Ledger:
     if backend.backend_type == "postgres":
         from psycopg.conninfo import make_conninfo
 
-        from headrace.connectors.postgres.ledger import open_postgres
+        from headrace.connectors.ledger.postgres import open_postgres
 
         return open_postgres(make_conninfo(**backend.postgres.conninfo()))
     from headrace.pipeline.protocol.ledger.sqlite import open_sqlite

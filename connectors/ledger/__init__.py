@@ -1,0 +1,1 @@
+"""The ledger in a database: which one, and its implementation on Postgres."""
