@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, NonNegativeInt, PlainSerializer, PositiveInt
 
 from headrace.pipeline.errors import SchemaError, UserError
-from headrace.pipeline.model.base import FLUSH, NodeConfig
+from headrace.pipeline.model.base import FLUSH, NodeConfig, Strict
 from headrace.pipeline.model.run_options import Duration, as_duration
 from headrace.pipeline.types.arrow import parse_type
 from headrace.pipeline.types.durations import spell_duration
@@ -21,7 +21,7 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LONG = 20
 
 
-def _retry_for(value: object) -> object:
+def _parse_retry_timeout(value: object) -> object:
     if value == "forever":
         return value
     try:
@@ -52,7 +52,27 @@ def _ours(kind: object) -> object:
     return "timestamp" if zoned else kind
 
 
-RetryFor = Annotated[timedelta | Literal["forever"], BeforeValidator(_retry_for), PlainSerializer(_spell, when_used="json")]
+RetryTimeout = Annotated[timedelta | Literal["forever"], BeforeValidator(_parse_retry_timeout), PlainSerializer(_spell, when_used="json")]
+
+
+class RetryConfig(Strict):
+    """How long and how often one request is tried again before the epoch fails."""
+
+    timeout: RetryTimeout = Field(
+        default=timedelta(minutes=5), description="How long one request is tried again; `forever`, as Streamling does."
+    )
+    max_attempts: PositiveInt | None = Field(
+        default=None, description="Maximum number of attempts of one request. Defaults to no limit except `timeout`."
+    )
+
+
+class CircuitBreakerConfig(Strict):
+    """When a task stops sending to a service that fails."""
+
+    failures: NonNegativeInt = Field(
+        default=10, description="Failures in a row after which a task sends one probe at a time, each after `reset_after`; 0: never."
+    )
+    reset_after: Duration = Field(default=timedelta(seconds=10), description="How long a task waits before such a probe.")
 
 
 class HandlerTransformConfig(NodeConfig):
@@ -85,17 +105,10 @@ class HandlerTransformConfig(NodeConfig):
     timeout: Duration = Field(
         default=timedelta(seconds=30), description="For one attempt as a whole, from the connection to the last byte of the answer."
     )
-    retry_for: RetryFor = Field(
-        default=timedelta(minutes=5),
-        description="How long one request is tried again before the epoch fails; `forever`, as Streamling does.",
+    retry: RetryConfig = Field(default_factory=RetryConfig, description="Attempts of one request before the epoch fails.")
+    circuit_breaker: CircuitBreakerConfig = Field(
+        default_factory=CircuitBreakerConfig, description="When a task stops sending to a service that fails."
     )
-    max_attempts: PositiveInt | None = Field(
-        default=None, description="Maximum number of attempts of one request. Defaults to no limit except `retry_for`."
-    )
-    break_after: NonNegativeInt = Field(
-        default=10, description="Failures in a row after which a task sends one probe at a time, each after `break_for`; 0: never."
-    )
-    break_for: Duration = Field(default=timedelta(seconds=10), description="How long a task waits before such a probe.")
     batch_flush_interval: Duration | None = Field(default=None, description=FLUSH)
 
     def inputs(self, node: str) -> tuple[str, ...]:
@@ -122,8 +135,8 @@ def handler_problems(node: HandlerTransformConfig) -> Iterator[tuple[tuple[str, 
             said, _, supported = problem.message.partition("supported: ")
             msg = f"column `{column}`: {said.replace(chr(39), '`').rstrip('; ')}"
             yield ("schema_override", column), SchemaError(msg, hint=f"Supported: {supported}." if supported else "")
-    if node.retry_for != "forever" and node.retry_for < timedelta(0):
-        yield ("retry_for",), UserError("`retry_for` is less than nothing", hint="Write a duration, such as 5m.")
+    if node.retry.timeout != "forever" and node.retry.timeout < timedelta(0):
+        yield ("retry", "timeout"), UserError("`retry.timeout` is less than nothing", hint="Write a duration, such as 5m.")
     if node.timeout <= timedelta(0):
         yield ("timeout",), UserError("`timeout` must be longer than nothing", hint="Write a duration, such as 30s.")
 

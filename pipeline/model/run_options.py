@@ -111,7 +111,7 @@ class EpochOptions(Strict):
     interval: Duration = Field(
         default=timedelta(seconds=5), description="From the start of one stream epoch to the next; 0s: as fast as it can."
     )
-    max_attempts: PositiveInt = Field(default=3, description="Equal failures of one epoch before the lane is blocked.")
+    max_attempts: PositiveInt = Field(default=3, description="Equal failures of one epoch before the pipeline is blocked.")
 
 
 class StreamOptions(Strict):

@@ -54,11 +54,11 @@ class Service:
     headers: Mapping[str, str] = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False)
     timeout: float
-    retry_for: float | None
+    retry_timeout: float | None
     max_attempts: int | None
     concurrency: int
-    break_after: int
-    break_for: float
+    circuit_failures: int
+    circuit_reset_after: float
     wait: PendingCall | None = None
     """Where tasks note that they wait for it."""
 
@@ -104,7 +104,7 @@ class HttpCaller:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=service.concurrency)
         self._client = httpx.Client(timeout=service.timeout, limits=limits, headers=dict(service.headers))
         self._deadline = bounded(self._client)
-        self.breaker = Breaker(service.node, service.break_after, service.break_for)
+        self.breaker = Breaker(service.node, service.circuit_failures, service.circuit_reset_after)
 
     def close(self) -> None:
         """Close the connections."""
@@ -125,7 +125,7 @@ class HttpCaller:
     def _send_with_retries(self, batch: RequestBatch, stop: threading.Event, counter: CallCounter, noted: threading.Event) -> HttpReply:
         began = time.monotonic()
         attempt, pause, last = 0, _FIRST_PAUSE, "the service was failing"
-        deadline = None if self._service.retry_for is None else began + self._service.retry_for
+        deadline = None if self._service.retry_timeout is None else began + self._service.retry_timeout
         while True:
             if not self.breaker.enter(deadline, stop):
                 raise self._given_up(attempt, time.monotonic() - began, last)
@@ -154,7 +154,7 @@ class HttpCaller:
             return
         noted.set()
         message = f"POST {self._service.shown}: tried {attempts} times in {seconds:.0f} s, and again; the last: {last}"
-        self._service.wait.note(message, pause + self._service.timeout + self._service.break_for + _PATIENCE)
+        self._service.wait.note(message, pause + self._service.timeout + self._service.circuit_reset_after + _PATIENCE)
 
     def _send_once(self, batch: RequestBatch, counter: CallCounter, *, retry: bool) -> tuple[HttpReply | None, str, float | None]:
         """Return the response, or None with the reason and the seconds that the service asks to wait.
@@ -215,9 +215,9 @@ class HttpCaller:
         raise UserError(msg, hint=hint, node=self._service.node)
 
     def _given_up(self, attempts: int, seconds: float, last: str) -> TransientError:
-        circuit = f"; the circuit is open after {self._service.break_after} failures in a row" if self.breaker.open else ""
+        circuit = f"; the circuit is open after {self._service.circuit_failures} failures in a row" if self.breaker.open else ""
         msg = f"POST {self._service.shown}: given up after {attempts} attempts in {seconds:.1f} s{circuit}; the last: {last}"
-        hint = "The epoch is tried again from its plan once the service answers; `retry_for` and `max_attempts` say for how long."
+        hint = "The epoch is tried again from its plan once the service answers; `retry` says for how long."
         return TransientError(msg, hint=hint, node=self._service.node)
 
     def _excerpt(self, body: bytes) -> str:

@@ -94,11 +94,11 @@ class HandlerRows(RowTransform):
             headers=target.headers,
             secrets=target.secrets,
             timeout=node.timeout.total_seconds(),
-            retry_for=node.retry_for.total_seconds() if isinstance(node.retry_for, timedelta) else None,
-            max_attempts=node.max_attempts,
+            retry_timeout=node.retry.timeout.total_seconds() if isinstance(node.retry.timeout, timedelta) else None,
+            max_attempts=node.retry.max_attempts,
             concurrency=node.concurrency,
-            break_after=node.break_after,
-            break_for=node.break_for.total_seconds(),
+            circuit_failures=node.circuit_breaker.failures,
+            circuit_reset_after=node.circuit_breaker.reset_after.total_seconds(),
             wait=PendingCall(waits_folder(self._context.settings, self._context.pipeline()), name),
         )
 

@@ -82,7 +82,7 @@ def test_a_sink_that_breaks_a_promise_is_caught(tmp_path: Path) -> None:
         (tmp_path / letter).mkdir()
     folder: Any = acme_plugin("folder").make
     assert "another process does not find the registered record" in spoilt(
-        tmp_path / "a", load_note=lambda self: getattr(self, "kept", None), compare_and_swap=_in_memory
+        tmp_path / "a", load_note=lambda self: getattr(self, "kept", None), compare_and_swap=_in_memory, target_id=None
     )
     assert "a sink found the record of another one" in spoilt(tmp_path / "b", note_key="same", target_id=None)
 

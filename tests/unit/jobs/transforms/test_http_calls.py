@@ -70,11 +70,11 @@ def task(
             "headers": {"Content-Type": "application/json", "X-Token": "s3cret"},
             "secrets": ("s3cret",),
             "timeout": 0.5,
-            "retry_for": 20.0,
+            "retry_timeout": 20.0,
             "max_attempts": None,
             "concurrency": 1,
-            "break_after": 0,
-            "break_for": 0.05,
+            "circuit_failures": 0,
+            "circuit_reset_after": 0.05,
             **more,
         }
     )
@@ -236,7 +236,7 @@ def test_it_gives_up_after_a_number_of_attempts(quick: None) -> None:
 
 def test_it_gives_up_after_a_time(quick: None) -> None:
     with served(lambda _: (503, b"", {})) as web:
-        told = failure(task(web, retry_for=0.3))
+        told = failure(task(web, retry_timeout=0.3))
     assert "given up after" in told.message
     assert len(web.asked) > 1
 
@@ -265,14 +265,14 @@ def test_who_looks_at_the_run_is_told_of_a_service_that_does_not_answer(
     assert re.fullmatch(r"POST http://service/rows: tried 3 times in \d s, and again; the last: HTTP 503: busy, \*\*\*", seen[3]["ask"])
     assert read_pending_calls(tmp_path) == {}
     with served(lambda _: (503, b"", {})) as web:
-        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_for=0.3))
+        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_timeout=0.3))
     assert read_pending_calls(tmp_path) == {}
 
 
 def test_a_request_that_was_given_up_at_once_leaves_no_word(tmp_path: Path) -> None:
     """The service asks for longer than the request may take."""
     with served(lambda _: (503, b"", {"Retry-After": "60"})) as web:
-        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_for=0.3))
+        failure(task(web, wait=PendingCall(tmp_path, "ask"), retry_timeout=0.3))
     assert len(web.asked) == 1
     assert read_pending_calls(tmp_path) == {}
 
@@ -291,7 +291,7 @@ def test_nobody_believes_the_word_of_a_worker_that_was_killed(tmp_path: Path) ->
 
 def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
     with served(lambda _: (500, b"", {})) as web:
-        told = failure(task(web, single=True, concurrency=4, break_after=3, break_for=0.05, retry_for=1.0), batch(8))
+        told = failure(task(web, single=True, concurrency=4, circuit_failures=3, circuit_reset_after=0.05, retry_timeout=1.0), batch(8))
         many = len(web.asked)
     assert "the circuit is open after 3 failures in a row" in told.message
     assert many < 4 + 1.0 / 0.05 + 4
@@ -299,7 +299,7 @@ def test_an_open_circuit_sends_one_probe_at_a_time(quick: None) -> None:
 
 def test_a_circuit_closes_when_the_probe_comes_back(quick: None) -> None:
     with served(faults=[500] * 4) as web:
-        found = run(task(web, single=True, concurrency=2, break_after=2, break_for=0.02), batch(6))
+        found = run(task(web, single=True, concurrency=2, circuit_failures=2, circuit_reset_after=0.02), batch(6))
     assert [row["id"] for row in found] == [0, 1, 2, 3, 4, 5]
     assert len(web.asked) == 10
 
@@ -327,7 +327,7 @@ def test_a_breaker_by_its_clock() -> None:
 
 def test_a_probe_that_breaks_in_an_unforeseen_way_keeps_nobody_waiting(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with served() as web:
-        caller = calls.HttpCaller(task(web, break_after=1, break_for=0.0).service)
+        caller = calls.HttpCaller(task(web, circuit_failures=1, circuit_reset_after=0.0).service)
     caller.breaker.failed()
     monkeypatch.setattr(caller, "_send_once", lambda *_, **__: 1 / 0)
     for _ in range(2):

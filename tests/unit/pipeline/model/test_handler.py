@@ -51,7 +51,7 @@ def told(more: str) -> str:
         ('headers: {X-A: "a\\nb"}', "the header `X-A` has a control character in it"),
         ("headers: {Idempotency-Key: x}", "the header `Idempotency-Key` is set by Headrace itself"),
         ("timeout: 0s", "`timeout` must be longer than nothing"),
-        ("retry_for: soon", "`retry_for`: `soon` is not a duration"),
+        ("retry: {timeout: soon}", "`retry.timeout`: `soon` is not a duration"),
         ("parallelism: 0", "`parallelism` must be a whole number above 0"),
         ("batch_size: 0", "`batch_size` must be a whole number above 0"),
         ("retries: 3", "unknown key `retries`"),
@@ -78,8 +78,8 @@ def test_a_url_that_is_none_is_told_and_not_shown(url: str, said: str) -> None:
     assert "canary" not in str(caught.value)
 
 
-def test_forever_is_among_what_retry_for_takes() -> None:
-    assert told("retry_for: always").endswith("units: us, ms, s, m, min, h, d, w; or `forever`")
+def test_forever_is_among_what_the_retry_timeout_takes() -> None:
+    assert told("retry: {timeout: always}").endswith("units: us, ms, s, m, min, h, d, w; or `forever`")
 
 
 def test_names_of_arrow_are_taken() -> None:
