@@ -20,9 +20,6 @@ from headrace.pipeline.protocol import positions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LANE = "main"
-"""The lane of all nodes: they share their epochs."""
-
 
 def explain(
     file: PipelineFile,
@@ -57,8 +54,7 @@ def explain(
             pipeline_hash=file.hash,
             offline=offline,
             nodes=tuple(_ExplanationBuilder(file, settings, lookup, found).nodes()),
-            lanes={LANE: tuple(model.nodes())},
-            windows=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model))) if model.partitions else None,
+            partitions=(model.partitions.column, model.partitions.every, tuple(positions.windows_of(model))) if model.partitions else None,
             splits=lookup.splits() if splits else None,
             spark_plan=found.plan if spark_plan else None,
         )
@@ -100,9 +96,9 @@ class _ExplanationBuilder:
             return carried_key(self._model, self._found.nodes, sink, source)
 
         order = order_of(self._model, sink, spreads, carried)
-        return descriptions.describe_target(self._file, self._settings, sink, self._route(sink), order)
+        return descriptions.describe_target(self._file, self._settings, sink, self._load_path(sink), order)
 
-    def _route(self, sink: str) -> LoadPath | None:
+    def _load_path(self, sink: str) -> LoadPath | None:
         """Return the load path of history to a sink, or None if no history reaches it."""
         sources = self._lookup.sources
         if not any(sources[name].bounded for name in graph.upstream_sources(self._model, sink)):

@@ -20,8 +20,8 @@ from headrace.pipeline.model.transforms import DynamicTableConfig
 from headrace.pipeline.protocol import positions
 from headrace.pipeline.types.durations import spell_duration
 
-_PINNED = "pinned: every split reads the same rows whenever it is read"
-_LOOSE = "not pinned: it must not change until every epoch of it is written"
+_SNAPSHOT = "snapshot: every split reads the same rows at any time"
+_NO_SNAPSHOT = "no snapshot: it must not change until every epoch of it is written"
 
 
 def parts_of(name: str, node: Any, settings: Settings) -> tuple[SourcePart, ...]:
@@ -48,8 +48,8 @@ def _part(entry: dict[str, Any], *, phase: str) -> SourcePart:
     what = entry.get("table_name") or entry.get("topic") or entry.get("location") or ".".join(entry["asset_key"][1:])
     if phase == "stream":
         return SourcePart(phase, entry["kind"], what, None, "transactions read committed" if entry["kind"] == "kafka" else "without an end")
-    pinned = entry.get("snapshot") != "none"
-    return SourcePart(phase, entry["kind"], what, pinned, _PINNED if pinned else _LOOSE)
+    has_snapshot = entry.get("snapshot") != "none"
+    return SourcePart(phase, entry["kind"], what, has_snapshot, _SNAPSHOT if has_snapshot else _NO_SNAPSHOT)
 
 
 def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
@@ -59,8 +59,8 @@ def notes_of(model: PipelineModel, name: str) -> tuple[tuple[str, str], ...]:
     if node.type == "hybrid":
         found.append(("handoff", handoff(node)))
     if model.partitions and positions.bounded_phases(node):
-        windows = positions.windows_of(model)
-        found.append(("windows", f"{len(windows)} by {model.partitions.column}, {windows[0]} to {windows[-1]}"))
+        keys = positions.windows_of(model)
+        found.append(("partitions", f"{len(keys)} by {model.partitions.column}, {keys[0]} to {keys[-1]}"))
     if model.job_mode and positions.is_unbounded(node):
         found.append(("job_mode", "the stream is never read"))
     return tuple(found)
@@ -96,7 +96,7 @@ def _exact(node: Any) -> bool:
 
 
 def describe_target(
-    file: PipelineFile, settings: Settings, name: str, route: LoadPath | None, order: Order | None = None
+    file: PipelineFile, settings: Settings, name: str, load_path: LoadPath | None, order: Order | None = None
 ) -> ExplainedTarget:
     """Return what a sink writes, and which guarantee it gives."""
     node = file.model.sinks[name]
@@ -110,8 +110,8 @@ def describe_target(
         created=bool(kept) and able.creates_target,
         writes=writes if kept else "nothing is kept",
         guarantee=_guarantee(file.model, name, able),
-        visible=_visible(able, route),
-        route=route,
+        visible=_visible(able, load_path),
+        load_path=load_path,
         order=order,
     )
 
@@ -160,7 +160,7 @@ def _overlap(node: Any, key: tuple[str, ...]) -> str:
     return f"history lags its topic by less than the overlap, whose rows the upsert by {', '.join(key)} takes twice without harm"
 
 
-def _visible(able: SinkCapabilities, route: LoadPath | None) -> str:
-    if route is not None and route.is_bulk_copy:
+def _visible(able: SinkCapabilities, load_path: LoadPath | None) -> str:
+    if load_path is not None and load_path.is_bulk_copy:
         return f"whole {able.visibility}s; during history {Visibility.SPLIT} by {Visibility.SPLIT}"
     return "row by row" if able.visibility is Visibility.ROW else f"whole {able.visibility}s"

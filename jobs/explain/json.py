@@ -16,10 +16,11 @@ def document(found: Explanation) -> Json:
         "pipeline": found.name,
         "hash": found.pipeline_hash,
         "offline": found.offline,
-        "lanes": [{"name": name, "nodes": list(nodes)} for name, nodes in found.lanes.items()],
         "nodes": [_node(node) for node in found.nodes],
         "edges": [{"from": start, "to": end, "key": list(key)} for start, end, key in found.edges],
-        "windows": {"column": found.windows[0], "every": found.windows[1], "keys": list(found.windows[2])} if found.windows else None,
+        "partitions": {"column": found.partitions[0], "every": found.partitions[1], "keys": list(found.partitions[2])}
+        if found.partitions
+        else None,
         "splits": _splits(found.splits) if found.splits else None,
         "spark_plan": found.spark_plan,
     }
@@ -38,7 +39,8 @@ def _node(node: ExplainedNode) -> Json:
         "unchecked": list(node.unchecked),
         "lineage": [_derived(name, derived) for name, derived in node.lineage.items()],
         "reads": [
-            {"phase": part.phase, "type": part.type, "name": part.name, "pinned": part.pinned, "reason": part.said} for part in node.parts
+            {"phase": part.phase, "type": part.type, "name": part.name, "snapshot": part.has_snapshot, "description": part.description}
+            for part in node.parts
         ],
         "notes": dict(node.notes),
         "sink": _target(node.target) if node.target else None,
@@ -67,21 +69,21 @@ def _target(target: ExplainedTarget) -> Json:
         if target.order
         else None,
         "visible": target.visible,
-        "history": {"path": target.route.path, "reason": target.route.reason} if target.route else None,
+        "history": {"path": target.load_path.path, "reason": target.load_path.reason} if target.load_path else None,
     }
 
 
 def _splits(splits: HistorySplits) -> Json:
-    return {"pieces": [_pieces(pieces) for pieces in splits.pieces], "unchecked": dict(splits.unchecked)}
+    return {"phases": [_split_summary(summary) for summary in splits.summaries], "unchecked": dict(splits.unchecked)}
 
 
-def _pieces(pieces: SplitSummary) -> Json:
+def _split_summary(summary: SplitSummary) -> Json:
     return {
-        "source": pieces.source,
-        "reads": pieces.part,
-        "window": pieces.window or None,
-        "count": pieces.count,
-        "rows": pieces.rows,
-        "first": {"id": pieces.first[0], "rows": pieces.first[1]} if pieces.first else None,
-        "last": {"id": pieces.last[0], "rows": pieces.last[1]} if pieces.last else None,
+        "source": summary.source,
+        "reads": summary.part,
+        "partition": summary.partition or None,
+        "count": summary.count,
+        "rows": summary.rows,
+        "first": {"id": summary.first[0], "rows": summary.first[1]} if summary.first else None,
+        "last": {"id": summary.last[0], "rows": summary.last[1]} if summary.last else None,
     }

@@ -15,10 +15,9 @@ def mermaid(found: Explanation) -> str:
     """Return the Mermaid document. It calls nodes n0, n1, … so that no name is taken for syntax."""
     ids = {node.name: f"n{place}" for place, node in enumerate(found.nodes)}
     lines = ["flowchart LR"]
-    for place, (lane, names) in enumerate(found.lanes.items()):
-        lines.append(f'  subgraph lane{place}["{escaped(f"{found.name}, lane {lane}")}"]')
-        lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes if node.name in names]
-        lines.append("  end")
+    lines.append(f'  subgraph pipeline["{escaped(found.name)}"]')
+    lines += [f"    {_node(node, ids[node.name])}" for node in found.nodes]
+    lines.append("  end")
     for start, end, key in found.edges:
         lines.append(f'  {ids[start]} -->|"{escaped("key " + ", ".join(key) if key else "no key")}"| {ids[end]}')
     lines += [f'  {ids[table]} -.->|"asked"| {ids[asker]}' for table, asker in found.asks]
@@ -33,11 +32,11 @@ def _node(node: ExplainedNode, name: str) -> str:
 def label(node: ExplainedNode) -> list[str]:
     """Return the lines of a node's box: its name, its type, and for a sink its guarantee."""
     if node.kind == "source":
-        return [node.name, *(f"{part.type} {part.name}{', pinned' if part.pinned else ''}" for part in node.parts)]
+        return [node.name, *(f"{part.type} {part.name}{', snapshot' if part.has_snapshot else ''}" for part in node.parts)]
     if node.target is None:
         return [node.name, node.type.replace("_", " ")]
     target = node.target
-    promised = [target.guarantee.delivery.replace("_", " "), *([f"history {target.route.path}"] if target.route else [])]
+    promised = [target.guarantee.delivery.replace("_", " "), *([f"history {target.load_path.path}"] if target.load_path else [])]
     return [node.name, f"{node.type} {target.name}".rstrip(), ", ".join(promised)]
 
 

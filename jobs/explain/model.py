@@ -21,14 +21,14 @@ class ExplainedColumn:
 class SourcePart:
     """One table or topic that a source reads: one phase of its history, or its stream.
 
-    `said` describes how.
+    `has_snapshot` is None for a stream; `description` says what it means.
     """
 
     phase: str
     type: str
     name: str
-    pinned: bool | None
-    said: str
+    has_snapshot: bool | None
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Order:
 class ExplainedTarget:
     """What a sink does.
 
-    `route` is the load path of history, None without history; `order` is None if every row is kept.
+    `load_path` is the path of history, None without history; `order` is None if every row is kept.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ExplainedTarget:
     writes: str
     guarantee: Guarantee
     visible: str
-    route: LoadPath | None
+    load_path: LoadPath | None
     order: Order | None = None
 
 
@@ -93,11 +93,11 @@ class ExplainedNode:
 
 @dataclass(frozen=True, slots=True)
 class SplitSummary:
-    """The splits of one phase of a source in one window (empty: all of the history). First and last are (id, rows)."""
+    """The splits of one phase of a source in one partition (empty: all of the history). First and last are (id, rows)."""
 
     source: str
     part: str
-    window: str
+    partition: str
     count: int
     rows: int
     first: tuple[str, int] | None
@@ -108,7 +108,7 @@ class SplitSummary:
 class HistorySplits:
     """The splits of history that a run would read, and by source why some are unknown."""
 
-    pieces: tuple[SplitSummary, ...] = ()
+    summaries: tuple[SplitSummary, ...] = ()
     unchecked: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,9 +120,8 @@ class Explanation:
     pipeline_hash: str
     offline: bool
     nodes: tuple[ExplainedNode, ...]
-    lanes: Mapping[str, tuple[str, ...]]
-    windows: tuple[str, str, tuple[str, ...]] | None = None
-    """Column, day or month, and the keys of history's windows."""
+    partitions: tuple[str, str, tuple[str, ...]] | None = None
+    """Column, day or month, and the keys of the history's partitions."""
     splits: HistorySplits | None = None
     spark_plan: str | None = None
 

@@ -64,7 +64,7 @@ def _facts(model: PipelineModel, sink: str, key: str, spreads: Spreads, carried:
 
 def _history(model: PipelineModel, name: str, spreads: Spreads, carried_key: Sequence[str]) -> Iterator[tuple[str, bool]]:
     if model.partitions and model.partitions.column not in carried_key:
-        yield f"assumed: one window of the history of `{name}` has all rows of a key, or windows run in their order", False
+        yield f"assumed: one partition of the history of `{name}` has all rows of a key, or partitions run in their order", False
     spread = spreads(name, carried_key)
     if spread == "":
         yield f"guaranteed: the sorting key keeps all history rows of a key of `{name}` in one split or in order", True

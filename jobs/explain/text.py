@@ -9,11 +9,11 @@ from headrace.jobs.explain.model import ExplainedNode, Explanation, HistorySplit
 from headrace.pipeline.lineage.relations import ColumnLineage
 
 WIDTH = 80
-_HEAD = 11  # of "  delivery  ", the widest word in front of a sentence
+_HEAD = 12  # of "  delivery  ", the widest word in front of a sentence
 _TIGHT = "\u00a0"
 _TITLES = {"source": "sources", "transform": "transforms", "table": "dynamic tables", "sink": "sinks"}
-_WINDOWS = 24
-"""Windows of a source whose pieces are listed; the JSON has all of them."""
+_PARTITIONS = 24
+"""Partitions of a source whose splits are listed; the JSON has all of them."""
 
 
 def text(found: Explanation, *, lineage: bool = False) -> str:
@@ -23,9 +23,6 @@ def text(found: Explanation, *, lineage: bool = False) -> str:
 
 def _lines(found: Explanation, *, lineage: bool) -> Iterator[str]:
     yield f"pipeline {found.name}, file hash {found.pipeline_hash}"
-    for lane, nodes in found.lanes.items():
-        what = "one lane" if len(found.lanes) == 1 else f"lane {lane}"
-        yield from _wrapped(f"{what}: ", f"all of its {len(nodes)} nodes share their epochs")
     yield ""
     yield from _graph(found)
     for node in found.nodes:
@@ -61,8 +58,8 @@ def _summary(node: ExplainedNode) -> list[str]:
     if node.target is None:
         return [f"{node.type}{reads}", *key]
     target = node.target
-    route = [f"history {target.route.path}"] if target.route else []
-    delivery = "; ".join([target.guarantee.delivery.replace("_", " "), *route, target.writes])
+    history = [f"history {target.load_path.path}"] if target.load_path else []
+    delivery = "; ".join([target.guarantee.delivery.replace("_", " "), *history, target.writes])
     return [f"{f'{node.type} {target.name}'.rstrip()}{reads}", delivery]
 
 
@@ -90,7 +87,7 @@ def _node(found: Explanation, node: ExplainedNode, *, lineage: bool) -> Iterator
 
 
 def _part(part: SourcePart) -> str:
-    return f"{part.type} {part.name}, {part.said}"
+    return f"{part.type} {part.name}, {part.description}"
 
 
 def _target(node: ExplainedNode) -> Iterator[str]:
@@ -106,8 +103,8 @@ def _target(node: ExplainedNode) -> Iterator[str]:
         for note in target.order.notes:
             yield from _fact("", note)
     yield from _fact("visible", target.visible)
-    if target.route is not None:
-        yield from _fact("history", f"{target.route.path}: {target.route.reason}")
+    if target.load_path is not None:
+        yield from _fact("history", f"{target.load_path.path}: {target.load_path.reason}")
 
 
 def _key(node: ExplainedNode) -> str:
@@ -149,21 +146,21 @@ def _origins(derived: ColumnLineage) -> str:
 
 
 def _splits(found: HistorySplits) -> Iterator[str]:
-    yield "\nsplits of history, as they would be cut now; nothing was pinned"
-    for source, part in dict.fromkeys((piece.source, piece.part) for piece in found.pieces):
-        pieces = [piece for piece in found.pieces if (piece.source, piece.part) == (source, part)]
+    yield "\nsplits of history, as they would be cut now; no snapshot was created"
+    for source, part in dict.fromkeys((summary.source, summary.part) for summary in found.summaries):
+        summaries = [summary for summary in found.summaries if (summary.source, summary.part) == (source, part)]
         yield f"  {source}, {part}"
-        yield f"    {'window':10}  {'pieces':>6}  {'rows':>13}  first, last"
-        for piece in pieces[:_WINDOWS]:
-            ends = "" if piece.first is None or piece.last is None else f"{piece.first[0]}, {piece.last[0]}"
-            yield f"    {piece.window or 'all':10}  {piece.count:>6,}  {piece.rows:>13,}  {ends}"[:WIDTH].rstrip()
-        if len(pieces) > 1:
-            more = f" ({len(pieces) - _WINDOWS:,} windows more)" if len(pieces) > _WINDOWS else ""
-            total = (sum(piece.count for piece in pieces), sum(piece.rows for piece in pieces))
+        yield f"    {'partition':10}  {'splits':>6}  {'rows':>13}  first, last"
+        for summary in summaries[:_PARTITIONS]:
+            ends = "" if summary.first is None or summary.last is None else f"{summary.first[0]}, {summary.last[0]}"
+            yield f"    {summary.partition or 'all':10}  {summary.count:>6,}  {summary.rows:>13,}  {ends}"[:WIDTH].rstrip()
+        if len(summaries) > 1:
+            more = f" ({len(summaries) - _PARTITIONS:,} partitions more)" if len(summaries) > _PARTITIONS else ""
+            total = (sum(summary.count for summary in summaries), sum(summary.rows for summary in summaries))
             yield f"    {'together':10}  {total[0]:>6,}  {total[1]:>13,}{more}"
     for source, reason in found.unchecked.items():
         yield from _wrapped("  ", f"{source}: unchecked, {reason}")
-    if not found.pieces and not found.unchecked:
+    if not found.summaries and not found.unchecked:
         yield "  no source has a history"
 
 

@@ -25,7 +25,7 @@ def tables(world: World) -> list[str]:
         ]
 
 
-def test_the_pieces_it_foresees_are_those_that_a_run_reads_and_nothing_is_pinned(world: World, spark: SparkSession) -> None:
+def test_the_listed_splits_are_those_that_a_run_reads_and_no_snapshot_is_created(world: World, spark: SparkSession) -> None:
     file, settings = load_pipeline(world.file), world.settings()
     before = tables(world)
     found = explain(file, settings, splits=True, spark=spark)
@@ -40,6 +40,6 @@ def test_the_pieces_it_foresees_are_those_that_a_run_reads_and_nothing_is_pinned
     finally:
         ledger.close()
     assert {(page["source"], page["window"], len(page["splits"]), sum(split["rows"] for split in page["splits"])) for page in pages} == {
-        (piece.source, piece.window, piece.count, piece.rows) for piece in found.splits.pieces
+        (summary.source, summary.partition, summary.count, summary.rows) for summary in found.splits.summaries
     }
-    assert "nothing was pinned" in text(found)
+    assert "no snapshot was created" in text(found)

@@ -161,7 +161,7 @@ def test_validate_and_explain_know_plugins(spark: SparkSession, tmp_path: Path, 
     assert sinks["kept"].target.guarantee.delivery == "exactly_once"
     assert sinks["told"].target.guarantee.delivery == "at_least_once"
     (numbers,) = [node for node in story.nodes if node.name == "numbers"]
-    assert (numbers.parts[0].type, numbers.parts[0].pinned) == ("acme.numbers", True)
+    assert (numbers.parts[0].type, numbers.parts[0].has_snapshot) == ("acme.numbers", True)
     assert as_text(story)
 
 

@@ -85,8 +85,8 @@ class TestWithoutSpark:
         )
         target = nodes["out"].target
         assert target
-        assert target.route
-        assert (target.route.path, target.route.reason) == ("unchecked", "the columns of `src` are not known")
+        assert target.load_path
+        assert (target.load_path.path, target.load_path.reason) == ("unchecked", "the columns of `src` are not known")
 
     def test_columns_that_the_file_lists_are_known_by_name(self, tmp_path: Path) -> None:
         nodes = told(said(f"{{src: {LISTED}}}"), tmp_path, offline=True)
@@ -159,12 +159,12 @@ def test_the_guarantee_and_what_it_rests_on(
 
 
 @pytest.mark.usefixtures("no_jvm")
-@pytest.mark.parametrize(("snapshot", "pinned"), [("", True), (", snapshot: none", False)])
-def test_pinning_is_told_for_each_part_of_a_history(snapshot: str, pinned: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("snapshot", "has_snapshot"), [("", True), (", snapshot: none", False)])
+def test_each_part_of_a_history_states_its_snapshot(snapshot: str, has_snapshot: bool, tmp_path: Path) -> None:
     written = HYBRID.format(key="primary_key: id", snapshot=snapshot, cut="offset_table: {}", sink=PG)
     parts = told(written, tmp_path, offline=True)["src"].parts
-    assert [(part.phase, part.type, part.name, part.pinned) for part in parts] == [
-        ("history", "clickhouse", "a.b", pinned),
+    assert [(part.phase, part.type, part.name, part.has_snapshot) for part in parts] == [
+        ("history", "clickhouse", "a.b", has_snapshot),
         ("stream", "kafka", "b", None),
     ]
 
@@ -198,7 +198,7 @@ class TestWithSpark:
         assert list(columns(nodes["two"])) == ["id", "euros"]
         assert [(origin.node, origin.column) for origin in nodes["two"].lineage["euros"].origins] == [("orders", "cents")]
         assert nodes["one"].target
-        assert nodes["one"].target.route is None
+        assert nodes["one"].target.load_path is None
         assert nodes["all_of_them"].notes == (("staged", "once per epoch, before a sink gets a row: `rand` gives another value each time"),)
         assert nodes["two"].target
         assert nodes["two"].target.guarantee.provided == (
@@ -231,14 +231,14 @@ class TestWithSpark:
             "\n  buckets        sql, reads clean\nsinks\n  flights_pg     postgres",
             "\n  flights_delta  delta flights, reads buckets",
             "exactly once",
-            "windows   11 by time_hour, 2013-01-01 to 2013-11-01",
-            "key       time_hour, carrier, flight; from flights",
-            "history   rows: transform `clean`: Spark and the source may not mean the same",
-            "unchecked columns of clickhouse flights.history: not asked, --offline",
-            "columns   the 11 of buckets",
+            "partitions 11 by time_hour, 2013-01-01 to 2013-11-01",
+            "key        time_hour, carrier, flight; from flights",
+            "history    rows: transform `clean`: Spark and the source may not mean the same",
+            "unchecked  columns of clickhouse flights.history: not asked, --offline",
+            "columns    the 11 of buckets",
             "clean.dep_delay = CAST(NULLIF(TRIM(dep_delay), 'NA') AS INT)",
         ):
-            assert wanted in re.sub(r"\n {12}(?=\S)", " ", shown), wanted
+            assert wanted in re.sub(r"\n {13}(?=\S)", " ", shown), wanted
 
     def test_the_picture_in_the_documentation_is_what_the_command_draws(self, flights: Explanation) -> None:
         page = (ROOT / "docs" / "guides" / "explain.md").read_text()

@@ -49,7 +49,7 @@ def node(name: str, *inputs: str, kind: str = "", key: tuple[str, ...] = ("id",)
         columns=(ExplainedColumn("id", "BIGINT"), ExplainedColumn("x", "")),
         complete=True,
         lineage={"id": ColumnLineage((Origin("a", "id"),)), "x": ColumnLineage((), (LineageStep("t", "x", "'<x>'"),))},
-        parts=(SourcePart("history", "clickhouse", f"db.{name}", pinned=True, said="pinned"),) if kind == "source" else (),
+        parts=(SourcePart("history", "clickhouse", f"db.{name}", has_snapshot=True, description="snapshot"),) if kind == "source" else (),
         target=ExplainedTarget(
             f"public.{name}", True, "appends", Guarantee("exactly_once", "so it is"), "whole epochs", LoadPath("rows", "why not")
         )
@@ -69,12 +69,12 @@ def graph(spoken: str) -> list[ExplainedNode]:
 
 
 def explanation(nodes: list[ExplainedNode], name: str = "p") -> Explanation:
-    return Explanation(name, "abcd", False, tuple(nodes), {"main": tuple(one.name for one in nodes)})
+    return Explanation(name, "abcd", False, tuple(nodes))
 
 
 def test_text_lists_each_node_under_its_kind_with_its_inputs() -> None:
     lines = text(explanation(graph("a; b; t<a,b; k1<t; k2<a"))).splitlines()
-    listed = lines[3 : lines.index("source a") - 1]
+    listed = lines[2 : lines.index("source a") - 1]
     assert listed == [
         "sources",
         "  a   clickhouse db.a",
@@ -112,7 +112,7 @@ def test_mermaid_has_every_node_and_edge_and_nothing_breaks_it() -> None:
     found = nasty_explanation()
     lines = mermaid(found).split("\n")
     assert lines[0] == "flowchart LR"
-    assert re.fullmatch(r'  subgraph lane0\["[^"]*"\]', lines[1])
+    assert re.fullmatch(r'  subgraph pipeline\["[^"]*"\]', lines[1])
     assert lines[2 + len(found.nodes)] == "  end"
     for one, line in zip(found.nodes, lines[2:], strict=False):
         match = re.fullmatch(rf"    n\d+{_SHAPE}", line)
@@ -145,10 +145,10 @@ def test_mermaid_labels_come_back_as_they_were(name: str) -> None:
 def test_json_says_all_that_is_known() -> None:
     found = document(explanation(graph("a; t<a; k<t")))
     assert found == json.loads(render(explanation(graph("a; t<a; k<t")), Format.JSON))
-    assert list(found) == ["version", "pipeline", "hash", "offline", "lanes", "nodes", "edges", "windows", "splits", "spark_plan"]
+    assert list(found) == ["version", "pipeline", "hash", "offline", "nodes", "edges", "partitions", "splits", "spark_plan"]
     assert found["edges"] == [{"from": "a", "to": "t", "key": ["id"]}, {"from": "t", "to": "k", "key": ["id"]}]
     source, _, sink = found["nodes"]
-    assert source["reads"] == [{"phase": "history", "type": "clickhouse", "name": "db.a", "pinned": True, "reason": "pinned"}]
+    assert source["reads"] == [{"phase": "history", "type": "clickhouse", "name": "db.a", "snapshot": True, "description": "snapshot"}]
     assert source["schema"] == [{"name": "id", "type": "BIGINT"}, {"name": "x", "type": None}]
     assert sink["sink"] == {
         "target": "public.k",
@@ -172,12 +172,12 @@ def test_a_dynamic_table_stands_beside_the_stream() -> None:
     found = explanation([node("a"), node("s", "a"), table, node("k", "s", kind="sink")])
     lines = text(found).splitlines()
     assert lines[lines.index("dynamic tables") + 1 :][:2] == ["  t  dynamic table, reads a", "     looked up by s"]
-    assert "  filled by a, before the same epoch asks" in lines
-    assert "  asked by  s" in lines
+    assert "  filled by  a, before the same epoch asks" in lines
+    assert "  asked by   s" in lines
     assert 'n2[["t<br/>dynamic table"]]' in mermaid(found)
     assert 'n2 -.->|"asked"| n1' in mermaid(found)
     told = {one["name"]: one for one in json.loads(json.dumps(document(found)))["nodes"]}
     assert (told["t"]["kind"], told["t"]["asked_by"], told["t"]["inputs"]) == ("table", ["s"], ["a"])
     assert told["s"]["asked_by"] == []
     lonely = replace(table, inputs=(), asked_by=())
-    assert "  filled by others" in text(explanation([node("a"), lonely, node("k", "a", kind="sink")])).splitlines()
+    assert "  filled by  others" in text(explanation([node("a"), lonely, node("k", "a", kind="sink")])).splitlines()

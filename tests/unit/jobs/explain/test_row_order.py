@@ -32,7 +32,7 @@ OFFSETS = "offset_table: {}"
 POSTGRES = "{{type: postgres, from: src, table: t{}}}"
 ONE_PARTITION = "assumed: one partition of `news` has all messages of a key (id); the file cannot show it"
 BY_OFFSET = "assumed: the sorting key of `src` has the history rows of a key in the order of their offsets"
-ONE_WINDOW = "assumed: one window of the history of `src` has all rows of a key, or windows run in their order"
+HISTORY_PARTITION = "assumed: one partition of the history of `src` has all rows of a key, or partitions run in their order"
 WINDOWS = "partitions: {column: at, every: day, start: 2024-01-01, end: 2024-01-02, history_end: 2024-01-02}"
 
 
@@ -91,7 +91,7 @@ VERSIONED = parse_pipeline(FILE.format(cut=OFFSETS, sink=POSTGRES.format(", vers
         (OFFSETS, "sorted by at", "", (BY_OFFSET, ONE_PARTITION)),
         (OFFSETS, None, "", ("unchecked: ", ONE_PARTITION)),
         ("handoff_lag: 1h", "sorted by at", "", ("guaranteed: history rows of `src` go in the order of its splits", ONE_PARTITION)),
-        (OFFSETS, "", WINDOWS, (ONE_WINDOW, "guaranteed: ", ONE_PARTITION)),
+        (OFFSETS, "", WINDOWS, (HISTORY_PARTITION, "guaranteed: ", ONE_PARTITION)),
         (OFFSETS, "", "job_mode: true", ("guaranteed: ",)),
     ],
 )
